@@ -1,0 +1,160 @@
+"""Every error the engine raises on purpose.
+
+EngineError                 the world ends with 1: a retry may help
+├── UserError               ends with 2: the job or the user's code is wrong, a retry cannot help
+│   ├── JobError            faults of a job or of the Trainer's arguments, all of them at once
+│   ├── UserCodeError       an exception in the user's module, data or callback
+│   ├── NotExact            something that cannot be resumed exactly
+│   ├── UnsupportedState    state of a type that cannot be written, named by its path
+│   ├── IdentityChanged     the snapshot belongs to another module, data, seed, ...
+│   ├── LossNotFinite       the loss is NaN or infinite
+│   └── StrategyUnavailable the strategy's library or hardware is not here
+├── StopRequested           ends with 75: stopped on request, a retry resumes
+├── Superseded              ends with 75: a newer generation advances this run
+├── WorldError              the processes could not start, meet or stay together
+└── SnapshotError
+    ├── SnapshotMissing     nothing committed there
+    ├── SnapshotDamaged     committed, but its bytes are not those that were written
+    ├── ReadBackDiffers     a part did not take back the state it gave
+    └── StoreUnsafe         ends with 2: the store cannot promise what was asked of it
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from traceback import StackSummary, TracebackException
+from typing import ClassVar
+
+__all__ = [
+    "EngineError",
+    "IdentityChanged",
+    "JobError",
+    "LossNotFinite",
+    "NotExact",
+    "ReadBackDiffers",
+    "SnapshotDamaged",
+    "SnapshotError",
+    "SnapshotMissing",
+    "StopRequested",
+    "StoreUnsafe",
+    "StrategyUnavailable",
+    "Superseded",
+    "UnsupportedState",
+    "UserCodeError",
+    "UserError",
+    "WorldError",
+]
+
+
+class EngineError(Exception):
+    """Base of every error raised on purpose."""
+
+    #: what a process ends with when this error ends it
+    exit_code: ClassVar[int] = 1
+
+
+class UserError(EngineError):
+    """The job or the user's code is wrong; a retry cannot help."""
+
+    exit_code = 2
+
+
+class JobError(UserError):
+    """Faults of a job or of the Trainer's arguments, all of them at once.
+
+    >>> print(JobError.of("job.yaml", ["seed: a whole number is needed, not 'x'", "name: is missing"]))
+    2 faults in job.yaml:
+      seed: a whole number is needed, not 'x'
+      name: is missing
+    """
+
+    @classmethod
+    def of(cls, where: object, faults: Sequence[str]) -> "JobError":
+        """Word all `faults` found in `where`."""
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        return cls("\n  ".join([f"{count} in {where}:", *faults]))
+
+
+class UserCodeError(UserError):
+    """An exception in the user's module, data or callback; the message starts with its traceback."""
+
+    @classmethod
+    def of(cls, where: str, error: BaseException) -> "UserCodeError":
+        """Word `error`, raised in `where`, with the frames of the user's own code only."""
+        shown = TracebackException.from_exception(error)
+        for link in _chain(shown):
+            theirs = [frame for frame in link.stack if not _is_ours(frame.filename)]
+            link.stack = StackSummary.from_list(theirs or list(link.stack))
+        return cls(f"{''.join(shown.format())}raised in {where}")
+
+
+class NotExact(UserError):
+    """Something that cannot be resumed exactly, found before training starts."""
+
+
+class UnsupportedState(UserError):
+    """State of a type that cannot be written, named by its path in the tree."""
+
+
+class IdentityChanged(UserError):
+    """The snapshot belongs to a run with another identity: both values are in the message."""
+
+
+class LossNotFinite(UserError):
+    """The loss is NaN or infinite; snapshots before it are kept."""
+
+
+class StrategyUnavailable(UserError):
+    """The chosen strategy's library or hardware is not on this machine."""
+
+
+class StopRequested(EngineError):
+    """The run was asked to stop and did so; a retry resumes."""
+
+    exit_code = 75
+
+
+class Superseded(EngineError):
+    """A newer generation advances this run; this world must not."""
+
+    exit_code = 75
+
+
+class WorldError(EngineError):
+    """The processes of a run could not start, meet or stay together."""
+
+
+class SnapshotError(EngineError):
+    """A snapshot could not be read or written."""
+
+
+class SnapshotMissing(SnapshotError):
+    """No committed snapshot at the given place."""
+
+
+class SnapshotDamaged(SnapshotError):
+    """A committed snapshot whose bytes are not those that were written."""
+
+
+class ReadBackDiffers(SnapshotError):
+    """A part did not take back, bit for bit, the state it gave."""
+
+
+class StoreUnsafe(SnapshotError):
+    """The store cannot promise what was asked of it, such as exclusive creation; ends with 2."""
+
+    exit_code = 2
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_HERE) or f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename
+
+
+def _chain(shown: TracebackException) -> Iterator[TracebackException]:
+    """Yield an exception and those it came from."""
+    link: TracebackException | None = shown
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__

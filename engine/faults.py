@@ -1,0 +1,122 @@
+"""Faults on purpose: kill, raise or hang at a rank, a step and a phase. What tests and rehearsals use.
+
+A plan is a file, so that it reaches every rank of a world however it was launched, and each of
+its faults fires once over all the lives of a run. A plan that did not fire has shown nothing:
+`FaultPlan.assert_all_fired` says so.
+"""
+
+import json
+import os
+import signal
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["PHASES", "Fault", "FaultPlan", "InjectedFault"]
+
+VARIABLE = "MIDSTRIDE_FAULTS"
+
+#: the places in a run at which a fault can strike
+PHASES = (
+    "fetch",
+    "forward",
+    "backward",
+    "optimizer_step",
+    "validation",
+    "snapshot_write",
+    "before_commit",
+    "epoch_end",
+    "after_step",
+)
+
+
+class InjectedFault(RuntimeError):
+    """What a fault of kind "raise" raises."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: what happens, on which rank, and where.
+
+    Args:
+        kind: SIGKILL to the rank, an exception, or waiting for ever.
+        rank: whom it strikes.
+        step: it strikes once so many steps are done,
+        phase: the next time this phase is reached,
+        visit: or so many times later.
+    """
+
+    kind: Literal["kill", "raise", "hang"]
+    rank: int
+    step: int
+    phase: str
+    visit: int = 0
+
+
+class FaultPlan:
+    """A list of faults in a folder of its own; a fault that fired leaves a file there.
+
+    Args:
+        folder: an existing empty folder, or that of an earlier plan.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._visits: dict[int, int] = {}
+        path = self.folder / "plan.json"
+        self.faults = [Fault(**fault) for fault in json.loads(path.read_text())] if path.exists() else []
+
+    @classmethod
+    def from_environment(cls) -> "FaultPlan | None":
+        """Return the plan that `MIDSTRIDE_FAULTS` names, if it is set."""
+        folder = os.environ.get(VARIABLE)
+        return cls(folder) if folder else None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What to add to a world's environment so that its ranks follow this plan."""
+        return {VARIABLE: str(self.folder)}
+
+    def add(
+        self, kind: Literal["kill", "raise", "hang"], *, rank: int = 0, step: int, phase: str, visit: int = 0
+    ) -> "FaultPlan":
+        """Add a fault; returns the plan, so that calls can be chained."""
+        if phase not in PHASES:
+            raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
+        self.faults.append(Fault(kind, rank, step, phase, visit))
+        (self.folder / "plan.json").write_text(json.dumps([asdict(fault) for fault in self.faults]))
+        return self
+
+    def at(self, rank: int, step: int, phase: str) -> None:
+        """Strike here, if the plan says so and it has not yet done so in this or an earlier life."""
+        for number, fault in enumerate(self.faults):
+            if fault.rank != rank or fault.phase != phase or step < fault.step:
+                continue
+            self._visits[number] = self._visits.get(number, -1) + 1
+            if self._visits[number] != fault.visit:
+                continue
+            try:
+                os.close(os.open(self._mark(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            except FileExistsError:
+                continue
+            self._strike(fault)
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind == "hang":
+            threading.Event().wait()
+        raise InjectedFault(f"injected at rank {fault.rank}, step {fault.step}, {fault.phase}")
+
+    def _mark(self, number: int) -> Path:
+        return self.folder / f"fired-{number:03d}"
+
+    def fired(self) -> list[Fault]:
+        """Return the faults that have struck."""
+        return [fault for number, fault in enumerate(self.faults) if self._mark(number).exists()]
+
+    def assert_all_fired(self) -> None:
+        """Fail when a fault of the plan never struck: what was tested is then not what was meant."""
+        silent = [fault for fault in self.faults if fault not in self.fired()]
+        assert not silent, f"these faults never struck: {silent}"

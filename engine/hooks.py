@@ -1,0 +1,55 @@
+"""Hooks: who wants to be called when, found once, so that a hook nobody wrote costs nothing."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from midstride.engine.callbacks import Callback
+from midstride.engine.errors import EngineError, UserCodeError
+from midstride.engine.faults import InjectedFault
+from midstride.engine.module import ModuleHooks, TrainingModule
+
+if TYPE_CHECKING:
+    from midstride.engine.trainer import Trainer
+
+__all__ = ["Hooks", "calling"]
+
+
+class Hooks:
+    """The hooks of a module and its callbacks, by name; callbacks go first."""
+
+    def __init__(self, trainer: "Trainer", module: TrainingModule, callbacks: Sequence[Callback]) -> None:
+        self._by_name: dict[str, list[tuple[str, Callable[..., Any], tuple[Any, ...]]]] = {}
+        for callback in callbacks:
+            for name in _hook_names(Callback):
+                if getattr(type(callback), name) is not getattr(Callback, name):
+                    self._add(name, callback, (trainer, module))
+        for name in _hook_names(ModuleHooks):
+            if getattr(type(module), name, None) is not getattr(ModuleHooks, name):
+                self._add(name, module, ())
+
+    def _add(self, name: str, owner: object, first: tuple[Any, ...]) -> None:
+        row = (f"{type(owner).__name__}.{name}", getattr(owner, name), first)
+        self._by_name.setdefault(name, []).append(row)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call every hook called `name`."""
+        for where, hook, first in self._by_name.get(name, ()):
+            calling(where, hook, *first, *arguments)
+
+
+def calling(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `function(*arguments)`; an exception in it is the user's, and says where.
+
+    Raises:
+        UserCodeError: the function raised.
+    """
+    try:
+        return function(*arguments)
+    except (EngineError, InjectedFault):
+        raise
+    except Exception as error:
+        raise UserCodeError.of(where, error) from error
+
+
+def _hook_names(owner: type) -> list[str]:
+    return [name for name in vars(owner) if name.startswith("on_")]

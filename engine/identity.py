@@ -1,0 +1,103 @@
+"""What may change between two lives of a run, and what is said when it does.
+
+kind      what                                              when it differs
+identity  module, data, their arguments, seed, global       refused with both values, unless accepted by name
+          batch size, precision, strategy
+bits      world size, threads, CPU, GPU, versions, source   a warning with both values
+free      workers, launcher, retries, snapshots, patience,  nothing
+          a larger max_epochs or max_steps
+"""
+
+import inspect
+import json
+import platform
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from midstride.engine.errors import IdentityChanged, NotExact
+
+__all__ = ["FREE_ARGUMENTS", "bits_of", "changed_bits", "check_identity", "described"]
+
+#: arguments of a data module that decide nothing by themselves: the global batch size is compared instead
+FREE_ARGUMENTS = frozenset({"batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"})
+
+
+def described(value: object) -> Any:
+    """Return `value` as JSON would hold it; what JSON cannot hold is named by its type."""
+    return json.loads(json.dumps(value, default=lambda other: type(other).__qualname__, sort_keys=True))
+
+
+def bits_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:
+    """Return what may change the last bits of a sum without changing the run."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "gpu": gpu,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "source": xxhash.xxh3_64_hexdigest("".join(_source(kind) for kind in user_code).encode()),
+    }
+
+
+def _source(kind: type) -> str:
+    module = inspect.getmodule(kind)
+    try:
+        return inspect.getsource(module) if module is not None else ""
+    except (OSError, TypeError):
+        return ""
+
+
+def check_identity(
+    saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str] = ()
+) -> None:
+    """Refuse to go on with another run's snapshot.
+
+    Raises:
+        IdentityChanged: naming everything that differs, with both values and the ways out.
+    """
+    changed = [key for key in running if saved.get(key) != running[key] and key not in accepted]
+    if not changed:
+        return
+    lines = [f"  {key}: the snapshot has {saved.get(key)!r}, this run has {running[key]!r}" for key in changed]
+    accept = " ".join(f"--accept-change {key}" for key in changed)
+    raise IdentityChanged(
+        "\n".join(
+            [
+                f"this is not the run that {where} belongs to:",
+                *lines,
+                "to resume exactly: start it with the snapshot's values",
+                f"to go on anyway:   {accept}  (accept_change={changed!r} in a script)",
+                "to start over:     another run name",
+            ]
+        )
+    )
+
+
+def check_world_size(saved: int, running: int, *, where: str) -> None:
+    """Refuse another world size, whose ranks would find no state of their own.
+
+    Raises:
+        NotExact: the sizes differ.
+    """
+    if saved != running:
+        raise NotExact(
+            f"{where} was taken by {saved} processes, this world has {running}: start it with {saved}, "
+            "or start over under another run name."
+        )
+
+
+def changed_bits(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
+    """Return a line for each thing that may make sums differ in their last bits from here on."""
+    return [
+        f"{key} was {saved.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"
+        for key in running
+        if saved.get(key) != running[key]
+    ]

@@ -1,0 +1,117 @@
+"""From "package.module:attribute" to the thing itself, with the job's folder importable."""
+
+import importlib
+import inspect
+import sys
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from midstride.engine.errors import EngineError, JobError, UserCodeError
+
+__all__ = ["call_with", "load_attribute", "make_importable", "user_error"]
+
+
+def make_importable(folder: Path | str) -> None:
+    """Put `folder` first on the path of imports, once."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def load_attribute(spec: str, folder: Path | str, key: str) -> Any:
+    """Return what `spec`, "package.module:attribute", names; modules in `folder` come first.
+
+    Raises:
+        JobError: there is no such module or attribute; the message names what there is, and `key`, where
+            the job says `spec`.
+        UserCodeError: importing it raises; the message starts with the traceback.
+    """
+    name, _, attribute = spec.partition(":")
+    make_importable(folder)
+    _forget_stale(name.partition(".")[0], str(folder))
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise JobError(f"{key}: {_no_module(error.name, folder)}") from None
+        raise user_error(error, f"import of {name}") from error
+    except Exception as error:
+        raise user_error(error, f"import of {name}") from error
+    if not hasattr(module, attribute):
+        raise JobError(f"{key}: {_no_attribute(module, attribute)}")
+    return getattr(module, attribute)
+
+
+def call_with(make: Any, arguments: dict[str, Any], spec: str, key: str) -> Any:
+    """Return `make(**arguments)`.
+
+    Raises:
+        JobError: `make`, which the job calls `spec`, does not take these arguments: one line for each
+            fault, with `key`, where they stand in the job.
+        UserCodeError: it raises; the message starts with the traceback.
+    """
+    if faults := _argument_faults(spec, make, arguments, key):
+        raise JobError("\n".join(faults))
+    try:
+        return make(**arguments)
+    except EngineError:
+        raise
+    except Exception as error:
+        raise user_error(error, f"building {spec}") from error
+
+
+def user_error(error: Exception, where: str) -> UserCodeError:
+    """Word an exception of the user's code, raised `where`: their traceback first."""
+    return UserCodeError.of(where, error)
+
+
+def _forget_stale(top: str, folder: str) -> None:
+    """Drop `top` from the imported modules when it came from elsewhere and `folder` has one of its own.
+
+    Two jobs in one process may both have a `model.py`; each must get its own.
+    """
+    loaded = sys.modules.get(top)
+    found = PathFinder.find_spec(top, [folder])
+    if loaded is None or found is None or found.origin is None or getattr(loaded, "__file__", None) == found.origin:
+        return
+    sys.path.remove(folder)
+    sys.path.insert(0, folder)
+    for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+        del sys.modules[name]
+
+
+def _no_module(missing: str, folder: Path | str) -> str:
+    paths = [*Path(folder).glob("*.py"), *(path.parent for path in Path(folder).glob("*/__init__.py"))]
+    here = sorted(path.stem for path in paths)
+    there = f"{folder} has {', '.join(here[:12])}" if here else f"{folder} has no Python files"
+    return f"there is no module {missing!r}{_close(missing, here)}; {there}"
+
+
+def _no_attribute(module: ModuleType, attribute: str) -> str:
+    own = [name for name, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
+    public = sorted(name for name in own if not name.startswith("_"))
+    where = getattr(module, "__file__", None) or module.__name__
+    return f"{where} has no {attribute!r}{_close(attribute, public)}; it has {', '.join(public[:12]) or 'no classes'}"
+
+
+def _argument_faults(spec: str, make: Any, arguments: dict[str, Any], key: str) -> list[str]:
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # written in C: it will speak for itself
+        return []
+    named = {name: one for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    faults = [
+        f"{key}.{name}: {spec} takes no {name!r}{_close(name, list(named))}; it takes {', '.join(named) or 'nothing'}"
+        for name in arguments
+        if name not in named and not open_ended
+    ]
+    needed = [name for name, one in named.items() if one.default is one.empty and name not in arguments]
+    return [*faults, *(f"{key}.{name}: is missing; {spec} needs it" for name in needed)]
+
+
+def _close(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,165 @@
+"""Launch one world, watch it to its end, and leave nothing of it behind."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from midstride.engine.errors import JobError, StoreUnsafe
+from midstride.engine.events import Event, EventTail
+from midstride.engine.job import TrainingJob
+from midstride.engine.launchers import build_launcher
+from midstride.engine.launchers.group import ProcessGroup
+from midstride.engine.ledger import Attempt, Ledger
+from midstride.engine.outcome import Outcome, decide
+from midstride.engine.session import Session
+from midstride.engine.snapshots.store import Store
+
+__all__ = ["GRACE_S", "launch"]
+
+GRACE_S = 20.0  # an orchestrator kills at 30 s after it asked; the world must be gone before
+
+_POLL_S = 0.1
+_LINES_EVERY_S = 0.5
+_LINES_AT_ONCE = 200
+_LOG_BYTES = 1 << 20
+
+
+def _ignore(_: object) -> None:
+    """Take no notice."""
+
+
+def launch(
+    job: TrainingJob,
+    run: str,
+    *,
+    on_line: Callable[[str], object] = _ignore,
+    on_event: Callable[[Event], object] = _ignore,
+    grace_s: float = GRACE_S,
+) -> Outcome:
+    """Run one world of `job` to its end, resuming the run called `run` if it has been started before.
+
+    Call it in the main thread: it may be interrupted by any exception at any time (a signal turned into
+    one, a timeout), and then stops the world within `grace_s` plus 2 s, writes that down, and lets the
+    exception go on.
+
+    Args:
+        job: what is trained.
+        run: the run's name; a run that is done already is done again at once.
+        on_line: gets what the world prints, several lines joined, at most every half second.
+        on_event: gets each event once.
+        grace_s: seconds a world has to take a snapshot and leave when it is asked to.
+
+    Returns:
+        How it ended. Errors of the world are outcomes, not exceptions.
+
+    Raises:
+        JobError: the run's name or store cannot be used; nothing was started.
+        SnapshotError: the store does not answer; a retry may help.
+    """
+    store = _writable(job, run)
+    ledger = Ledger(store)
+    attempt = ledger.begin()
+    session = Session.create(job, run, attempt.number)
+    watch = _Watch(session, attempt, on_line, on_event)
+    launcher = build_launcher(job.world.launched_by)
+    code = None
+    try:
+        command = launcher.command(session, job, grace_s=grace_s)
+        environment = launcher.environment(session, job, os.environ)
+        with ProcessGroup(command, environment=environment, log=session.log, grace_s=grace_s) as group:
+            code = watch.until_end(group)
+    finally:
+        # Also on the way out of an exception: what the world did until then is worth knowing.
+        with contextlib.suppress(Exception):
+            watch.flush()
+        outcome = decide(session.outcomes(), code, job.world.processes)
+        _write_down(ledger, watch.attempt, outcome, session, store, on_line)
+    return outcome
+
+
+def _writable(job: TrainingJob, run: str) -> Store:
+    store = Store.open(job.run_url(run))
+    try:
+        store.ensure_writable()
+    except StoreUnsafe as error:
+        raise JobError.of(f"job {job.name}", [f"snapshots.url: {error}"]) from error
+    return store
+
+
+class _Watch:
+    """Hands on what a world prints and reports, and keeps what the ledger wants to know."""
+
+    def __init__(
+        self,
+        session: Session,
+        attempt: Attempt,
+        on_line: Callable[[str], object],
+        on_event: Callable[[Event], object],
+    ) -> None:
+        self.attempt = attempt
+        self._tail = EventTail(session.events)
+        self._on_line = on_line
+        self._on_event = on_event
+        self._group: ProcessGroup | None = None
+        self._lines_at = time.monotonic()
+
+    def until_end(self, group: ProcessGroup) -> int:
+        """Watch `group` until it ends by itself; return its exit code."""
+        self._group = group
+        # Polling, never a blocking wait: exceptions raised into this thread must get through.
+        while (code := group.poll()) is None:
+            self._events()
+            if time.monotonic() - self._lines_at >= _LINES_EVERY_S:
+                self._lines()
+            time.sleep(_POLL_S)
+        return code
+
+    def flush(self) -> None:
+        """Hand on what is left."""
+        self._events()
+        self._lines()
+
+    def _lines(self) -> None:
+        self._lines_at = time.monotonic()
+        lines = self._group.lines() if self._group else []
+        for start in range(0, len(lines), _LINES_AT_ONCE):
+            self._on_line("\n".join(lines[start : start + _LINES_AT_ONCE]))
+
+    def _events(self) -> None:
+        for event in self._tail.new():
+            self.attempt = replace(self.attempt, **_facts(event, self.attempt))
+            self._on_event(event)
+
+
+def _facts(event: Event, attempt: Attempt) -> dict[str, Any]:
+    """What `event` adds to the ledger's knowledge of `attempt`."""
+    fields = event.fields
+    if event.kind == "resumed":
+        keys = {"generation": "generation", "resumed_from": "resumed_from", "resumed_step": "step"}
+        return {ours: fields.get(theirs) for ours, theirs in keys.items()}
+    if event.kind == "snapshot":
+        return {"snapshot": fields.get("name"), "step": fields.get("step")}
+    if event.kind == "step":
+        return {"step": fields.get("step"), "first_step_at": attempt.first_step_at or event.time}
+    return {}
+
+
+def _write_down(
+    ledger: Ledger,
+    attempt: Attempt,
+    outcome: Outcome,
+    session: Session,
+    store: Store,
+    on_line: Callable[[str], object],
+) -> None:
+    """Record the attempt and keep its log with the run; a store that fails now changes no outcome."""
+    try:
+        ledger.record(attempt, outcome)
+        if session.log.exists():
+            store.write(f"attempts/{attempt.number:06d}.log", session.log.read_bytes()[-_LOG_BYTES:])
+        session.remove()
+    except Exception as error:
+        on_line(f"attempt {attempt.number} could not be written down in {store.url}: {error}; its log: {session.log}")

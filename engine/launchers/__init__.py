@@ -1,0 +1,34 @@
+"""Launchers by name. A row is data: nothing is imported until its name is asked for."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from midstride.engine.errors import JobError
+
+if TYPE_CHECKING:
+    from midstride.engine.launchers.base import Launcher
+
+__all__ = ["LAUNCHERS", "build_launcher", "default_launcher"]
+
+#: name -> where the class lives
+LAUNCHERS: dict[str, str] = {
+    "inline": "midstride.engine.launchers.inline:Inline",
+    "torchrun": "midstride.engine.launchers.torchrun:Torchrun",
+}
+
+#: strategy -> its launcher, where that is not torchrun
+_BY_STRATEGY = {"single": "inline"}
+
+
+def default_launcher(strategy: str) -> str:
+    """Return the name of the launcher that `strategy` uses when none is chosen."""
+    return _BY_STRATEGY.get(strategy, "torchrun")
+
+
+def build_launcher(name: str) -> "Launcher":
+    """Return the launcher called `name`."""
+    if name not in LAUNCHERS:
+        raise JobError(f"no launcher {name!r}; there are: {', '.join(sorted(LAUNCHERS))}")
+    module, _, attribute = LAUNCHERS[name].partition(":")
+    launcher: type[Launcher] = getattr(import_module(module), attribute)
+    return launcher()

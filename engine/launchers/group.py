@@ -1,0 +1,129 @@
+"""A process and all it starts, as one thing that can be watched and ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from midstride.engine.launchers.lifeline import descendants, kill_all, marked
+
+__all__ = ["ProcessGroup"]
+
+_MARK = "MIDSTRIDE_SESSION"
+_AFTER_GRACE_S = 2.0  # for the keeper to end what did not stop by itself
+_UNKILLABLE_S = 5.0  # a process in the kernel's hands dies when the kernel lets go of it
+
+
+class ProcessGroup:
+    """A command running in a session of its own under a keeper, its output read at all times.
+
+    Whatever ends the `with` block ends every process of the group. If this process is killed
+    outright, the keeper does it.
+
+    Args:
+        command: what to run.
+        environment: the whole environment; `MIDSTRIDE_SESSION` in it marks the group's processes.
+        log: file that gets every line of output.
+        grace_s: seconds between SIGTERM and SIGKILL.
+    """
+
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self._mark = environment.get(_MARK)
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
+        keeper = [sys.executable, "-m", "midstride.engine.launchers.keeper", str(os.getpid()), str(grace_s)]
+        # Its own session: signals for our group (Ctrl-C, a runner's killpg) must reach it through us, once.
+        # A pipe: a world that inherited our stdout would keep it open after our death, and who reads it waiting.
+        self._keeper = subprocess.Popen(
+            [*keeper, *command],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read, args=(log,), name="midstride-output", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process id."""
+        return self._keeper.pid
+
+    def __enter__(self) -> "ProcessGroup":
+        """Return the group, running."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the group."""
+        self.stop()
+
+    def _read(self, log: Path) -> None:
+        # A thread, so that a slow listener never makes a rank wait in a print.
+        assert self._keeper.stdout is not None  # PIPE was asked for
+        with self._keeper.stdout as lines, log.open("a", encoding="utf-8", buffering=1) as file:
+            for line in lines:
+                file.write(line)
+                with self._lock:
+                    self._lines.append(line.rstrip("\n"))
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._keeper.poll()
+
+    def lines(self) -> list[str]:
+        """Return the lines that came since the last call."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+        return lines
+
+    def stop(self) -> int:
+        """Ask the group to stop, make it stop after the grace, and return its exit code.
+
+        Raises:
+            BaseException: whatever interrupts the wait; the group is then ended at once.
+        """
+        try:
+            if self._keeper.poll() is None:
+                self._keeper.terminate()
+                until = time.monotonic() + self.grace_s + _AFTER_GRACE_S
+                while self._keeper.poll() is None and time.monotonic() < until:
+                    time.sleep(0.02)
+        finally:
+            self._end()
+        return self._keeper.wait()
+
+    def _end(self) -> None:
+        self._end_left()
+        if self._keeper.poll() is None:
+            if sys.platform != "linux":
+                os.killpg(self._keeper.pid, signal.SIGKILL)
+            self._keeper.kill()
+            self._keeper.wait()
+            self._end_left()  # what it had adopted meanwhile
+        self._reader.join(timeout=2.0)
+
+    def _end_left(self) -> None:
+        until = time.monotonic() + _UNKILLABLE_S
+        while (left := self._left()) and time.monotonic() < until:
+            kill_all(left)
+            time.sleep(0.01)
+
+    def _left(self) -> list[int]:
+        """Processes of the group that live on, the keeper apart."""
+        running = self._keeper.poll() is None
+        left = set(descendants(self._keeper.pid)) if running else set()
+        if self._mark:
+            left |= set(marked(_MARK, self._mark))
+        return sorted(left - {self._keeper.pid})

@@ -1,0 +1,101 @@
+"""Processes that do not outlive the one that started them, and how to find those that did.
+
+Three ties hold a world together, so that any one of them may be cut (by SIGKILL, even):
+a child asks the kernel to be signalled when its parent dies; a keeper adopts whatever its
+descendants leave behind; and every process of a world carries the world's session in its
+environment, by which it can be found wherever it went.
+
+Linux has all three. Elsewhere only the process group is left.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+__all__ = ["PARENT", "become_subreaper", "descendants", "die_with_parent", "kill_all", "marked"]
+
+#: environment variable in which a parent tells its children who it is
+PARENT = "MIDSTRIDE_PARENT"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LINUX and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) was refused")
+
+
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process the signal `by` when its parent dies; leave now if it is dead.
+
+    Args:
+        parent: the process that started this one. A parent that died before the kernel was asked
+            would never be noticed; that somebody else is the parent now gives it away.
+        by: the signal. It is kept over `exec`, not over `fork`.
+    """
+    _prctl(_PR_SET_PDEATHSIG, by)
+    if _LINUX and os.getppid() != parent:
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Become the parent of every descendant whose own parent dies."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _processes() -> list[Path]:
+    return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()] if _LINUX else []
+
+
+def _parent_and_state(entry: Path) -> tuple[int, str] | None:
+    try:
+        text = (entry / "stat").read_text(errors="replace")
+    except OSError:  # it ended while we looked
+        return None
+    state, parent = text.rpartition(")")[2].split()[:2]  # a name may hold spaces and brackets
+    return int(parent), state
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Return the living processes below `ancestor`, children before grandchildren."""
+    children: dict[int, list[int]] = {}
+    dead: set[int] = set()
+    for entry in _processes():
+        if (found := _parent_and_state(entry)) is not None:
+            children.setdefault(found[0], []).append(int(entry.name))
+            if found[1] in "ZX":
+                dead.add(int(entry.name))
+    below: list[int] = []
+    queue = [ancestor]
+    while queue:
+        new = children.get(queue.pop(0), [])
+        below += new
+        queue += new
+    return [pid for pid in below if pid not in dead]
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """Return the living processes, other than this one, that were started with `variable`=`value`."""
+    mark = f"{variable}={value}".encode()
+    found = []
+    for entry in _processes():
+        try:
+            environment = (entry / "environ").read_bytes()  # empty for a dead process
+        except OSError:
+            continue
+        if mark in environment.split(b"\0") and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+def kill_all(pids: list[int], by: signal.Signals = signal.SIGKILL) -> None:
+    """Send every process of `pids` the signal `by`; those that are gone are gone."""
+    for pid in pids:
+        try:
+            os.kill(pid, by)
+        except (ProcessLookupError, PermissionError):
+            continue

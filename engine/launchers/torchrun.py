@@ -1,0 +1,33 @@
+"""torchrun on this node."""
+
+import sys
+from collections.abc import Mapping
+from typing import ClassVar
+
+from midstride.engine.job import TrainingJob
+from midstride.engine.launchers.base import Launcher
+from midstride.engine.session import Session
+
+__all__ = ["Torchrun"]
+
+
+class Torchrun(Launcher):
+    """Starts one process per rank under torch's elastic agent, which never restarts them: a retry is ours to decide."""
+
+    name: ClassVar[str] = "torchrun"
+
+    def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
+        """Return the command of the agent."""
+        return [
+            *(sys.executable, "-m", "midstride.engine.launchers.agent", "--standalone"),
+            f"--nproc-per-node={job.world.processes}",
+            "--max-restarts=0",
+            "--monitor-interval=0.1",
+            f"--shutdown-timeout={max(1, round(grace_s))}",
+            *("--module", "midstride.engine.worker", str(session.folder)),
+        ]
+
+    def environment(self, session: Session, job: TrainingJob, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the world's environment."""
+        # Agent and ranks sharing one store makes a second meeting fail on stale addresses.
+        return {**super().environment(session, job, base), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -1,0 +1,104 @@
+"""A report in Markdown: the same for a file, an artifact and an e-mail."""
+
+from midstride.engine.report import Failure, Report
+
+__all__ = ["facts_of", "lost_steps", "markdown_of", "number", "seconds"]
+
+_HEADLINES = {
+    "done": "done",
+    "stopped": "stopped on request; the same command resumes it",
+    "user_error": "ended by an error in the job or its code",
+    "died": "failed",
+    "lost": "lost: whoever launched it was killed",
+    "new": "not started",
+}
+
+
+def markdown_of(report: Report, picture: str | None = None) -> str:
+    """Return `report` in Markdown, on failure the cause first.
+
+    Args:
+        report: of a run.
+        picture: address of the curves, if there are any.
+    """
+    parts = [f"# {report.job}: run {report.run} {_HEADLINES[report.outcome]}"]
+    if report.error:
+        parts += [_cause(report), f"```\n{report.error.rstrip()}\n```"]
+    parts.append(_table([("", ""), *facts_of(report)]))
+    if picture:
+        parts.append(f"![curves]({picture})")
+    if report.failures:
+        parts += ["## Interruptions", _interruptions(report)]
+    if report.files:
+        parts += ["## Files", "\n".join(f"- {name}: `{where}`" for name, where in report.files.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def facts_of(report: Report) -> list[tuple[str, str]]:
+    """Return what a person wants to know first, in lines of two."""
+    facts = [(f"test: {name}", number(value)) for name, value in report.test.items()]
+    if report.monitor in report.best:
+        facts.append((f"best {report.monitor}", number(report.best[report.monitor])))
+    facts += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", seconds(report.seconds))]
+    facts.append(("snapshots", f"{report.snapshots} taken"))
+    if report.set_aside:
+        facts.append(("set aside", f"{report.set_aside} damaged snapshots"))
+    facts.append(("restarts", str(report.restarts)))
+    return facts
+
+
+def number(value: float) -> str:
+    """Write a measured value.
+
+    >>> number(0.98765), number(12.0)
+    ('0.9877', '12')
+    """
+    return f"{value:.4g}"
+
+
+def seconds(value: float | None) -> str:
+    """Write a duration.
+
+    >>> seconds(75.2), seconds(3.04), seconds(None)
+    ('1 min 15 s', '3.0 s', '')
+    """
+    if value is None:
+        return ""
+    return f"{value:.1f} s" if value < 60 else f"{int(value) // 60} min {int(value) % 60} s"
+
+
+def lost_steps(failure: Failure) -> str:
+    """Write how many steps had to be made again."""
+    if failure.steps_lost is None:
+        return ""
+    return f"{failure.steps_lost}" if failure.certain else f"about {failure.steps_lost}"
+
+
+def _cause(report: Report) -> str:
+    last = report.failures[-1] if report.failures else None
+    if last is None or (last.rank is None and last.step is None):
+        return "**Cause**"
+    where = [f"rank {last.rank}"] if last.rank is not None else []
+    where += [f"after step {last.step}"] if last.step is not None else []
+    return f"**Cause** ({', '.join(where)})"
+
+
+def _interruptions(report: Report) -> str:
+    head = ("attempt", "cause", "step", "went on from", "steps lost", "seconds lost")
+    rows = [
+        (
+            str(failure.attempt),
+            failure.cause.replace("|", "\\|"),
+            "" if failure.step is None else str(failure.step),
+            "" if failure.resumed_step is None else f"step {failure.resumed_step}",
+            lost_steps(failure),
+            "" if failure.seconds_lost is None else f"{failure.seconds_lost:.1f}",
+        )
+        for failure in report.failures
+    ]
+    return _table([head, *rows])
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])

@@ -1,0 +1,87 @@
+"""The metric log: one row a step, no duplicates, no holes.
+
+A row stays open until the next step closes it, so what a validation or the end of an epoch
+logs stands in the row of the step after which it came. Rows travel in segments, one a
+snapshot; the open row is part of the run's state.
+"""
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["MetricLog", "join_segments"]
+
+
+class MetricLog:
+    """Rows on their way to the metric log."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Any] = {}
+        self._open: dict[str, Any] = {}
+        self._closed: list[dict[str, Any]] = []
+
+    def pending(self, name: str, value: Any) -> None:
+        """Keep `value` for the row of the step that is being made."""
+        self._pending[name] = value
+
+    def step(self, epoch: int, step: int) -> None:
+        """Close the row before and open that of `step` with what was kept for it."""
+        self.close()
+        self._open = {"epoch": epoch, "step": step, **self._pending}
+        self._pending = {}
+
+    def put(self, name: str, value: Any) -> None:
+        """Write `value` into the row of the last step."""
+        if self._open:
+            self._open[name] = value
+
+    def close(self) -> None:
+        """Close the last row: nothing more is coming."""
+        if self._open:
+            self._closed.append(self._open)
+            self._open = {}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every row so far was closed and taken."""
+        return not (self._open or self._closed)
+
+    def take(self) -> str:
+        """Return the closed rows as CSV, and forget them."""
+        rows, self._closed = self._closed, []
+        return _text([{k: _plain(v) for k, v in row.items()} for row in rows])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the open row and what is kept for the next; closed rows are in segments."""
+        return {"open": dict(self._open), "pending": dict(self._pending)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take both back."""
+        self._open, self._pending = dict(state_dict["open"]), dict(state_dict["pending"])
+        self._closed = []
+
+
+def join_segments(segments: Iterable[str]) -> str:
+    """Return one CSV of all segments, its columns in the order of their first appearance."""
+    rows: list[dict[str, Any]] = []
+    for segment in segments:
+        for row in csv.DictReader(io.StringIO(segment)):
+            rows.append({name: value for name, value in row.items() if value != ""})
+    return _text(rows)
+
+
+def _text(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    # repr is the shortest text that reads back to the same bits
+    return value if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,137 @@
+"""How a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import Optimizer
+
+from midstride.engine.errors import LossNotFinite, UserError
+from midstride.engine.hooks import calling
+
+if TYPE_CHECKING:
+    from midstride.engine.trainer import Trainer
+
+__all__ = ["Optimization"]
+
+
+class Optimization:
+    """Trains on batches.
+
+    Args:
+        trainer: whose parts are used.
+        batches: batches in an epoch; the last one closes a window that is not full.
+    """
+
+    def __init__(self, trainer: "Trainer", batches: int) -> None:
+        self.trainer, self.batches = trainer, batches
+        self.module = trainer.module
+        self.window = trainer.options.accumulate_grad_batches
+        self._several = len(trainer.optimizers) > 1
+        self._forward_only = nullcontext[None]()
+        self._end = self.module.training_step_end
+        # A float16 loss may overflow: the scaler then skips the step.
+        self._check_loss = trainer.precision.name != "16"
+
+    def closes_window(self, index: int) -> bool:
+        """Return whether the optimizers step after batch `index` of the epoch."""
+        return (index + 1) % self.window == 0 or index + 1 == self.batches
+
+    def train(self, batch: Any, index: int) -> Any:
+        """Run the training step on `batch`, and the optimizers where a window closes; return the step's outputs."""
+        trainer = self.trainer
+        if not self.module.automatic_optimization:
+            trainer.strike("forward")
+            with trainer.precision.forward():
+                return self._ended(trainer.wrapped(batch, index))
+        outputs: Any = None
+        for number, optimizer in enumerate(trainer.optimizers):
+            with self._only(optimizer):
+                outputs = self._gradients(batch, index, (number,) if self._several else ())
+                if self.closes_window(index):
+                    self._step(optimizer)
+        return outputs
+
+    def _gradients(self, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
+        """Run forward and backward; gradients stay on this rank until the window closes."""
+        trainer = self.trainer
+        closes = self.closes_window(index)
+        with self._forward_only if closes else trainer.strategy.accumulate(trainer.wrapped):
+            trainer.strike("forward")
+            with trainer.precision.forward():
+                outputs = self._ended(trainer.wrapped(batch, index, *extra))
+            loss = self._loss(outputs)
+            if loss is None:
+                return outputs
+            trainer.hooks.call("on_before_backward", loss)
+            trainer.strike("backward")
+            trainer.precision.backward(loss / self.window if self.window > 1 else loss)
+            trainer.hooks.call("on_after_backward")
+        return outputs
+
+    def _ended(self, outputs: Any) -> Any:
+        return calling(f"{type(self.module).__name__}.training_step_end", self._end, outputs)
+
+    def _loss(self, outputs: Any) -> Tensor | None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        name = f"{type(self.module).__name__}.training_step"
+        if loss is None:
+            if self.trainer.world.size > 1:
+                raise UserError(
+                    f"{name} returned no loss: on {self.trainer.world.size} processes a batch cannot be skipped by "
+                    "one of them. Return a loss of 0.0 that depends on the parameters instead."
+                )
+            return None
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise UserError(f'{name} returned {what}; a tensor of one number is needed, or a dict with it as "loss".')
+        if self._check_loss and loss.device.type == "cpu" and not math.isfinite(loss.item()):
+            progress = self.trainer.progress
+            raise LossNotFinite(
+                f"the loss is {loss.item()} at epoch {progress.epoch}, batch {progress.batch}, step {progress.step + 1}"
+                f" on rank {self.trainer.world.rank}. Nothing was written after it: earlier snapshots are good."
+            )
+        return loss
+
+    def _step(self, optimizer: Optimizer) -> None:
+        trainer, options = self.trainer, self.trainer.options
+        trainer.strategy.reduce_gradients(self.module.parameters())
+        trainer.strike("optimizer_step")
+        if options.gradient_clip_val is not None:
+            trainer.precision.unscale(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            clip = clip_grad_norm_ if options.gradient_clip_algorithm == "norm" else clip_grad_value_
+            clip(parameters, options.gradient_clip_val)
+        trainer.hooks.call("on_before_optimizer_step", optimizer)
+        trainer.precision.step(optimizer)
+        trainer.hooks.call("on_before_zero_grad", optimizer)
+        optimizer.zero_grad()
+
+    @contextmanager
+    def _others_off(self, optimizer: Optimizer) -> Iterator[None]:
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        others = [p for p in self.module.parameters() if id(p) not in mine and p.requires_grad]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+
+    def _only(self, optimizer: Optimizer) -> Any:
+        """Return a context in which only this optimizer's parameters collect gradients."""
+        return self._others_off(optimizer) if self._several else self._forward_only
+
+    def step_schedulers(self, interval: Literal["epoch", "step"], count: int) -> None:
+        """Step the schedulers of `interval` that are due after `count` of them."""
+        if not self.module.automatic_optimization:
+            return
+        for config in self.trainer.schedulers:
+            if config.interval == interval and config.due(count):
+                config.step(self.trainer.logged.values)
+
+

@@ -1,0 +1,111 @@
+"""What `configure_optimizers` may return, read into one shape."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from midstride.engine.errors import UserError
+
+__all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "read_optimizers"]
+
+
+@dataclass
+class SchedulerConfig:
+    """One scheduler and when it steps.
+
+    Args:
+        scheduler: a torch scheduler.
+        interval: "epoch" or "step".
+        frequency: epochs (or steps) between two of its steps.
+        monitor: the logged value that ReduceLROnPlateau watches.
+    """
+
+    scheduler: Any
+    interval: Literal["epoch", "step"] = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+
+    def due(self, count: int) -> bool:
+        """Return whether it steps after `count` epochs or steps."""
+        return count % self.frequency == 0
+
+    def step(self, values: dict[str, float]) -> None:
+        """Step the scheduler, with the monitored value if it watches one."""
+        if not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+            return
+        if self.monitor not in values:
+            known = ", ".join(sorted(values)) or "nothing"
+            raise UserError(f"ReduceLROnPlateau watches {self.monitor!r}, which was not logged; logged so far: {known}.")
+        self.scheduler.step(float(values[self.monitor]))
+
+
+class OptimizerList:
+    """All optimizers as one part of a run's state."""
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every optimizer's state, by number."""
+        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self._optimizers)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Give every optimizer its state back."""
+        for number, optimizer in enumerate(self._optimizers):
+            optimizer.load_state_dict(state_dict[str(number)])
+
+
+class SchedulerList:
+    """All schedulers as one part of a run's state."""
+
+    def __init__(self, schedulers: list[SchedulerConfig]) -> None:
+        self._schedulers = schedulers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every scheduler's state, by number."""
+        return {str(number): config.scheduler.state_dict() for number, config in enumerate(self._schedulers)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Give every scheduler its state back."""
+        for number, config in enumerate(self._schedulers):
+            config.scheduler.load_state_dict(state_dict[str(number)])
+
+
+def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], list[SchedulerConfig]]:
+    """Return the optimizers and schedulers in what `configure_optimizers` returned.
+
+    Raises:
+        UserError: it is none of the shapes that are understood.
+    """
+    if isinstance(returned, Optimizer):
+        return [returned], []
+    if isinstance(returned, dict) and "optimizer" in returned:
+        schedulers = [_scheduler(returned["lr_scheduler"])] if "lr_scheduler" in returned else []
+        return [returned["optimizer"]], schedulers
+    if isinstance(returned, (list, tuple)) and returned:
+        if all(isinstance(entry, Optimizer) for entry in returned):
+            return list(returned), []
+        if all(isinstance(entry, dict) for entry in returned):
+            pairs = [read_optimizers(entry, module) for entry in returned]
+            return [o for os, _ in pairs for o in os], [s for _, ss in pairs for s in ss]
+        if len(returned) == 2 and all(isinstance(entry, (list, tuple)) for entry in returned):
+            return list(returned[0]), [_scheduler(entry) for entry in returned[1]]
+    raise UserError(
+        f"{type(module).__name__}.configure_optimizers returned {type(returned).__name__}; an optimizer, a list of "
+        'them, (optimizers, schedulers), or {"optimizer": ..., "lr_scheduler": ...} is needed.'
+    )
+
+
+def _scheduler(entry: Any) -> SchedulerConfig:
+    if not isinstance(entry, dict):
+        return SchedulerConfig(entry, monitor=None)
+    known = {"scheduler", "interval", "frequency", "monitor"}
+    if unknown := set(entry) - known - {"name", "strict", "reduce_on_plateau"}:
+        raise UserError(f"lr_scheduler has the keys {sorted(unknown)}; there are: {', '.join(sorted(known))}")
+    if entry.get("interval", "epoch") not in ("epoch", "step"):
+        raise UserError(f"lr_scheduler has interval {entry['interval']!r}; there are: epoch, step")
+    return SchedulerConfig(**{key: entry[key] for key in known if key in entry})

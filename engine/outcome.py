@@ -1,0 +1,131 @@
+"""How a rank, and a world, ended. By files the ranks write, never by text or by a launcher's exit code.
+
+torchrun turns every exit code of a rank into 1; an abort while a finished process is torn down
+changes its code too. What a rank wrote before it left is the truth; a rank that wrote nothing was killed.
+
+kind        code  meaning
+done           0  the run came to its own end
+stopped       75  stopped on request; a retry resumes
+user_error     2  the job or the user's code is wrong; a retry cannot help
+died           1  everything else; a retry may help
+"""
+
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from midstride.engine.errors import EngineError, StopRequested, Superseded, UserError
+
+__all__ = ["CODES", "SUPERSEDED", "Kind", "Outcome", "decide"]
+
+Kind = Literal["done", "stopped", "user_error", "died"]
+
+#: `Outcome.type` of a rank that found a newer world
+SUPERSEDED = f"{Superseded.__module__}.{Superseded.__qualname__}"
+
+#: what a process ends with
+CODES: dict[Kind, int] = {"done": 0, "stopped": 75, "user_error": 2, "died": 1}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended, or the world: then that of the rank that decided it.
+
+    Args:
+        kind: one of done, stopped, user_error, died.
+        error: the message, for people; a user's error starts with the traceback.
+        type: the exception's full name; empty when nobody lived to tell.
+        rank: who says so.
+        step: optimizer steps taken by then, if known.
+        time: when, in seconds since the epoch.
+    """
+
+    kind: Kind
+    error: str = ""
+    type: str = ""
+    rank: int = 0
+    step: int | None = None
+    time: float = field(default_factory=time.time)
+
+    @property
+    def code(self) -> int:
+        """What `fit` ends with."""
+        return CODES[self.kind]
+
+    @classmethod
+    def of(cls, error: BaseException, *, rank: int = 0, step: int | None = None) -> "Outcome":
+        """Return the outcome of a rank that `error` ended.
+
+        >>> Outcome.of(StopRequested("asked to stop"), rank=1, step=7).code
+        75
+        """
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        return cls(_kind(error), _words(error), name, rank, step)
+
+    def to_json(self) -> str:
+        """Return the outcome as a JSON document."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Outcome":
+        """Return the outcome that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def _kind(error: BaseException) -> Kind:
+    if isinstance(error, (StopRequested, Superseded, KeyboardInterrupt)):
+        return "stopped"
+    return "user_error" if isinstance(error, UserError) else "died"
+
+
+def _words(error: BaseException) -> str:
+    """What a person needs: our own errors are worded, others need to show where they came from."""
+    if isinstance(error, EngineError):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def decide(outcomes: Sequence[Outcome], exit_code: int | None, processes: int) -> Outcome:
+    """Return how the world of `processes` ranks ended, from what its ranks wrote.
+
+    An error of the user's outweighs everything, since a retry would meet it again, and so does a newer
+    world. A rank without a last word was killed, and what the others say follows from that: a lost
+    connection, or a stop (a launcher asks the others to stop when one has died).
+
+    Args:
+        outcomes: what the ranks wrote; some may be missing.
+        exit_code: the launcher's; None if it was ended by whoever asks, and then a stop is just that.
+        processes: how many ranks there were.
+
+    >>> decide([Outcome("done", rank=0), Outcome("done", rank=1)], 134, 2).kind
+    'done'
+    >>> print(decide([Outcome("died", "connection closed", "RuntimeError", rank=0, step=5)], 1, 2).error)
+    rank 1 ended without a word: it was killed (out of memory, a lost machine, kill -9), or never started.
+    rank 0 then said: connection closed
+    """
+    said = sorted(outcomes, key=lambda outcome: outcome.time)
+    missing = sorted(set(range(processes)) - {outcome.rank for outcome in outcomes})
+    if decisive := [outcome for outcome in said if outcome.kind == "user_error" or outcome.type == SUPERSEDED]:
+        return decisive[0]
+    if exit_code is None and (stopped := [outcome for outcome in said if outcome.kind == "stopped"]):
+        return stopped[0]
+    ended_early = [outcome for outcome in said if outcome.kind != "done"]
+    if missing:
+        return _killed(missing, ended_early, exit_code)
+    return ended_early[0] if ended_early else said[0]
+
+
+def _killed(missing: Sequence[int], others: Sequence[Outcome], exit_code: int | None) -> Outcome:
+    ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+    error = f"{ranks} ended without a word: "
+    error += "it was" if len(missing) == 1 else "they were"
+    error += " killed (out of memory, a lost machine, kill -9), or never started."
+    if others:
+        error += f"\nrank {others[0].rank} then said: {(others[0].error.splitlines() or [others[0].kind])[-1]}"
+    elif exit_code is not None and exit_code > 1:
+        signal = f" (signal {exit_code - 128})" if exit_code > 128 else ""
+        error += f"\nthe launcher ended with {exit_code}{signal}."
+    return Outcome("died", error, rank=missing[0], step=others[0].step if others else None)

@@ -1,0 +1,160 @@
+"""The report of a run, read from its folder alone: right also when nobody who watched the run is left."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from midstride.engine.errors import SnapshotError
+from midstride.engine.job import TrainingJob
+from midstride.engine.ledger import Attempt, Ledger
+from midstride.engine.metric_log import join_segments
+from midstride.engine.options import Options
+from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.store import Store
+
+__all__ = ["Failure", "Report", "cause_of", "metric_rows", "report_of"]
+
+METRICS = "metrics.csv"
+_UNSAID = {"stopped": "stopped on request", "lost": "whoever launched it was killed"}
+
+
+class Failure(Options):
+    """One attempt that did not reach the end, and what it cost."""
+
+    attempt: int
+    cause: str
+    rank: int | None = None
+    step: int | None = Field(None, description="Steps taken when it ended, as far as known.")
+    resumed_step: int | None = Field(None, description="The step from which the next attempt went on.")
+    steps_lost: int | None = None
+    seconds_lost: float | None = Field(None, description="From the end to the first new step.")
+    certain: bool = Field(True, description="False when a process was killed: it reports twice a second.")
+
+
+class Report(Options):
+    """What a run came to."""
+
+    job: str
+    run: str
+    url: str
+    outcome: Literal["done", "stopped", "user_error", "died", "lost", "new"]
+    error: str = Field("", description="Why it is not done; a user's error starts with their traceback.")
+    steps: int = 0
+    epochs: int = 0
+    seconds: float = Field(0.0, description="Of all attempts together.")
+    snapshots: int = Field(0, description="Taken by the attempts that count.")
+    set_aside: int = 0
+    failures: tuple[Failure, ...] = ()
+    monitor: str = ""
+    best: dict[str, float] = Field({}, description="What the best weights reached.")
+    test: dict[str, float] = Field({}, description="What a test of the best weights gave.")
+    files: dict[str, str] = Field({}, description="Name -> where.")
+
+    @property
+    def restarts(self) -> int:
+        """How often the run was taken up again."""
+        return sum(1 for failure in self.failures if failure.resumed_step is not None)
+
+
+def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) -> Report:
+    """Return the report of the run called `run`, with the results of a test if there was one."""
+    url = job.run_url(run)
+    store = Store.open(url)
+    attempts, rows, history = Ledger(store).attempts(), metric_rows(store), History(store)
+    last = attempts[-1] if attempts else None
+    return Report(
+        job=job.name,
+        run=run,
+        url=url,
+        outcome=last.outcome if last else "new",  # type: ignore[arg-type]  # validated
+        error=last.error if last and last.outcome != "done" else "",
+        steps=len(rows),
+        epochs=len({row["epoch"] for row in rows}),
+        seconds=sum(attempt.ended - attempt.started for attempt in attempts if attempt.ended),
+        snapshots=_taken(history),
+        set_aside=len(history.aside()),
+        failures=_failures(attempts),
+        monitor=job.monitor.metric if job.monitor else "",
+        best=_weights_metrics(store, "best"),
+        test=test or {},
+        files=_files(store),
+    )
+
+
+def metric_rows(store: Store) -> list[dict[str, str]]:
+    """Return the metric log of a run, finished or not: one row a step."""
+    try:
+        text = store.read(METRICS).decode()
+    except FileNotFoundError:
+        text = ""
+    try:
+        committed = join_segments(History(store).rows())
+    except SnapshotError:
+        committed = ""  # a hole in the log is for `snapshots verify` to tell; the report goes on without
+    # A run that was lengthened has an older metrics.csv until its new end.
+    return list(csv.DictReader(io.StringIO(max(text, committed, key=len))))
+
+
+def _failures(attempts: Sequence[Attempt]) -> tuple[Failure, ...]:
+    return tuple(
+        _failure(attempt, attempts[place + 1 :])
+        for place, attempt in enumerate(attempts)
+        if attempt.outcome != "done"
+    )
+
+
+def _failure(attempt: Attempt, later: Sequence[Attempt]) -> Failure:
+    taken_up = next((other for other in later if other.generation is not None), None)
+    new_step_at = next((other.first_step_at for other in later if other.first_step_at), None)
+    resumed = None if taken_up is None else taken_up.resumed_step or 0
+    ended = attempt.ended
+    return Failure(
+        attempt=attempt.number,
+        cause=cause_of(attempt.error) or _UNSAID.get(attempt.outcome, attempt.outcome),
+        rank=attempt.rank if attempt.outcome in ("died", "user_error") else None,
+        step=attempt.step,
+        resumed_step=resumed,
+        steps_lost=None if resumed is None or attempt.step is None else max(0, attempt.step - resumed),
+        seconds_lost=None if new_step_at is None or ended is None else max(0.0, new_step_at - ended),
+        certain=attempt.outcome != "lost" and bool(attempt.type),
+    )
+
+
+def cause_of(error: str) -> str:
+    r"""Return an error in one line: of a traceback the exception itself, of our own words the first line.
+
+    >>> cause_of("Traceback (most recent call last):\n  File ...\nValueError: 3 is odd\nraised in training_step")
+    'ValueError: 3 is odd'
+    """
+    lines = [line for line in error.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    if not lines[0].startswith("Traceback"):
+        return lines[0]
+    return next((line for line in reversed(lines) if ":" in line and not line.startswith(" ")), lines[-1])
+
+
+def _taken(history: History) -> int:
+    try:
+        return len(history.rows())  # one segment for each, pruned ones too
+    except SnapshotError:
+        return len(history.snapshots())
+
+
+def _weights_metrics(store: Store, folder: str) -> dict[str, float]:
+    try:
+        metrics = json.loads(store.read(f"{folder}/manifest.json"))["metrics"]
+    except FileNotFoundError:
+        return {}
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _files(store: Store) -> dict[str, str]:
+    there = {"best weights": "best/manifest.json", "last weights": "last/manifest.json", "metric log": METRICS}
+    names = {"best weights": "best", "last weights": "last", "metric log": METRICS}
+    files = {name: f"{store.url}/{names[name]}" for name, path in there.items() if store.exists(path)}
+    return {**files, "snapshots": f"{store.url}/snapshots"} if store.list("snapshots") else files

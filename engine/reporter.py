@@ -1,0 +1,63 @@
+"""The reporter: tells the launcher, if there is one, what happens."""
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+from midstride.engine.events import EventLog
+from midstride.engine.options import TrainerOptions
+from midstride.engine.progress import Progress
+from midstride.engine.session import Session
+from midstride.engine.world import World
+
+__all__ = ["Reporter"]
+
+#: seconds between two step events
+PERIOD_S = 0.5
+
+
+class Reporter:
+    """Writes rank 0's events to the session; without one it costs a comparison a step."""
+
+    def __init__(self, world: World) -> None:
+        session = Session.from_environment() if world.is_first else None
+        self._log = EventLog(session.events) if session else None
+        self._next_s = 0.0
+        self._from = (0.0, 0)
+        self._steps: int | None = None
+
+    def begin(self, progress: Progress, batches: int, options: TrainerOptions) -> None:
+        """Tell that training starts, from wherever `progress` stands, and how many steps it will take."""
+        an_epoch = -(-batches // options.accumulate_grad_batches)
+        ends = [options.max_epochs * an_epoch] if options.max_epochs else []
+        self._steps = min([*ends, *([options.max_steps] if options.max_steps else [])])
+        self._from = (time.monotonic(), progress.step)
+        self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps)
+
+    def step(self, progress: Progress, batches: int, outputs: Any) -> None:
+        """Tell about a step, if the last telling was long enough ago."""
+        if self._log is None:
+            return
+        now_s = time.monotonic()
+        # The first step is always told: it ends a restart.
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + PERIOD_S
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        began_s, began = self._from
+        self.emit(
+            "step",
+            epoch=progress.epoch,
+            batch=progress.batch,
+            batches=batches,
+            step=progress.step,
+            steps_total=self._steps,
+            loss=float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None,
+            rate=(progress.step - began) / max(now_s - began_s, 1e-9),
+        )
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Tell about anything else."""
+        if self._log is not None:
+            self._log.emit(kind, **fields)

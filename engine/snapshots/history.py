@@ -1,0 +1,206 @@
+"""History: the only door for readers. It knows which snapshots of a run count. Needs no torch.
+
+A snapshot counts if its manifest is whole, if it belongs to this run and its lineage, and if it was not set aside.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
+from midstride.engine.snapshots.checksums import check_facts, facts_of, unseal
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.place import Place, parse_name, snapshot_name
+from midstride.engine.snapshots.store import Store
+
+__all__ = ["FORMAT", "MANIFEST", "ROWS", "SNAPSHOTS", "History", "Place", "Snapshot", "snapshot_name"]
+
+FORMAT = 1  #: raised whenever the files of a snapshot change their meaning
+SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
+_ASIDE = "aside.json"
+_PRUNED = "metrics"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A committed snapshot: its name, where it stands, who took it, and its manifest."""
+
+    name: str
+    place: Place
+    generation: int
+    manifest: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all its files but the manifest."""
+        return sum(facts["bytes"] for facts in self.manifest["files"].values())
+
+
+class History:
+    """The snapshots of the run in `store`, read afresh at every call."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return the snapshots that count, oldest first; only their manifests are read."""
+        return list(self._committed(Lineage.of(self._store)))
+
+    def newest_good(self) -> Snapshot | None:
+        """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning."""
+        lineage = Lineage.of(self._store)
+        for name in reversed(self._names(lineage)):
+            try:
+                snapshot = self._open(name, lineage)
+                if snapshot is not None and not self._is_aside(name):
+                    self.verify(snapshot)
+                    return snapshot
+            except SnapshotMissing:
+                continue  # pruned while it was read
+            except SnapshotDamaged as error:
+                if not self._is_aside(name):
+                    log.warning("snapshot %s is set aside, an older one is taken: %s", name, error)
+                    self.set_aside(name, str(error))
+        return None
+
+    def verify(self, snapshot: Snapshot) -> None:
+        """Read every file of `snapshot` and compare it with the manifest.
+
+        Raises:
+            SnapshotDamaged: a file is missing or differs; it is named with both values.
+            SnapshotMissing: the snapshot is gone: pruned meanwhile.
+        """
+        folder = f"{SNAPSHOTS}/{snapshot.name}"
+        for name, expected in snapshot.manifest["files"].items():
+            where = f"{self._store.url}/{folder}/{name}"
+            try:
+                found = facts_of(self._store.stream(f"{folder}/{name}"))
+            except FileNotFoundError as error:
+                if not self._store.exists(f"{folder}/{MANIFEST}"):
+                    raise SnapshotMissing(f"{self._store.url}/{folder} was removed while it was read") from error
+                raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
+            check_facts(where, expected, found)
+
+    def set_aside(self, snapshot: Snapshot | str, reason: str) -> None:
+        """Mark a snapshot as not to be used again; its files are kept for whoever wants to look."""
+        name = snapshot if isinstance(snapshot, str) else snapshot.name
+        marker = json.dumps({"reason": reason, "time": time.time()}, indent=1)
+        self._store.write(f"{SNAPSHOTS}/{name}/{_ASIDE}", marker.encode())
+
+    def aside(self) -> list[tuple[str, str]]:
+        """Return name and reason of every snapshot that was set aside."""
+        marked = [name for name in self._store.list(SNAPSHOTS) if parse_name(name) and self._is_aside(name)]
+        return [(name, json.loads(self._store.read(f"{SNAPSHOTS}/{name}/{_ASIDE}"))["reason"]) for name in marked]
+
+    def rows(self) -> list[str]:
+        """Return the segments of the metric log up to the newest snapshot that counts, oldest first.
+
+        Raises:
+            SnapshotDamaged: a segment is not what was written: the log would have a hole.
+        """
+        lineage = Lineage.of(self._store)
+        end = max((snapshot.name for snapshot in self._committed(lineage)), default="")
+        segments = dict(self._pruned_rows(lineage))
+        for name in self._names(lineage):
+            if name > end:
+                break
+            try:
+                snapshot = self._open(name, lineage)  # also of one set aside: its share of the log may be whole
+            except _Foreign:
+                continue
+            if snapshot is not None:
+                segments[name] = self._rows_of(snapshot)
+        return [segments[name] for name in sorted(segments) if name <= end]
+
+    def prune(self, keep: int, also: Collection[str] = ()) -> list[str]:
+        """Remove the snapshots that count, but for the newest `keep` and those named in `also`; return what went.
+
+        Their metric rows move to a file of their own first. Folders that were never committed and no longer can be
+        are swept as well; what was set aside stays.
+        """
+        committed = self.snapshots()
+        old = [snapshot for snapshot in committed[: max(0, len(committed) - keep)] if snapshot.name not in also]
+        for snapshot in old:
+            digest = snapshot.manifest["files"][ROWS]["xxh3_128"]
+            self._store.write(f"{_PRUNED}/{snapshot.name}.{digest}.csv", self._rows_of(snapshot).encode())
+            # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
+            self._store.remove(f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}")
+            self._store.remove(f"{SNAPSHOTS}/{snapshot.name}")
+        if committed:
+            self._sweep(committed[-1])
+        return [snapshot.name for snapshot in old]
+
+    def _names(self, lineage: Lineage) -> list[str]:
+        """Return the folders on the lineage, oldest first, committed or not; names sort as places do."""
+        return [name for name in self._store.list(SNAPSHOTS) if lineage.holds(name)]
+
+    def _committed(self, lineage: Lineage) -> Iterator[Snapshot]:
+        for name in self._names(lineage):
+            try:
+                snapshot = self._open(name, lineage)
+            except SnapshotDamaged:
+                continue  # the next newest_good sets it aside
+            if snapshot is not None and not self._is_aside(name):
+                yield snapshot
+
+    def _open(self, name: str, lineage: Lineage) -> Snapshot | None:
+        """Return the snapshot in the folder `name`; None if it was never committed."""
+        parsed = parse_name(name)
+        where = f"{self._store.url}/{SNAPSHOTS}/{name}/{MANIFEST}"
+        try:
+            manifest = unseal(self._store.read(f"{SNAPSHOTS}/{name}/{MANIFEST}"), where)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if parsed is None or manifest["format"] != FORMAT:
+            raise SnapshotError(
+                f"{where} has format {manifest['format']}, this version reads {FORMAT}. "
+                "Resume with the version that wrote it."
+            )
+        place, generation = parsed
+        if lineage.run_id and manifest.get("run_id") != lineage.run_id:
+            run, run_id = manifest.get("run"), manifest.get("run_id")
+            raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {lineage.run_id}")
+        found = snapshot_name(Place(manifest["step"], manifest["after"]), manifest["generation"])
+        if found != name:
+            raise _Foreign(f"{where} is the manifest of snapshot {found}, not of {name}")
+        return Snapshot(name, place, generation, manifest)
+
+    def _is_aside(self, name: str) -> bool:
+        return self._store.exists(f"{SNAPSHOTS}/{name}/{_ASIDE}")
+
+    def _rows_of(self, snapshot: Snapshot) -> str:
+        path = f"{SNAPSHOTS}/{snapshot.name}/{ROWS}"
+        where = f"{self._store.url}/{path}"
+        try:
+            data = self._store.read(path)
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"{where} is missing: the metric log would have a hole") from error
+        check_facts(where, snapshot.manifest["files"][ROWS], facts_of([data]))
+        return data.decode()
+
+    def _pruned_rows(self, lineage: Lineage) -> Iterator[tuple[str, str]]:
+        for file in self._store.list(_PRUNED):
+            name, _, digest = file.removesuffix(".csv").rpartition(".")
+            if lineage.holds(name):
+                data = self._store.read(f"{_PRUNED}/{file}")
+                where = f"{self._store.url}/{_PRUNED}/{file}"
+                check_facts(where, {"bytes": len(data), "xxh3_128": digest}, facts_of([data]))
+                yield name, data.decode()
+
+    def _sweep(self, last: Snapshot) -> None:
+        """Remove uncommitted folders that sort before `last`: what a kill or an older generation left."""
+        for name in self._store.list(SNAPSHOTS):
+            parsed = parse_name(name)
+            if parsed is None or name >= last.name or parsed[1] > last.generation or self._is_aside(name):
+                continue
+            if not self._store.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
+                self._store.remove(f"{SNAPSHOTS}/{name}")
+
+
+class _Foreign(SnapshotDamaged):
+    """A folder that holds a snapshot of another run, or of another place."""

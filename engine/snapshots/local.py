@@ -1,0 +1,122 @@
+"""Local folders as a store: rename and link are atomic, fsync makes them last."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+from midstride.engine.errors import StoreUnsafe
+from midstride.engine.snapshots.store import Store
+
+__all__ = ["LocalStore"]
+
+_CHUNK_BYTES = 8 * 2**20
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class LocalStore(Store):
+    """A folder on a file system that this machine mounts."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(os.path.abspath(url))  # noqa: PTH100 (a link stays a link)
+        self._folder = Path(self.url)
+
+    def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
+        target = self._folder / path
+        draft = _draft(target, data)
+        try:
+            draft.replace(target)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+
+    def create(self, path: str, data: bytes) -> bool:  # noqa: D102
+        target = self._folder / path
+        draft = _draft(target, data)
+        try:
+            target.hardlink_to(draft)  # unlike rename, fails if the target is there; unlike O_EXCL, brings its content
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise StoreUnsafe(
+                f"{self.url} is on a file system without hard links, so files cannot be created exclusively there. "
+                "Choose another place with snapshots.url."
+            ) from error
+        finally:
+            draft.unlink(missing_ok=True)
+        _sync_folder(target.parent)
+        return True
+
+    def read(self, path: str) -> bytes:  # noqa: D102
+        return (self._folder / path).read_bytes()
+
+    def stream(self, path: str) -> Iterator[bytes]:  # noqa: D102
+        with (self._folder / path).open("rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+    def list(self, path: str = "") -> list[str]:  # noqa: D102
+        try:
+            names = os.listdir(self._folder / path)  # noqa: PTH208 (names are wanted)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(name for name in names if not name.startswith("."))  # drafts are hidden
+
+    def size(self, path: str) -> int:  # noqa: D102
+        target = self._folder / path
+        if target.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "a folder, not a file", str(target))
+        return target.stat().st_size
+
+    def remove(self, path: str) -> None:  # noqa: D102
+        target = self._folder / path
+        try:
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            else:
+                target.unlink()
+        except FileNotFoundError:
+            return
+        _sync_folder(target.parent)
+
+
+def _draft(target: Path, data: bytes | memoryview) -> Path:
+    """Write `data` durably to a hidden file beside `target`."""
+    _make_folder(target.parent)
+    draft = target.parent / f".{target.name}.{uuid4().hex}.draft"
+    try:
+        with draft.open("xb", buffering=0) as file:
+            rest = memoryview(data).cast("B")
+            while rest:  # one write call takes at most 2 GiB
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft
+
+
+def _make_folder(folder: Path) -> None:
+    """Make `folder` and its parents, each entry durable."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the entries of `folder` survive a power cut."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return  # removed meanwhile by a newer world's pruning
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,78 @@
+"""Weights alone: the best and the last of a run, with the metrics they reached."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors.torch import load, save
+
+from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
+from midstride.engine.snapshots.checksums import check_facts, facts_of, seal, unseal
+from midstride.engine.snapshots.codec import decode, encode
+from midstride.engine.snapshots.store import Store
+
+__all__ = ["Weights", "load_weights", "save_weights", "weights_at"]
+
+_FORMAT = 1
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A module's state_dict, the metrics it reached, and the facts noted beside."""
+
+    state_dict: dict[str, Any]
+    metrics: dict[str, float]
+    facts: dict[str, Any]
+
+
+def save_weights(
+    store: Store, folder: str, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]
+) -> None:
+    """Replace the weights in `folder`; at every moment it holds the old ones or the new ones, whole.
+
+    Args:
+        store: of the run.
+        folder: "best" or "last".
+        state_dict: of the module; tensors may be tied or lie in memory in any order.
+        metrics: by name.
+        facts: JSON values; "step", if there, becomes part of the file's name.
+    """
+    encoded = encode(state_dict)
+    data = save(encoded.tensors)
+    fact = facts_of([data])
+    # The checksum in the name keeps weights of the same step apart: nothing a manifest refers to is overwritten.
+    name = f"weights-{facts.get('step', 0):012d}-{fact['xxh3_128'][:8]}.safetensors"
+    store.write(f"{folder}/{name}", data)
+    manifest = {"format": _FORMAT, "files": {name: fact}, "metrics": metrics, "facts": facts, "time": time.time()}
+    store.write(f"{folder}/{_MANIFEST}", seal({**manifest, "state_dict": encoded.document}))
+    for other in store.list(folder):
+        if other not in (name, _MANIFEST):
+            store.remove(f"{folder}/{other}")
+
+
+def load_weights(store: Store, folder: str) -> Weights:
+    """Return the weights in `folder`.
+
+    Raises:
+        SnapshotMissing: none were saved.
+        SnapshotDamaged: the file is missing or differs from its manifest.
+    """
+    where = f"{store.url}/{folder}"
+    try:
+        manifest = unseal(store.read(f"{folder}/{_MANIFEST}"), f"{where}/{_MANIFEST}")
+    except FileNotFoundError as error:
+        raise SnapshotMissing(f"no weights were saved in {where}") from error
+    ((name, expected),) = manifest["files"].items()
+    try:
+        data = store.read(f"{folder}/{name}")
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(f"{where}/{name} is missing, its manifest says {expected['bytes']} bytes") from error
+    check_facts(f"{where}/{name}", expected, facts_of([data]))
+    return Weights(decode(manifest["state_dict"], load(data)), manifest["metrics"], manifest["facts"])
+
+
+def weights_at(path: str) -> Weights:
+    """Return the weights in a run's `best` or `last` folder, given its path or URL; raises as `load_weights`."""
+    url, _, folder = path.rstrip("/").rpartition("/")
+    return load_weights(Store.open(url or "."), folder)

@@ -1,0 +1,116 @@
+"""What each rank of a world runs: `python -m midstride.engine.worker SESSION`."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from midstride.engine.errors import StopRequested
+from midstride.engine.imports import make_importable
+from midstride.engine.job import TrainingJob
+from midstride.engine.launchers.lifeline import PARENT, die_with_parent
+from midstride.engine.outcome import Outcome
+from midstride.engine.session import Session
+from midstride.engine.world import World
+
+if TYPE_CHECKING:
+    from midstride.engine.trainer import Trainer
+
+__all__ = ["Rank", "main", "print_whole_lines"]
+
+
+def _stop_early(number: int, frame: FrameType | None) -> None:
+    _ignore_stops()  # once is enough: the group and the agent may both pass it on
+    raise StopRequested("asked to stop before training started")
+
+
+def _ignore_stops() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def print_whole_lines() -> None:
+    """Have every line printed here leave in one piece: several ranks share one pipe."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+class Rank:
+    """One rank's life, from its session to its outcome.
+
+    Args:
+        session: where the job is read and the outcome written.
+        world: where this process stands.
+    """
+
+    def __init__(self, session: Session, world: World) -> None:
+        self.session = session
+        self.world = world
+        self._trainer: Trainer | None = None
+
+    def run(self) -> int:
+        """Train as the session says; write how it ended, and return the exit code."""
+        if decided := self.session.outcomes():
+            # Some rank has ended already: to go and meet the others now would be to wait for it in vain.
+            return self._end(self._left(decided[0]))
+        try:
+            job, run, _ = self.session.read()
+            self._fit(job, run)
+            return self._end(Outcome("done", rank=self.world.rank, step=self._step()))
+        except BaseException as error:
+            outcome = Outcome.of(error, rank=self.world.rank, step=self._step())
+            if outcome.kind == "died":
+                traceback.print_exc()
+            else:  # the launcher tells it in full, once
+                print(f"rank {self.world.rank}: {outcome.kind.replace('_', ' ')}", file=sys.stderr, flush=True)
+            return self._end(outcome)
+
+    def _fit(self, job: TrainingJob, run: str) -> None:
+        make_importable(job.folder)
+        from midstride.engine.seeds import seed_everything
+        from midstride.engine.trainer import Trainer
+
+        seed_everything(job.seed)
+        module = job.build_module()
+        data = job.build_data()
+        self._trainer = Trainer.from_job(job)
+        self._trainer.fit(module, data, run=job.run_url(run))
+
+    def _step(self) -> int | None:
+        progress = getattr(self._trainer, "progress", None)
+        step: int | None = getattr(progress, "step", None)
+        return step
+
+    def _left(self, decided: Outcome) -> Outcome:
+        why = f"left at once: rank {decided.rank} had ended ({decided.kind})"
+        return Outcome(decided.kind, why, rank=self.world.rank)
+
+    def _end(self, outcome: Outcome) -> int:
+        _ignore_stops()  # the last word is being written
+        self.session.write_outcome(outcome)
+        return outcome.code
+
+
+def main() -> None:
+    """Be the rank that the environment says this process is."""
+    if parent := os.environ.pop(PARENT, None):
+        die_with_parent(int(parent))
+    print_whole_lines()
+    # Importing torch takes seconds; a stop in that time is a stop, not a death. `fit` has its own handler.
+    signal.signal(signal.SIGTERM, _stop_early)
+    signal.signal(signal.SIGINT, _stop_early)
+    with contextlib.suppress(ValueError):  # what `python -m` put there is not importable elsewhere
+        sys.path.remove(str(Path.cwd()))
+    session = Session(sys.argv[1])
+    os.environ[Session.VARIABLE] = str(session.folder)
+    sys.exit(Rank(session, World.from_environment()).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Prefect's own server, embedded: started for one command where none is configured, gone with it."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import IO
+
+from midstride.engine.errors import EngineError
+
+__all__ = ["ServerError", "api"]
+
+_PR_SET_PDEATHSIG = 1
+_PORTS_TRIED = 3
+
+
+class ServerError(EngineError):
+    """Prefect's embedded server did not start."""
+
+
+@contextmanager
+def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
+    """Have an address of Prefect's API: the configured one, else that of a server of our own.
+
+    Prefect would start such a server by itself, but as a child in our process group: Ctrl-C would end it before
+    the flow could tell it how it ended, and after a SIGKILL of the flow it would live on. Ours has a session of its
+    own and the death of its parent ends it.
+
+    Args:
+        busy: shows a text while something takes long.
+    """
+    from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+    settings = get_current_settings()
+    if settings.api.url is not None:
+        yield str(settings.api.url)
+        return
+    with ExitStack() as server:
+        with busy("starting Prefect's embedded server"):
+            address = server.enter_context(_embedded(float(settings.server.ephemeral.startup_timeout_seconds)))
+        server.enter_context(temporary_settings({PREFECT_API_URL: address}))
+        yield address
+
+
+@contextmanager
+def _embedded(timeout_s: float) -> Iterator[str]:
+    with tempfile.TemporaryFile() as log:  # without a name: nothing to sweep up after a SIGKILL
+        for _ in range(_PORTS_TRIED):
+            port = _free_port()
+            process = _start(port, log)
+            try:
+                if _ready(process, f"http://127.0.0.1:{port}/api", timeout_s):
+                    try:
+                        yield f"http://127.0.0.1:{port}/api"
+                    finally:
+                        _drain()
+                    return
+            finally:
+                _stop(process)
+        raise ServerError(
+            f"Prefect's embedded server did not answer within {timeout_s:.0f} s. Its last words:\n{_tail(log)}\n"
+            "  give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300\n"
+            "  or use a server:   prefect server start, and set PREFECT_API_URL\n"
+            "  or do without it:  midstride fit"
+        )
+
+
+def _drain() -> None:
+    """Have logs and events delivered while somebody is there to take them; at exit Prefect would try for a minute."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (APILogWorker, EventsWorker):
+        worker.drain_all(timeout=5)
+
+
+def _start(port: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    # What Prefect itself runs for an ephemeral server (prefect.server.api.server), only detached from our signals.
+    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
+    environment = os.environ | {
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT__SERVER_EPHEMERAL": "1",
+        "PREFECT__SERVER_FINAL": "1",
+        # Nothing it says belongs on the terminal; its errors stay in the log that a failed start shows.
+        "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+    }
+    libc = ctypes.CDLL(None)  # loaded here: nothing but one call may happen between fork and exec
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+
+
+def _ready(process: "subprocess.Popen[bytes]", address: str, timeout_s: float) -> bool:
+    """Wait until the server answers; False when it ended instead (its port was taken), or never answers."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    return False
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tail(log: IO[bytes], lines: int = 20) -> str:
+    log.seek(0)
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])

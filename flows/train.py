@@ -1,0 +1,38 @@
+"""The flow that trains: prepare, launch, evaluate, report. It survives whatever stops it."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from midstride.engine.job import TrainingJob
+from midstride.engine.ledger import Ledger
+from midstride.engine.prepared import still_there
+from midstride.engine.report import Report
+from midstride.engine.snapshots.store import Store
+from midstride.tasks.evaluate import evaluate_best
+from midstride.tasks.launch import launch_world
+from midstride.tasks.prepare import prepare_data
+from midstride.tasks.report import publish_report
+
+__all__ = ["train"]
+
+
+@flow(name="train")
+def train(job: TrainingJob, run: str | None = None) -> Report:
+    """Train `job` to its end and report what came of it.
+
+    Started again with the same run (a retry of this flow run, or the same name), it picks up where it stopped.
+
+    Args:
+        job: what is trained, on what, how and where.
+        run: name of the run; the flow run's id if empty.
+    """
+    name = run or str(flow_run.id)
+    tried = Ledger(Store.open(job.run_url(name))).attempts()
+    if not still_there(prepare_data(job)):  # the manifest came from a cache, the data are gone
+        prepare_data.with_options(refresh_cache=True)(job)
+    try:
+        launch_world(job, name, after=tried[-1].number if tried else 0)
+    except Exception:
+        publish_report(job, name)
+        raise
+    return publish_report(job, name, evaluate_best(job, name))

@@ -1,0 +1,1 @@
+"""Prefect tasks: one verb of the engine each."""

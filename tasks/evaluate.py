@@ -1,0 +1,16 @@
+"""Prefect task: what the best weights of a run are worth."""
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from midstride.engine.errand import run_errand
+from midstride.engine.job import TrainingJob
+
+__all__ = ["evaluate_best"]
+
+
+@task(name="evaluate best", cache_policy=NO_CACHE)
+def evaluate_best(job: TrainingJob, run: str) -> dict[str, float]:
+    """Test the best weights of the run called `run` (the last, if none were called best); return the values."""
+    values: dict[str, float] = run_errand("evaluate", job, run, on_line=get_run_logger().info)
+    return values

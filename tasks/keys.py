@@ -1,0 +1,25 @@
+"""Names under which the orchestrator keeps what belongs to a run."""
+
+import re
+
+__all__ = ["artifact_key", "resource"]
+
+
+def artifact_key(url: str, what: str) -> str:
+    """Return the key of an artifact of the run at `url`: Prefect allows small letters, digits and dashes.
+
+    >>> artifact_key("/data/runs/Digits_7", "report")
+    'digits-7-report'
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", url.rstrip("/").rpartition("/")[2].lower()).strip("-")
+    return f"{name}-{what}"
+
+
+def resource(url: str) -> dict[str, str]:
+    """Return the resource that events about the run at `url` are about.
+
+    >>> resource("/data/runs/digits-7")["prefect.resource.id"]
+    'midstride.run.digits-7'
+    """
+    name = url.rstrip("/").rpartition("/")[2]
+    return {"prefect.resource.id": f"midstride.run.{name}", "prefect.resource.name": name, "midstride.url": url}

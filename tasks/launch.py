@@ -1,0 +1,65 @@
+"""Prefect task: run one training world to its end."""
+
+from typing import Any
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+
+from midstride.engine.errand import check_outcome
+from midstride.engine.errors import StopRequested, UserError, WorldError
+from midstride.engine.job import TrainingJob
+from midstride.engine.launch import launch
+from midstride.engine.ledger import Ledger, Verdict
+from midstride.engine.lost import settle_lost
+from midstride.engine.report import cause_of
+from midstride.engine.snapshots.store import Store
+from midstride.tasks.watch import Watch, say
+
+__all__ = ["launch_world"]
+
+#: The ledger ends it, not this number: it counts attempts without progress, Prefect can only count attempts.
+_RETRIES = 10_000
+_DELAYS_S: list[float] = [1, 2, 5, 10, 20, 30]  # the last one repeats
+
+
+def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether another attempt makes sense; a plain function, since Prefect takes any other callable for a no."""
+    context, error = TaskRunContext.get(), state.data
+    if context is None or isinstance(error, UserError):
+        return False
+    job, run, after = (context.parameters[name] for name in ("job", "run", "after"))
+    if isinstance(error, (WorldError, StopRequested)):
+        verdict = Ledger(Store.open(job.run_url(run))).verdict(job.retries, after=after)
+    else:  # no world came to be: the store or this machine has a problem
+        count = task_run.run_count
+        verdict = Verdict(count <= job.retries, f"attempt {count} of {job.retries + 1} to launch a world")
+    say(f"{cause_of(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
+    return verdict.retry
+
+
+@task(
+    name="launch world",
+    cache_policy=NO_CACHE,
+    retries=_RETRIES,
+    retry_delay_seconds=_DELAYS_S,
+    retry_condition_fn=_may_resume,
+)
+def launch_world(job: TrainingJob, run: str, after: int = 0) -> int | None:
+    """Train until the run is done; return its last step.
+
+    A retry resumes: the world looks for the newest committed snapshot itself, so running this twice is the same as
+    once. Call it directly, never by `submit`: signals reach the main thread only.
+
+    Args:
+        job: what is trained.
+        run: name of the run.
+        after: attempts up to this number are forgiven: somebody asked for another try, knowing of them.
+    """
+    settle_lost(job, run)
+    watch = Watch(job.run_url(run))
+    outcome = launch(job, run, on_line=watch.line, on_event=watch.event)
+    watch.close()
+    check_outcome(outcome)
+    return outcome.step

@@ -1,0 +1,23 @@
+"""Prefect task: make the data, once for a run however often its flow is retried."""
+
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import INPUTS, RUN_ID
+
+from midstride.engine.errand import run_errand
+from midstride.engine.job import TrainingJob
+
+__all__ = ["prepare_data"]
+
+
+# Without TASK_SOURCE: a hot fix of the code does not make data again that took hours.
+@task(name="prepare data", persist_result=True, cache_policy=INPUTS + RUN_ID, result_serializer="json")
+def prepare_data(job: TrainingJob) -> dict[str, Any]:
+    """Have the job's data module prepare its data; return a small manifest of them.
+
+    A retry of the flow gets the manifest from the cache, so the caller checks with
+    `midstride.engine.prepared.still_there` whether the data are, too.
+    """
+    manifest: dict[str, Any] = run_errand("prepare", job, job.name, on_line=get_run_logger().info)
+    return manifest

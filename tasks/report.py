@@ -1,0 +1,35 @@
+"""Prefect task: what a run came to, in words and as a picture."""
+
+import base64
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from midstride.engine.curves import draw
+from midstride.engine.job import TrainingJob
+from midstride.engine.lost import settle_lost
+from midstride.engine.markdown import markdown_of
+from midstride.engine.report import Report, metric_rows, report_of
+from midstride.engine.snapshots.store import Store
+from midstride.tasks.keys import artifact_key
+
+__all__ = ["publish_report"]
+
+
+@task(name="publish report", cache_policy=NO_CACHE)
+def publish_report(job: TrainingJob, run: str, test: dict[str, float] | None = None) -> Report:
+    """Write report.md and curves.png into the run's folder, show both as an artifact, and return the report."""
+    settle_lost(job, run)
+    report, store = report_of(job, run, test), Store.open(job.run_url(run))
+    marks = [failure.resumed_step for failure in report.failures if failure.resumed_step is not None]
+    picture = draw(metric_rows(store), f"{job.name}: {run}", marks)
+    files = {**report.files, "report": f"{store.url}/report.md"}
+    if picture:
+        store.write("curves.png", picture)
+        files["curves"] = f"{store.url}/curves.png"
+    report = report.model_copy(update={"files": files})
+    store.write("report.md", markdown_of(report, "curves.png" if picture else None).encode())
+    inline = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else None
+    create_markdown_artifact(markdown_of(report, inline), key=artifact_key(store.url, "report"))
+    return report

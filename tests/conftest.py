@@ -1,0 +1,113 @@
+"""What holds for every test: one thread, repeatable, in a folder of its own, and nothing left behind."""
+
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before torch or numpy are imported, here and in every process that a test starts.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+# No telemetry from a test.
+os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
+#: whoever starts without it was not started by this run of the tests
+TOKEN = os.environ["MIDSTRIDE_TESTS"] = uuid.uuid4().hex
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
+
+#: seconds that threads and processes get to end after the test that started them
+GRACE_S = 5.0
+#: threads of libraries that live as long as the process and belong to no test
+LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--laws",
+        choices=["cover", "all"],
+        default="cover",
+        help="walk a seeded pairwise cover of the laws' axes, or their whole product",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep relative paths out of the checkout, whose bare folder names must not be importable."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(_own_folder: None) -> Iterator[None]:
+    """Fail a test that leaks an environment variable, a thread, a process or a process group."""
+    environment, threads, processes = _environment(), _threads(), set(_processes())
+    yield
+    leaks = _differences(environment, _environment())
+    leaks += [f"thread {thread.name}" for thread in _outlived(threads)]
+    leaks += [f"process {pid}: {command}" for pid, command in _surviving(processes).items()]
+    if (distributed := sys.modules.get("torch.distributed")) and distributed.is_initialized():
+        distributed.destroy_process_group()
+        leaks.append("the default process group")
+    assert not leaks, "left behind: " + "; ".join(leaks)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def _differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    for name in changed:
+        # Put it back, so that one leak is one failure.
+        os.environ.pop(name, None)
+        if name in before:
+            os.environ[name] = before[name]
+    return [f"environment variable {name}={after.get(name)!r}, was {before.get(name)!r}" for name in changed]
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)}
+
+
+def _outlived(before: set[threading.Thread]) -> set[threading.Thread]:
+    deadline = time.monotonic() + GRACE_S
+    for thread in _threads() - before:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return _threads() - before
+
+
+def _surviving(before: set[int]) -> dict[int, str]:
+    """Return the processes that are still alive and were not `before`, once they had time to end."""
+    deadline = time.monotonic() + GRACE_S
+    while (alive := {pid: command for pid, command in _processes().items() if pid not in before}) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    return alive
+
+
+def _processes() -> dict[int, str]:
+    """Return what lives and comes from here, orphans included: process id -> command."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) != os.getpid() and _is_ours(folder):
+                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def _is_ours(folder: Path) -> bool:
+    # After the name, which may hold anything and stands in brackets: state, parent, process group.
+    state, parent, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+    if state in "ZX":
+        return False
+    if int(parent) == os.getpid() or int(group) == os.getpgrp():
+        return True
+    return f"MIDSTRIDE_TESTS={TOKEN}".encode() in (folder / "environ").read_bytes()

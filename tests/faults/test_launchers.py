@@ -1,0 +1,407 @@
+"""Law 6, no orphan: whatever ends a world or who watches it, no process of the world lives on.
+
+The ranks here are small stand-ins, so that every way to end can be tried; torchrun is the real one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from midstride.engine import launch as launching
+from midstride.engine.errors import JobError
+from midstride.engine.events import Event
+from midstride.engine.job import TrainingJob
+from midstride.engine.launch import launch
+from midstride.engine.launchers import LAUNCHERS, build_launcher
+from midstride.engine.launchers.base import Launcher
+from midstride.engine.launchers.group import ProcessGroup
+from midstride.engine.launchers.lifeline import descendants
+from midstride.engine.ledger import Ledger
+from midstride.engine.session import Session
+from midstride.engine.snapshots.store import Store
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ties are those of Linux")
+
+GRACE_S = 1.0
+
+#: A rank with a child and a grandchild that has a session of its own, each written down.
+RANK = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from midstride.engine.launchers.lifeline import PARENT, die_with_parent
+if parent := os.environ.pop(PARENT, None):
+    die_with_parent(int(parent))
+folder, mode = Path(sys.argv[1]), sys.argv[2]
+def note(name, pid):
+    (folder / f"{name}-{pid}").touch()
+if mode == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+note("child", child.pid)
+code = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
+nest = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}])"
+own = subprocess.Popen([sys.executable, "-c", nest], stdout=subprocess.PIPE, text=True)
+note("grandchild", int(own.stdout.readline()))
+own.wait()
+note("rank", os.getpid())
+print("rank is up", flush=True)
+if mode == "leaves":
+    sys.exit(0)
+time.sleep(600)
+"""
+
+#: The process a flow is: it watches a group until it ends.
+WATCHER = """
+import os, sys, time
+from pathlib import Path
+from midstride.engine.cli import stoppable
+from midstride.engine.launchers.group import ProcessGroup
+folder, grace_s, *command = sys.argv[1:]
+environment = {**os.environ, "MIDSTRIDE_SESSION": folder}
+log = Path(folder) / "log.txt"
+with stoppable(), ProcessGroup(command, environment=environment, log=log, grace_s=float(grace_s)) as group:
+    (Path(folder) / f"keeper-{group.pid}").touch()
+    while group.poll() is None:
+        time.sleep(0.02)
+"""
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> float:
+    """Wait for `condition`; return the seconds it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout_s, f"waited {timeout_s} s for {what}"
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class Scene:
+    """A folder in which the processes of one world write themselves down."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rank_script = self.script("rank", RANK)
+
+    def script(self, name: str, text: str) -> str:
+        path = self.folder / f"{name}.py"
+        path.write_text(text)
+        return str(path)
+
+    def command(self, launcher: str, mode: str) -> list[str]:
+        rank = [self.rank_script, str(self.folder), mode]
+        if launcher == "inline":
+            return [sys.executable, *rank]
+        agent = [sys.executable, "-m", "midstride.engine.launchers.agent", "--standalone", "--nproc-per-node=2"]
+        return [*agent, "--monitor-interval=0.1", "--shutdown-timeout=30", *rank]
+
+    def pids(self, name: str = "*") -> list[int]:
+        return [int(path.name.rpartition("-")[2]) for path in self.folder.glob(f"{name}-[0-9]*")]
+
+    def wait_until_up(self, launcher: str) -> None:
+        ranks = 2 if launcher == "torchrun" else 1
+        until(lambda: len(self.pids("rank")) == ranks, "all ranks to be up")
+        assert len(self.pids("grandchild")) == ranks
+        assert all(alive(pid) for pid in self.pids())
+
+    def nobody_left(self, timeout_s: float = 15.0) -> float:
+        return until(lambda: not any(alive(pid) for pid in self.pids()), "the last process to go", timeout_s)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    for pid in scene.pids():
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def watcher(scene: Scene) -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(launcher: str, mode: str) -> subprocess.Popen[bytes]:
+        script = scene.script("watcher", WATCHER)
+        command = [sys.executable, script, str(scene.folder), str(GRACE_S), *scene.command(launcher, mode)]
+        started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        scene.wait_until_up(launcher)
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+LAUNCHED = pytest.mark.parametrize("launcher", ["inline", "torchrun"])
+
+
+@LAUNCHED
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT], ids=lambda by: by.name)
+def test_the_watcher_ends(
+    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str, by: signal.Signals
+) -> None:
+    watcher(launcher, "waits").send_signal(by)
+    scene.nobody_left()
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL], ids=lambda by: by.name)
+def test_deaf_ranks_are_killed_after_the_grace(
+    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], by: signal.Signals
+) -> None:
+    watcher("inline", "deaf").send_signal(by)
+    assert GRACE_S * 0.9 < scene.nobody_left() < GRACE_S + 4.0
+
+
+@LAUNCHED
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL], ids=lambda by: by.name)
+def test_the_keeper_ends(
+    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str, by: signal.Signals
+) -> None:
+    process = watcher(launcher, "waits")
+    os.kill(scene.pids("keeper")[0], by)
+    scene.nobody_left()
+    process.wait(10)
+
+
+@LAUNCHED
+def test_the_first_process_is_killed(
+    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str
+) -> None:
+    process = watcher(launcher, "waits")
+    os.kill(descendants(scene.pids("keeper")[0])[0], signal.SIGKILL)
+    scene.nobody_left()
+    process.wait(10)
+
+
+def test_a_rank_is_killed(scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = watcher("torchrun", "waits")
+    os.kill(scene.pids("rank")[0], signal.SIGKILL)
+    scene.nobody_left()
+    process.wait(10)
+
+
+def test_watcher_and_keeper_are_killed_together(scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = watcher("torchrun", "waits")
+    keeper = scene.pids("keeper")[0]
+    os.kill(keeper, signal.SIGSTOP)  # it gets no chance
+    process.kill()
+    os.kill(keeper, signal.SIGKILL)
+    tied = scene.pids("rank")
+    until(lambda: not any(alive(pid) for pid in tied), "the ranks to go")
+
+
+class Interrupted(BaseException):
+    """What an orchestrator raises into the main thread."""
+
+
+def group_of(scene: Scene, launcher: str, mode: str, grace_s: float = GRACE_S) -> ProcessGroup:
+    environment = {**os.environ, "MIDSTRIDE_SESSION": str(scene.folder)}
+    log = scene.folder / "log.txt"
+    return ProcessGroup(scene.command(launcher, mode), environment=environment, log=log, grace_s=grace_s)
+
+
+@LAUNCHED
+def test_an_exception_in_the_watch(scene: Scene, launcher: str) -> None:
+    def watch() -> None:
+        with group_of(scene, launcher, "waits"):
+            scene.wait_until_up(launcher)
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        watch()
+    assert scene.nobody_left(0.5) < 0.5  # at once: `with` returns when all are gone
+
+
+def test_a_second_interrupt_ends_it_at_once(scene: Scene) -> None:
+    def again(*_: object) -> None:
+        raise Interrupted
+
+    def watch() -> None:
+        with group_of(scene, "inline", "deaf", grace_s=60.0):
+            scene.wait_until_up("inline")
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, again)
+    try:
+        with pytest.raises(Interrupted):
+            watch()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert scene.nobody_left(5.0) < 5.0
+
+
+def test_what_a_world_leaves_behind_at_its_own_end(scene: Scene) -> None:
+    with group_of(scene, "inline", "leaves") as group:
+        until(lambda: group.poll() is not None, "the group to end")
+        assert group.poll() == 0
+    assert scene.nobody_left(0.5) < 0.5
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    with ProcessGroup(["/no/such"], environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
+        until(lambda: group.poll() is not None, "the group to end")
+    assert group.poll() == 127
+    assert "cannot run /no/such" in (tmp_path / "log").read_text()
+
+
+def test_output_never_makes_a_rank_wait(tmp_path: Path) -> None:
+    code = "for i in range(20000): print('line', i)"
+    command = [sys.executable, "-c", code]
+    with ProcessGroup(command, environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
+        until(lambda: group.poll() is not None, "the group to end though nobody takes its lines")
+    assert len(group.lines()) == 20000
+    assert (tmp_path / "log").read_text().count("\n") == 20000
+
+
+# --- launch: the same, with a session, outcomes and the ledger ---------------------------------------------
+
+WORLD = """
+import json, os, signal, sys, time
+from midstride.engine.errors import JobError, StopRequested
+from midstride.engine.events import EventLog
+from midstride.engine.outcome import Outcome
+from midstride.engine.session import Session
+from midstride.engine.worker import print_whole_lines
+print_whole_lines()
+session, rank = Session(os.environ["MIDSTRIDE_SESSION"]), int(os.environ.get("RANK", "0"))
+job, run, attempt = session.read()
+mode = job.module_args["mode"]
+if rank == 0:
+    events = EventLog(session.events)
+    events.emit("resumed", generation=attempt, resumed_from=None, step=0)
+    events.emit("step", step=1, epoch=0, loss=0.5)
+    events.emit("snapshot", name=f"{20 * attempt:012d}-g{attempt:06d}", step=20)
+print("rank", rank, "runs with", os.environ["OMP_NUM_THREADS"], "threads", flush=True)
+def end(outcome):
+    session.write_outcome(outcome)
+    sys.exit(outcome.code)
+def stop(*_):
+    end(Outcome.of(StopRequested("asked to stop"), rank=rank, step=1))
+signal.signal(signal.SIGTERM, stop)
+if mode == "done":
+    session.write_outcome(Outcome("done", rank=rank, step=20))
+    os.abort() if rank == 0 else sys.exit(0)  # torn down badly after the last word
+if mode == "kill" and rank == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+if mode == "wrong" and rank == 0:
+    end(Outcome.of(JobError("bad job"), rank=rank))
+time.sleep(600)
+"""
+
+
+class StandIn(Launcher):
+    """A launcher whose ranks are the script above."""
+
+    name = "stand-in"
+
+    def __init__(self, script: str, real: Launcher) -> None:
+        self.script, self.real = script, real
+
+    def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
+        command = self.real.command(session, job, grace_s=grace_s)
+        start = command.index("--module") if "--module" in command else 1
+        return [*command[:start], self.script]
+
+
+@pytest.fixture
+def job_of(tmp_path: Path) -> Iterator[Callable[..., TrainingJob]]:
+    script = tmp_path / "world.py"
+    script.write_text(WORLD)
+
+    def job(mode: str, strategy: str = "single") -> TrainingJob:
+        path = tmp_path / "job.yaml"
+        world = {"strategy": strategy, "processes": 1 if strategy == "single" else 2}
+        document = {"name": "a", "module": "m:M", "data": "m:D", "trainer": {"max_steps": 1}, "world": world}
+        path.write_text(json.dumps({**document, "module_args": {"mode": mode}}))
+        return TrainingJob.load(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "build_launcher", lambda name: StandIn(str(script), build_launcher(name)))
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        yield job
+
+
+def ledger_of(job: TrainingJob) -> Ledger:
+    return Ledger(Store.open(job.run_url("night")))
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+@pytest.mark.parametrize(
+    ("mode", "kind", "retry"), [("done", "done", False), ("wrong", "user_error", False), ("kill", "died", True)]
+)
+def test_how_it_ended(job_of: Callable[..., TrainingJob], strategy: str, mode: str, kind: str, retry: bool) -> None:
+    job = job_of(mode, strategy)
+    lines: list[str] = []
+    events: list[Event] = []
+    outcome = launch(job, "night", on_line=lines.append, on_event=events.append, grace_s=5)
+    assert outcome.kind == kind
+    assert [event.kind for event in events] == ["resumed", "step", "snapshot"]
+    assert "rank 0 runs with" in "\n".join(lines)
+    assert "OMP_NUM_THREADS" not in "\n".join(lines)
+    attempt = ledger_of(job).attempts()[0]
+    assert (attempt.outcome, attempt.generation, attempt.snapshot) == (kind, 1, "000000000020-g000001")
+    assert attempt.first_step_at is not None
+    assert ledger_of(job).verdict(job.retries).retry is retry
+    assert b"rank 0 runs with" in Store.open(job.run_url("night")).read("attempts/000001.log")
+
+
+@pytest.mark.parametrize("callback", ["on_event", "on_line"])
+def test_an_exception_in_the_pump(job_of: Callable[..., TrainingJob], callback: str) -> None:
+    def fail(_: object) -> None:
+        raise Interrupted
+
+    job = job_of("waits")
+    with pytest.raises(Interrupted):
+        launch(job, "night", grace_s=5, **{callback: fail})  # type: ignore[arg-type]
+    attempt = ledger_of(job).attempts()[0]
+    assert (attempt.outcome, attempt.code) == ("stopped", 75)
+
+
+def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
+    started: list[Event] = []
+
+    def expire(*_: object) -> None:
+        raise Interrupted
+
+    def on_event(event: Event) -> None:
+        if not started:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+        started.append(event)
+
+    before = signal.signal(signal.SIGALRM, expire)
+    job = job_of("waits", "ddp")
+    try:
+        with pytest.raises(Interrupted):
+            launch(job, "night", on_event=on_event, grace_s=5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ledger_of(job).attempts()[0].outcome == "stopped"
+    assert descendants(os.getpid()) == []
+
+
+def test_a_store_that_cannot_be_written(job_of: Callable[..., TrainingJob], tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the store should be")
+    with pytest.raises(JobError, match=r"snapshots\.url"):
+        launch(job_of("done"), "night")
+
+
+def test_every_launcher_can_be_built() -> None:
+    assert [build_launcher(name).name for name in LAUNCHERS] == list(LAUNCHERS)
+    with pytest.raises(JobError, match="there are: inline, torchrun"):
+        build_launcher("slurm")

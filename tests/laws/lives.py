@@ -1,0 +1,149 @@
+"""A small run with everything in it that is easily lost, and its lives in a world of forked ranks."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine.faults import FaultPlan
+from midstride.engine.snapshots.codec import differences
+from midstride.engine.testing import final_state, run_ranks
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+__all__ = ["Samples", "Setting", "Tangled", "assert_alike", "live"]
+
+STEPS = 12
+BATCH = 4
+
+
+class Samples(Dataset[tuple[Tensor, int, int]]):
+    """Fixed features, with noise drawn at each reading unless `noise` is 0."""
+
+    def __init__(self, samples: int, noise: float = 0.1) -> None:
+        self.features = torch.randn(samples, 6, generator=torch.Generator().manual_seed(1))
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
+        features = self.features[index]
+        if self.noise:
+            features = features + self.noise * torch.randn(6)
+        return features, index % 3, index
+
+
+class Tangled(TrainingModule):
+    """Registration order is not use order; dropout and batch norm; one parameter for two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+        self.first = nn.Linear(6, 40)
+        self.middle = nn.Linear(40, 5)
+        self.norm = nn.BatchNorm1d(40)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.middle(self.drop(torch.relu(self.norm(self.first(x)))))))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y, index = batch
+        self.read(index)
+        loss = nn.functional.cross_entropy(self(x), y)
+        self.log("train/loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y, _ = batch
+        self.log("val/loss", nn.functional.cross_entropy(self(x), y), sync_dist=True)
+
+    def read(self, index: Tensor) -> None:
+        """Note which samples reached the training step, once per life and place."""
+        if journal := os.environ.get("LAWS_JOURNAL"):
+            place = [self.global_rank, self.trainer.progress.epoch, self.trainer.progress.batch]
+            with Path(journal).open("a") as file:
+                file.write(json.dumps([place, index.tolist()]) + "\n")
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 5], gamma=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class SampleData(DataModule):
+    """Six uneven batches of training data a rank, and validation data that no number of ranks divides."""
+
+    def __init__(self, ranks: int, workers: int) -> None:
+        self.training = Samples(6 * BATCH * ranks - 2)
+        self.validation = Samples(7, noise=0.0)
+        self.workers = workers
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.training, batch_size=BATCH, shuffle=True, num_workers=self.workers)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.validation, batch_size=2)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the run is trained; every field may change the final bits.
+
+    Args:
+        ranks: 1 trains with `single`, more with `ddp`.
+        layout: what stands where: see `LAYOUTS`.
+        workers: of the training loader.
+    """
+
+    ranks: int = 1
+    layout: str = "plain"
+    workers: int = 0
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def train(self, run: str) -> None:
+        """Train to the end, from wherever `run` stands; called in each rank."""
+        options = {"max_epochs": 2, "val_check_interval": 0.5, **LAYOUTS[self.layout], **self.options}
+        callbacks = [BestCheckpoint("val/loss"), EarlyStopping("val/loss", patience=100), LearningRateMonitor()]
+        trainer = Trainer(seed=7, callbacks=callbacks, enable_progress_bar=False, **options)
+        trainer.fit(Tangled(), SampleData(self.ranks, self.workers), run=run)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": {"snapshots": {"every_steps": 2}},
+    "every step": {"snapshots": {"every_steps": 1}},
+    "epoch ends": {"snapshots": {"every_steps": 6}},
+    # windows of 4 and 2 batches, with a validation after the third batch, inside the first window
+    "accumulation": {"snapshots": {"every_steps": 1}, "accumulate_grad_batches": 4},
+}
+
+
+def live(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[int]:
+    """Give the run in `folder` one life; return its ranks' exit codes."""
+    environment = {**os.environ, "LAWS_JOURNAL": str(folder / "journal.jsonl")}
+    if plan is not None:
+        environment |= plan.environment
+    return run_ranks(setting.train, str(folder / "run"), processes=setting.ranks, environment=environment)
+
+
+def assert_alike(found: Path, expected: Path) -> None:
+    """Compare two finished runs: state of every rank, weights, metric log and order of samples, bit for bit."""
+    pairs = zip(final_state(str(found / "run")), final_state(str(expected / "run")), strict=True)
+    for rank, (ours, theirs) in enumerate(pairs):
+        assert not differences(ours, theirs), f"rank {rank}"
+    ours, theirs = ((folder / "run" / "metrics.csv").read_bytes() for folder in (found, expected))
+    assert ours == theirs
+    assert journal(found) == journal(expected)
+
+
+def journal(folder: Path) -> dict[str, list[int]]:
+    """Return which samples each rank trained on in each place; lives that saw a place twice saw the same samples."""
+    places: dict[str, list[int]] = {}
+    for line in (folder / "journal.jsonl").read_text().splitlines():
+        place, samples = json.loads(line)
+        assert places.setdefault(str(place), samples) == samples, f"place {place} had other samples in another life"
+    return places

@@ -1,0 +1,44 @@
+"""Law 1: wherever a run dies, and however often, it ends with the bits of the run that nothing befell."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from laws.axes import cover, product
+from laws.lives import LAYOUTS, STEPS, Setting, assert_alike, live
+from midstride.engine.faults import PHASES, FaultPlan
+
+AXES: dict[str, list[Any]] = {
+    "step": list(range(STEPS)),
+    "phase": list(PHASES),
+    "ranks": [1, 2, 3],
+    "layout": list(LAYOUTS),
+    "deaths": [1, 2],
+    "victim": ["first", "last"],
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        cases = product(AXES) if metafunc.config.getoption("--laws") == "all" else cover(AXES)
+        metafunc.parametrize("case", cases, ids=lambda case: "-".join(str(v).replace(" ", "_") for v in case.values()))
+
+
+def test_a_killed_run_ends_with_the_same_bits(
+    case: dict[str, Any], tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting(ranks=case["ranks"], layout=case["layout"])
+    steps = 4 if setting.layout == "accumulation" else STEPS
+    step, victim = case["step"] % steps, 0 if case["victim"] == "first" else setting.ranks - 1
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=victim, step=step, phase=case["phase"])
+    if case["deaths"] == 2:
+        plan.add("kill", rank=setting.ranks - 1 - victim, step=min(step + 1, steps - 1), phase=case["phase"])
+
+    while len(plan.fired()) < case["deaths"]:  # both may strike in one life
+        assert -9 in live(setting, tmp_path, plan)
+    assert live(setting, tmp_path, plan) == [0] * setting.ranks
+
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))

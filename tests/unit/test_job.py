@@ -1,0 +1,198 @@
+"""Jobs: read as people mean them, refused with every fault at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.errors import JobError, UserCodeError
+from midstride.engine.imports import call_with, load_attribute
+from midstride.engine.job import TrainingJob
+from midstride.engine.jobfile import parse_yaml
+
+JOB = """
+name: digits
+module: model:Classifier
+data: model:Digits
+world: {strategy: ddp, processes: 2, nodes: 1}
+trainer: {max_epochs: 5, precision: 32}
+snapshots: {url: runs, every_steps: 20}
+"""
+
+
+def write(folder: Path, text: str = JOB) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def faults(folder: Path, text: str = JOB, *overrides: str) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        TrainingJob.load(write(folder, text), overrides)
+    head, *lines = str(caught.value).splitlines()
+    count = "1 fault" if len(lines) == 1 else f"{len(lines)} faults"
+    assert head == f"{count} in {folder / 'job.yaml'}:"
+    return [line.strip() for line in lines]
+
+
+def test_numbers_where_text_is_meant_are_taken(tmp_path: Path) -> None:
+    job = TrainingJob.load(write(tmp_path))
+    assert (job.trainer.precision, job.world.nodes, job.world.launched_by) == ("32", "1", "torchrun")
+
+
+def test_paths_are_absolute_against_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    write(folder, JOB + "data_args: {folder: ./data, name: data, parts: [../a]}\n")
+    monkeypatch.chdir(tmp_path)
+    job = TrainingJob.load("jobs/job.yaml")
+    assert job.folder == str(folder)
+    assert job.run_url("night-1") == f"{folder}/runs/night-1"
+    assert job.data_args == {"folder": f"{folder}/data", "name": "data", "parts": [str(tmp_path / "a")]}
+
+
+def test_urls_stay(tmp_path: Path) -> None:
+    job = TrainingJob.load(write(tmp_path), ["snapshots.url=s3://bucket/prefix/"])
+    assert job.run_url("a") == "s3://bucket/prefix/a"
+
+
+def test_a_run_has_a_place_without_snapshots(tmp_path: Path) -> None:
+    assert TrainingJob.load(write(tmp_path), ["snapshots=null"]).run_url("a") == f"{tmp_path}/runs/a"
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b"])
+def test_a_run_name_is_a_folder_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(JobError, match="letters, digits"):
+        TrainingJob.load(write(tmp_path)).run_url(name)
+
+
+def test_a_resolved_job_survives_json(tmp_path: Path) -> None:
+    job = TrainingJob.load(write(tmp_path))
+    assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
+
+
+def test_choices_set_from_outside(tmp_path: Path) -> None:
+    job = TrainingJob.load(write(tmp_path), ["trainer.max_epochs=2", "module_args.lr=1e-3", "monitor.metric=val/a=b"])
+    assert (job.trainer.max_epochs, job.module_args, job.monitor and job.monitor.metric) == (2, {"lr": 1e-3}, "val/a=b")
+
+
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    text = JOB.replace("processes: 2", "processes: 0").replace("ddp", "dpd").replace("max_epochs: 5", "max_epochs: x")
+    assert faults(tmp_path, text + "sed: 3\nretries: -1\n", "name.x=1", "nothing") == [
+        "--set name.x=1: name has no keys",
+        "--set nothing: write it as key=value, such as trainer.max_epochs=2",
+        "world.strategy: there is no strategy 'dpd'; there are: ddp, single",
+        "world.processes: should be greater than or equal to 1, not 0",
+        "trainer.max_epochs: should be a valid integer, not 'x'",
+        "retries: should be greater than or equal to 0, not -1",
+        "sed: is unknown, did you mean seed?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("trainer.seed=1", "trainer.seed: has its place at the top of the job: seed"),
+        ("trainer.strategy=ddp", "trainer.strategy: has its place under world: world.strategy"),
+        ("trainer.snapshots={}", "trainer.snapshots: has its place at the top of the job: snapshots"),
+        ("world.max_epochs=3", "world.max_epochs: has its place under trainer: trainer.max_epochs"),
+        ("max_epochs=3", "max_epochs: has its place under trainer: trainer.max_epochs"),
+        ("trainer.max_epoch=3", "trainer.max_epoch: is unknown, did you mean trainer.max_epochs?"),
+        ("monitor.every_step=3", "monitor.every_step: is unknown, did you mean snapshots.every_steps?"),
+        ("world.zzz=3", "world.zzz: is unknown; here may stand launcher, nodes, processes, strategy"),
+        ("world.strategy=single", "world: strategy single has one process, not 2; for more choose ddp"),
+        ("world.launcher=inline", "world: launcher inline starts one process, not 2; leave it out, or say torchrun"),
+        ("world.launcher=slurm", "world.launcher: should be 'inline' or 'torchrun', not 'slurm'"),
+        ("trainer.max_epochs=null", "trainer: say max_epochs or max_steps: the training would never end"),
+        ("module=model.py", "module: \"package.module:attribute\" is needed, such as model:Classifier, not 'model.py'"),
+        (
+            "trainer.val_check_interval=often",
+            "trainer.val_check_interval: should be a valid integer; or should be a valid number, unable to parse "
+            "string as a number, not 'often'",
+        ),
+    ],
+)
+def test_a_fault_says_the_way_out(tmp_path: Path, override: str, fault: str) -> None:
+    text = JOB + ("monitor: {metric: a}\n" if override.startswith("monitor") else "")
+    assert faults(tmp_path, text, override) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("name: [", "line 1, column 8: expected the node content, but found '<stream end>'"),
+        ("- a", "a mapping of keys to values is needed, not ['a']"),
+        ("seed: 1\nseed: 2\n", "line 2, column 1: 'seed' is given twice, first in line 1"),
+    ],
+)
+def test_files_that_are_no_jobs(tmp_path: Path, text: str, fault: str) -> None:
+    assert faults(tmp_path, text) == [fault]
+
+
+def test_a_missing_file() -> None:
+    with pytest.raises(JobError, match="there is no such file"):
+        TrainingJob.load("nowhere/job.yaml")
+
+
+def test_yaml_means_what_people_mean() -> None:
+    text = "{a: 1e-3, b: 1:4, c: no, d: 012, e: 0x1f, f: .inf, g: 1.5, h: -3, i: null, j: true, k: '1'}"
+    assert parse_yaml(text) == {
+        **{"a": 1e-3, "b": "1:4", "c": "no", "d": 12, "e": 31, "f": float("inf")},
+        **{"g": 1.5, "h": -3, "i": None, "j": True, "k": "1"},
+    }
+
+
+def make_module(folder: Path, text: str, name: str) -> str:
+    (folder / f"{name}.py").write_text(text)
+    return name
+
+
+def test_a_missing_module_names_what_is_there(tmp_path: Path) -> None:
+    make_module(tmp_path, "", "classifiers")
+    with pytest.raises(
+        JobError, match=r"there is no module 'classifier', did you mean 'classifiers'\?; .* has classifiers"
+    ):
+        load_attribute("classifier:A", tmp_path, "module")
+
+
+def test_a_missing_attribute_names_what_is_there(tmp_path: Path) -> None:
+    make_module(tmp_path, "class Classifier: ...\nclass Other: ...", "some_models")
+    with pytest.raises(JobError, match=r"has no 'Clasifier', did you mean 'Classifier'\?; it has Classifier, Other"):
+        load_attribute("some_models:Clasifier", tmp_path, "module")
+
+
+@pytest.mark.parametrize("text", ["import not_there_at_all", "1 / 0", "def f(:"])
+def test_a_module_that_cannot_be_imported_shows_its_traceback_first(tmp_path: Path, text: str) -> None:
+    name = make_module(tmp_path, text, f"broken_{abs(hash(text))}")
+    with pytest.raises(UserCodeError) as caught:
+        load_attribute(f"{name}:A", tmp_path, "module")
+    message = str(caught.value)
+    assert f"{name}.py" in message
+    assert "imports.py" not in message
+    assert message.endswith(f"raised in import of {name}")
+
+
+def test_two_jobs_may_both_have_a_model(tmp_path: Path) -> None:
+    for one in ("a", "b"):
+        (tmp_path / one).mkdir()
+        make_module(tmp_path / one, f"class Model: name = {one!r}", "twice_there")
+    names = [load_attribute("twice_there:Model", tmp_path / one, "module").name for one in ("a", "b", "a")]
+    assert names == ["a", "b", "a"]
+
+
+def test_wrong_arguments_are_faults_of_the_job() -> None:
+    def build(hidden: int, *, depth: int = 1) -> None: ...
+
+    with pytest.raises(JobError) as caught:
+        call_with(build, {"hiden": 3}, "model:build", "module_args")
+    assert str(caught.value).splitlines() == [
+        "module_args.hiden: model:build takes no 'hiden', did you mean 'hidden'?; it takes hidden, depth",
+        "module_args.hidden: is missing; model:build needs it",
+    ]
+
+
+def test_reading_a_job_loads_no_torch() -> None:
+    code = "import sys, midstride.engine.launch; print('torch' in sys.modules, 'prefect' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["False", "False"]

@@ -1,0 +1,94 @@
+"""The ledger: attempts are numbered once, and another one is made only when it makes sense."""
+
+from pathlib import Path
+from typing import Any
+
+from midstride.engine.errors import Superseded
+from midstride.engine.ledger import Attempt, Ledger, judge
+from midstride.engine.outcome import Outcome
+from midstride.engine.snapshots.store import Store
+
+
+def died(number: int, **facts: Any) -> Attempt:
+    return Attempt(number, **{"outcome": "died", **facts})
+
+
+def place(step: int, generation: int) -> str:
+    return f"{step:012d}-g{generation:06d}"
+
+
+def test_attempts_are_numbered_and_rewritten(tmp_path: Path) -> None:
+    ledger = Ledger(Store.open(str(tmp_path)))
+    first, second = ledger.begin(), ledger.begin()
+    ledger.record(second, Outcome.of(RuntimeError("x"), rank=1, step=5))
+    assert [(one.number, one.outcome) for one in ledger.attempts()] == [(1, "lost"), (2, "died")]
+    last = ledger.attempts()[-1]
+    assert (last.type, last.step, last.rank, last.code) == ("builtins.RuntimeError", 5, 1, 1)
+    assert first.number == 1
+    assert last.ended is not None
+
+
+def test_another_world_may_take_a_number(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path))
+    ledger = Ledger(store)
+    store.at("attempts").create("000001.json", b'{"number": 1, "from_a_later_version": 3}')
+    assert ledger.begin().number == 2
+    assert [one.number for one in ledger.attempts()] == [1, 2]
+
+
+def test_what_a_retry_cannot_change_is_not_retried() -> None:
+    assert not judge([Attempt(1, outcome="user_error")], 3).retry
+    assert not judge([Attempt(1, outcome="done")], 3).retry
+    superseded = Outcome.of(Superseded("x"))
+    assert not judge([Attempt(1, outcome=superseded.kind, type=superseded.type)], 3).retry
+
+
+def test_a_stop_is_resumed_and_not_counted() -> None:
+    attempts = [died(1), Attempt(2, outcome="stopped"), died(3)]
+    assert judge(attempts[:2], 0).retry
+    assert judge(attempts, 2).retry
+    assert not judge(attempts, 1).retry
+
+
+def test_retries_count_attempts_without_progress() -> None:
+    attempts = [died(number) for number in (1, 2, 3, 4)]
+    assert [judge(attempts[:count], 3).retry for count in (1, 2, 3, 4)] == [True, True, True, False]
+    assert not judge([died(1)], 0).retry
+
+
+def test_a_lost_attempt_counts() -> None:
+    assert not judge([Attempt(1), Attempt(2)], 1).retry
+
+
+def test_a_newer_snapshot_refills_them() -> None:
+    attempts = [died(1), died(2), died(3, snapshot=place(20, 3)), died(4, resumed_from=place(20, 3)), died(5)]
+    assert judge(attempts, 2).retry
+    again = died(6, resumed_from=place(20, 3), snapshot=place(20, 6))
+    assert not judge([*attempts, again], 2).retry
+    further = died(6, resumed_from=place(20, 3), snapshot=f"{20:012d}.0003-g000006")
+    assert judge([*attempts, further], 2).retry
+
+
+def test_the_same_error_at_the_same_step_twice_is_not_bad_luck() -> None:
+    first, second = died(1, type="builtins.ValueError", step=7), died(2, type="builtins.ValueError", step=7)
+    verdict = judge([first, second], 3)
+    assert (verdict.retry, "builtins.ValueError at step 7" in verdict.reason) == (False, True)
+    assert judge([first, died(2, type="builtins.ValueError", step=8)], 3).retry
+    assert judge([first, died(2, type="builtins.OSError", step=7)], 3).retry
+    assert not judge([first, Attempt(2, outcome="stopped"), died(3, type="builtins.ValueError", step=7)], 3).retry
+
+
+def test_being_killed_at_the_same_step_twice_may_be_bad_luck() -> None:
+    assert judge([died(1, step=7), died(2, step=7)], 3).retry
+
+
+def test_the_worlds_own_errors_may_pass() -> None:
+    name = "midstride.engine.errors.SnapshotError"
+    assert judge([died(1, type=name, step=7), died(2, type=name, step=7)], 3).retry
+
+
+def test_who_asks_by_hand_gets_as_many_again() -> None:
+    attempts = [died(number, type="builtins.ValueError", step=7) for number in (1, 2)]
+    assert not judge(attempts, 3).retry
+    third = died(3, type="builtins.ValueError", step=7)
+    assert judge([*attempts, third], 3, after=2).retry

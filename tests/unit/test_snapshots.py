@@ -1,0 +1,793 @@
+"""Snapshots: committed or never happened, damaged ones found before use, one writer, nothing lost by pruning."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from botocore.exceptions import ClientError
+from torch import nn
+
+from midstride.engine.errors import (
+    SnapshotDamaged,
+    SnapshotError,
+    SnapshotMissing,
+    StoreUnsafe,
+    Superseded,
+    UnsupportedState,
+)
+from midstride.engine.snapshots.checksums import seal, unseal
+from midstride.engine.snapshots.codec import differences
+from midstride.engine.snapshots.history import History, Place, Snapshot, snapshot_name
+from midstride.engine.snapshots.lease import Lease, acquire, leases, newest, superseded_by
+from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.remote import RemoteStore
+from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights import load_weights, save_weights
+from midstride.engine.snapshots.writer import Writer, deal
+from midstride.engine.world import World
+
+FILES = ["rank-00000-of-00001.safetensors", "rank-00000-of-00001.json", "metrics.csv"]
+
+
+def state_at(step: int) -> dict[str, Any]:
+    weight = torch.full((4, 3), float(step))
+    return {
+        "progress": {"step": step},
+        "module": {"weight": weight, "tied": weight},
+        "lr": (0.1, step),
+        "keys": {1: step},
+    }
+
+
+def alone(store: Store, resumed_from: str | None = None, *, keep: int = 100) -> Writer:
+    return Writer(store, acquire(store, resumed_from, {}), World(), lambda value: [value], "digits", keep)
+
+
+def take(writer: Writer, *steps: int, **changes: Any) -> list[Snapshot]:
+    return [
+        writer.take(Place(step), state_at(step), lambda path: False, f"{step},row\n", {"threads": 1}, **changes)
+        for step in steps
+    ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "runs" / "digits")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def file_of(store: Store, snapshot: Snapshot, name: str) -> Path:
+    return Path(store.url) / "snapshots" / snapshot.name / name
+
+
+# --- stores ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["local", "file", "memory"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    urls = {"local": str(tmp_path / "a"), "file": f"file://{tmp_path}/a", "memory": f"memory://{uuid.uuid4().hex}/a"}
+    return Store.open(urls[request.param])
+
+
+def test_a_store_holds_files(any_store: Store):
+    assert any_store.list() == []
+    assert any_store.list("no/where") == []
+    any_store.write("b/two", b"22")
+    any_store.write("b/one", memoryview(b"1"))
+    any_store.write("b-a", b"")
+    any_store.write("b/two", b"222")
+    assert any_store.read("b/two") == b"222"
+    assert b"".join(any_store.stream("b/two")) == b"222"
+    assert (any_store.size("b/two"), any_store.size("b-a")) == (3, 0)
+    assert any_store.list() == ["b", "b-a"]
+    assert any_store.list("b") == any_store.at("b").list() == ["one", "two"]
+    assert any_store.at("b").read("one") == b"1"
+    assert [any_store.exists(path) for path in ("b/one", "b", "c")] == [True, False, False]
+    any_store.remove("b/one")
+    any_store.remove("b/one")
+    any_store.remove("c/d")
+    assert any_store.list("b") == ["two"]
+    any_store.remove("b")
+    assert any_store.list() == ["b-a"]
+    for ask in (any_store.read, any_store.size, lambda path: list(any_store.stream(path))):
+        with pytest.raises(FileNotFoundError):
+            ask("b/two")
+
+
+def test_a_local_store_leaves_no_drafts(tmp_path: Path):
+    store = Store.open(tmp_path)
+    store.write("a", b"1")
+    assert store.create("b", b"2")
+    assert not store.create("b", b"3")
+    assert names_in(tmp_path) == ["a", "b"]
+    assert store.read("b") == b"2"
+    store.ensure_writable()
+    assert names_in(tmp_path) == ["a", "b"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store.open(tmp_path)
+    store.write("a", b"old")
+
+    def no_space(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        store.write("a", b"new")
+    monkeypatch.undo()
+    assert names_in(tmp_path) == ["a"]
+    assert store.read("a") == b"old"
+
+
+def test_threads_create_once(tmp_path: Path):
+    store = Store.open(tmp_path)
+    gate = threading.Barrier(8)
+
+    def race(round_: int, who: int) -> bool:
+        gate.wait()
+        return store.create(f"lease/{round_}", b"%d" % who)
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(10):
+            won = list(pool.map(race, [number] * 8, range(8)))
+            assert won.count(True) == 1
+            assert store.read(f"lease/{number}") == b"%d" % won.index(True)
+
+
+RACER = """
+import sys
+from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.store import Store
+assert "torch" not in sys.modules, "reading a run needs no torch"
+sys.stdin.readline()
+print([acquire(Store.open(sys.argv[1]), None, {}).generation for _ in range(20)])
+"""
+
+
+def test_processes_take_every_generation_once(store: Store):
+    command = [sys.executable, "-c", RACER, store.url]
+    racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = []
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    for racer in racers:
+        out, _ = racer.communicate(timeout=30)
+        answers.append(json.loads(out))
+    assert sorted(number for numbers in answers for number in numbers) == list(range(1, 61))
+    assert [lease.generation for lease in leases(store)] == list(range(1, 61))
+    assert len({lease.run_id for lease in leases(store)}) == 1
+
+
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnsafe, match=r"file/runs cannot be written: .*snapshots\.url"):
+        Store.open(tmp_path / "file" / "runs").ensure_writable()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="Requires: a user that is not root")
+def test_a_read_only_folder_is_refused(tmp_path: Path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreUnsafe, match="cannot be written"):
+        Store.open(tmp_path / "runs").ensure_writable()
+    tmp_path.chmod(0o700)
+
+
+def test_stores_without_exclusive_creation_are_refused_by_name():
+    with pytest.raises(StoreUnsafe, match=r"memory://.*snapshots\.url"):
+        Store.open("memory://bucket/runs").ensure_writable()
+    with pytest.raises(StoreUnsafe, match="nowhere://"):
+        Store.open("nowhere://bucket/runs")
+
+
+def _refusal(code: str) -> OSError:
+    error = OSError(22, "At least one of the pre-conditions you specified did not hold")
+    error.__cause__ = ClientError({"Error": {"Code": code, "Message": "no"}}, "PutObject")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("answer", "created"),
+    [
+        (None, True),
+        (FileExistsError(), False),
+        (_refusal("PreconditionFailed"), False),
+        (_refusal("AccessDenied"), None),
+    ],
+    ids=["created", "exists", "precondition", "denied"],
+)
+def test_what_s3_answers_to_a_conditional_put(answer: Exception | None, created: bool | None):
+    class Bucket:
+        def pipe_file(self, path: str, data: bytes, mode: str) -> None:
+            assert (path, data, mode) == ("s3://bucket/run/lease/1", b"x", "create")
+            if answer is not None:
+                raise answer
+
+    class Remote(RemoteStore):
+        _files = Bucket()
+
+    store = Remote("s3://bucket/run")
+    if created is None:
+        with pytest.raises(OSError, match="pre-conditions"):
+            store.create("lease/1", b"x")
+    else:
+        assert store.create("lease/1", b"x") is created
+
+
+def test_any_flipped_byte_of_a_sealed_document_is_found():
+    data = seal({"name": "é", "numbers": [1, 2.5, float("inf")], "nested": {10: (1, 2), 9: None}})
+    assert unseal(data, "here") == {"name": "é", "numbers": [1, 2.5, float("inf")], "nested": {"10": [1, 2], "9": None}}
+    for index in range(len(data)):
+        for bit in (1, 32):
+            damaged = bytearray(data)
+            damaged[index] ^= bit
+            with pytest.raises(SnapshotDamaged, match="here"):
+                unseal(bytes(damaged), "here")
+
+
+# --- one writer, one reader -----------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_comes_back(store: Store):
+    (snapshot,) = take(alone(store), 20)
+    assert snapshot.name == "000000000020-g000001"
+    assert History(store).snapshots() == [snapshot]
+    assert History(store).newest_good() == snapshot
+    back = read(store, snapshot, 0)
+    assert differences(state_at(20), back) == []
+    assert back["module"]["weight"].data_ptr() == back["module"]["tied"].data_ptr()
+    manifest = snapshot.manifest
+    assert sorted(manifest["files"]) == sorted(FILES)
+    assert manifest["progress"] == {"step": 20}
+    assert manifest["facts"] == {"threads": 1}
+    assert (manifest["run"], manifest["world_size"], manifest["generation"]) == ("digits", 1, 1)
+    assert snapshot.bytes == sum(file_of(store, snapshot, name).stat().st_size for name in FILES)
+
+
+def test_taken_again_at_the_same_place_it_is_the_same_snapshot(store: Store):
+    writer = alone(store)
+    first, again = take(writer, 5, 5)
+    assert first is again
+    between = writer.take(Place(5, 2), state_at(5), lambda path: False, "", {})
+    assert between.name == "000000000005.0002-g000001"
+    assert [snapshot.place for snapshot in History(store).snapshots()] == [Place(5), Place(5, 2)]
+    writer.flush()
+    writer.close()
+
+
+def test_names_sort_as_places_do():
+    places = [Place(9), Place(10), Place(10, 1), Place(10, 17), Place(11), Place(123456)]
+    names = [snapshot_name(place, 3) for place in places]
+    assert sorted(names) == names
+    assert sorted(places) == places
+
+
+@pytest.mark.parametrize("phase", ["snapshot_write", "before_commit"])
+def test_without_a_manifest_it_never_happened(store: Store, phase: str):
+    writer = alone(store)
+    (first,) = take(writer, 1)
+
+    def die(now: str) -> None:
+        if now == phase:
+            raise RuntimeError("a fault")
+
+    with pytest.raises(SnapshotError, match="000000000002-g000001 was not taken, rank 0 says: RuntimeError: a fault"):
+        take(writer, 2, probe=die)
+    assert "manifest.json" not in store.list("snapshots/000000000002-g000001")
+    assert History(store).newest_good() == first
+    assert History(store).aside() == []
+    assert History(store).rows() == ["1,row\n"]
+    take(writer, 3)
+    assert store.list("snapshots") == ["000000000001-g000001", "000000000003-g000001"]
+    assert History(store).rows() == ["1,row\n", "3,row\n"]
+
+
+def test_a_snapshot_that_cannot_be_encoded_leaves_nothing(store: Store):
+    writer = alone(store)
+    with pytest.raises(UnsupportedState, match=r"rank 0 says.*\n.*module/hook: function"):
+        writer.take(Place(1), {"module": {"hook": lambda: 0}}, lambda path: False, "", {})
+    assert store.list("snapshots") == []
+
+
+# --- law 2: damage --------------------------------------------------------------------------------------------------
+
+
+def _flip(path: Path, at: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[min(int(len(data) * at), len(data) - 1)] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path: Path, at: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * at)])
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    **{f"flipped at {at}": lambda path, at=at: _flip(path, at) for at in (0.0, 0.1, 0.5, 0.9, 1.0)},  # type: ignore[misc]
+    **{f"truncated at {at}": lambda path, at=at: _truncate(path, at) for at in (0.0, 0.3, 0.7, 0.99)},  # type: ignore[misc]
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0") and None,
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_damage_is_found_and_the_newest_good_one_is_taken(
+    store: Store, name: str, damage: str, caplog: pytest.LogCaptureFixture
+):
+    good, bad = take(alone(store), 1, 2)
+    DAMAGES[damage](file_of(store, bad, name))
+    assert History(store).newest_good() == good
+    ((aside, reason),) = History(store).aside()
+    assert aside == bad.name
+    assert name in reason
+    assert f"snapshot {bad.name} is set aside" in caplog.text
+    assert History(store).snapshots() == [good]
+    assert file_of(store, bad, name).exists()
+    caplog.clear()
+    assert History(store).newest_good() == good
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_found(store: Store, name: str):
+    good, bad = take(alone(store), 1, 2)
+    file_of(store, bad, name).unlink()
+    with pytest.raises(SnapshotDamaged, match=rf"{name} is missing, its manifest says \d+ bytes"):
+        History(store).verify(bad)
+    assert History(store).newest_good() == good
+
+
+@pytest.mark.parametrize("name", FILES[:2])
+def test_the_reader_checks_what_it_reads(store: Store, name: str):
+    (snapshot,) = take(alone(store), 1)
+    size = file_of(store, snapshot, name).stat().st_size
+    _flip(file_of(store, snapshot, name), 0.6)
+    with pytest.raises(SnapshotDamaged, match=rf"{name} has checksum \w+, its manifest says \w+"):
+        read(store, snapshot, 0)
+    file_of(store, snapshot, name).write_bytes(b"short")
+    with pytest.raises(SnapshotDamaged, match=f"{name} has 5 bytes, its manifest says {size}"):
+        read(store, snapshot, 0)
+    file_of(store, snapshot, name).unlink()
+    with pytest.raises(SnapshotDamaged, match="missing"):
+        read(store, snapshot, 0)
+
+
+def test_a_missing_manifest_means_it_never_happened(store: Store):
+    good, bad = take(alone(store), 1, 2)
+    file_of(store, bad, "manifest.json").unlink()
+    assert History(store).newest_good() == good
+    assert History(store).aside() == []
+
+
+def test_nothing_good_is_nothing(store: Store):
+    assert History(store).newest_good() is None
+    assert History(store).rows() == []
+    for snapshot in take(alone(store), 1, 2):
+        file_of(store, snapshot, "metrics.csv").write_text("x")
+    assert History(store).newest_good() is None
+    assert len(History(store).aside()) == 2
+    assert History(store).rows() == []
+
+
+def test_a_snapshot_of_another_run_is_set_aside(store: Store, tmp_path: Path):
+    other = Store.open(tmp_path / "runs" / "other")
+    (foreign,) = take(alone(other), 9)
+    (good,) = take(alone(store), 1)
+    Path(other.url, "snapshots", foreign.name).rename(Path(store.url, "snapshots", foreign.name))
+    assert History(store).snapshots() == [good]
+    assert History(store).newest_good() == good
+    assert [name for name, reason in History(store).aside() if "another run" in reason] == [foreign.name]
+    assert History(store).rows() == ["1,row\n"]
+
+
+def test_a_renamed_folder_is_set_aside(store: Store):
+    first, second = take(alone(store), 1, 2)
+    folder = file_of(store, second, "")
+    folder.rename(folder.with_name("000000000005-g000001"))
+    assert History(store).newest_good() == first
+    assert "manifest of snapshot 000000000002-g000001" in dict(History(store).aside())["000000000005-g000001"]
+
+
+def test_a_run_may_be_moved_as_a_whole(store: Store, tmp_path: Path):
+    (snapshot,) = take(alone(store), 1)
+    Path(store.url).rename(tmp_path / "elsewhere")
+    assert History(Store.open(tmp_path / "elsewhere")).newest_good() == snapshot
+
+
+def test_a_newer_format_is_not_damage(store: Store):
+    (snapshot,) = take(alone(store), 1)
+    manifest = {**snapshot.manifest, "format": 2}
+    file_of(store, snapshot, "manifest.json").write_bytes(seal(manifest))
+    with pytest.raises(SnapshotError, match="format 2, this version reads 1"):
+        History(store).newest_good()
+    assert History(store).aside() == []
+
+
+def test_one_set_aside_by_hand_is_not_taken_but_its_rows_count(store: Store):
+    first, second, third = take(alone(store), 1, 2, 3)
+    History(store).set_aside(second, "two resumes died")
+    assert History(store).aside() == [(second.name, "two resumes died")]
+    assert History(store).snapshots() == [first, third]
+    assert History(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
+    History(store).prune(1)
+    assert History(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
+    assert store.list("snapshots") == [second.name, third.name]
+
+
+def test_one_pruned_while_it_is_read_is_not_damaged(store: Store):
+    first, second = take(alone(store), 1, 2)
+    store.remove(f"snapshots/{second.name}")
+    with pytest.raises(SnapshotMissing, match="was removed"):
+        History(store).verify(second)
+    assert History(store).newest_good() == first
+
+
+# --- law 5: generations ---------------------------------------------------------------------------------------------
+
+
+def test_a_late_commit_of_a_stale_generation_is_never_read(store: Store):
+    stale = alone(store)
+    first, _second = take(stale, 1, 2)
+    late = Writer(store, Lease(1, None, newest(store).run_id), World(), lambda value: [value], "digits", 100)
+    current = alone(store, resumed_from=first.name)
+    (mine,) = take(current, 2)
+    # As if the check of the lease had passed a moment before the newer world took it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("midstride.engine.snapshots.writer.superseded_by", lambda store, lease: None)
+        patch.setattr(Writer, "_prune", lambda writer: None)
+        (stray,) = take(late, 3)
+    assert store.exists(f"snapshots/{stray.name}/manifest.json")
+    assert History(store).snapshots() == [first, mine]
+    assert History(store).newest_good() == mine
+    assert History(store).rows() == ["1,row\n", "2,row\n"]
+
+
+def test_a_superseded_writer_finds_out_and_commits_nothing(store: Store):
+    stale = alone(store)
+    (first,) = take(stale, 1)
+    assert superseded_by(store, Lease(1, None)) is None
+    current = alone(store, resumed_from=first.name)
+    with pytest.raises(Superseded, match=r"generation 2 advances .* now, this world is generation 1"):
+        take(stale, 2)
+    assert History(store).snapshots() == [first]
+    (mine,) = take(current, 2)
+    assert History(store).snapshots() == [first, mine]
+    assert superseded_by(store, Lease(1, None)) == newest(store)
+    assert store.list("snapshots") == [first.name, mine.name]  # what the stale one left is swept
+
+
+def test_lineage_follows_the_leases(store: Store):
+    a1, a2, _a3 = take(alone(store), 1, 2, 3)
+    (_b4,) = take(alone(store, a2.name), 4)
+    (c3,) = take(alone(store, a2.name), 3)
+    d4, d5 = take(alone(store, c3.name), 4, 5)
+    alone(store, d4.name)
+    assert History(store).snapshots() == [a1, a2, c3, d4]
+    assert History(store).rows() == ["1,row\n", "2,row\n", "3,row\n", "4,row\n"]
+    assert d5 not in History(store).snapshots()
+    assert [lease.resumed_from for lease in leases(store)] == [None, a2.name, a2.name, c3.name, d4.name]
+
+
+def test_a_fresh_start_forgets_the_older_generations(store: Store):
+    take(alone(store), 1, 2)
+    (new,) = take(alone(store, None), 1)
+    assert History(store).snapshots() == [new]
+    assert History(store).rows() == ["1,row\n"]
+
+
+def test_places_inside_a_step_cut_the_lineage_too(store: Store):
+    writer = alone(store)
+    (first,) = take(writer, 5)
+    inside = [writer.take(Place(5, after), state_at(5), lambda path: False, "", {}) for after in (1, 2, 3)]
+    alone(store, inside[1].name)
+    assert History(store).snapshots() == [first, inside[0], inside[1]]
+
+
+@pytest.mark.parametrize("damage", [lambda path: _flip(path, 0.5), lambda path: path.unlink()])
+def test_a_damaged_lease_is_named(store: Store, damage: Callable[[Path], None]):
+    (first,) = take(alone(store), 1)
+    alone(store, first.name)
+    damage(Path(store.url, "lease", "000001.json"))
+    with pytest.raises(SnapshotDamaged, match=r"lease/000001\.json .*start over under another run name"):
+        History(store).snapshots()
+
+
+# --- pruning --------------------------------------------------------------------------------------------------------
+
+
+def test_pruning_keeps_the_newest_and_every_row(store: Store):
+    writer = alone(store, keep=2)
+    taken = take(writer, *range(1, 7))
+    assert History(store).snapshots() == taken[-2:]
+    assert store.list("snapshots") == [snapshot.name for snapshot in taken[-2:]]
+    assert History(store).rows() == [f"{step},row\n" for step in range(1, 7)]
+    (more,) = take(alone(store, taken[4].name, keep=2), 6)
+    assert History(store).snapshots() == [taken[4], more]
+    assert History(store).rows() == [f"{step},row\n" for step in range(1, 7)]
+    assert History(store).prune(1) == [taken[4].name]
+
+
+def test_those_named_beside_stay(store: Store):
+    taken = take(alone(store), 1, 2, 3, 4)
+    assert History(store).prune(1, also={taken[1].name}) == [taken[0].name, taken[2].name]
+    assert History(store).snapshots() == [taken[1], taken[3]]
+    assert len(History(store).rows()) == 4
+
+
+class Killed(BaseException):
+    """What a SIGKILL is to a test."""
+
+
+def test_a_kill_at_any_moment_of_pruning_loses_nothing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    taken = take(alone(store), 1, 2, 3)
+    for deadly in range(20):
+        left = [deadly]
+
+        def count(call: Callable[..., Any], left: list[int] = left) -> Callable[..., Any]:
+            def counted(*args: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+                return call(*args)
+
+            return counted
+
+        with monkeypatch.context() as patch:
+            for verb in ("write", "remove"):
+                patch.setattr(type(store), verb, count(getattr(type(store), verb)))
+            try:
+                History(store).prune(1)
+                finished = True
+            except Killed:
+                finished = False
+        assert History(store).newest_good() == taken[-1]
+        assert History(store).aside() == []
+        assert History(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
+        if finished:
+            break
+    assert finished
+    History(store).prune(1)
+    assert store.list("snapshots") == [taken[-1].name]
+
+
+def test_damaged_rows_are_named(store: Store):
+    taken = take(alone(store, keep=1), 1, 2)
+    (file,) = store.list("metrics")
+    assert file.startswith(taken[0].name)
+    _flip(Path(store.url, "metrics", file), 0.5)
+    with pytest.raises(SnapshotDamaged, match=f"metrics/{file} has checksum"):
+        History(store).rows()
+
+
+def test_old_snapshots_that_cannot_be_removed_do_not_stop_the_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    writer = alone(store, keep=1)
+    take(writer, 1)
+
+    def refuse(*args: Any) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(type(store), "remove", refuse)
+    take(writer, 2)
+    monkeypatch.undo()
+    assert "could not be removed: not yours" in caplog.text
+    (third,) = take(writer, 3)
+    assert History(store).snapshots() == [third]
+    assert len(History(store).rows()) == 3
+
+
+# --- three ranks ----------------------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """A world of threads whose gather is a barrier."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=10)
+        self._values: list[Any] = [None] * size
+
+    def gather(self, rank: int) -> Callable[[object], list[Any]]:
+        def gather(value: object) -> list[Any]:
+            self._values[rank] = value
+            self._barrier.wait()
+            values = list(self._values)
+            self._barrier.wait()
+            return values
+
+        return gather
+
+    def run(self, act: Callable[[World, Callable[[object], list[Any]]], Any]) -> list[Any]:
+        """Return what every rank returned or raised."""
+
+        def one(rank: int) -> Any:
+            try:
+                return act(World(rank=rank, size=self.size), self.gather(rank))
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(one, range(self.size)))
+
+
+def state_of(rank: int, shift: float = 0.0) -> dict[str, Any]:
+    module = {f"layer{i}.weight": torch.full((10 * (i + 1), 7), float(i) + shift).t() for i in range(5)}
+    return {"module": module, "metrics": {"total": torch.tensor(float(rank))}, "rng": torch.arange(rank + 2)}
+
+
+def take_with(
+    store: Store,
+    lease: Lease,
+    state: Callable[[int], Any] = state_of,
+    replicated: Callable[[str], bool] = lambda path: path.startswith("module/"),
+    probes: dict[int, Callable[[str], object]] | None = None,
+) -> list[Any]:
+    def act(world: World, gather: Callable[[object], list[Any]]) -> Snapshot:
+        writer = Writer(store, lease, world, gather, "digits", 3)
+        probe = (probes or {}).get(world.rank, lambda phase: None)
+        return writer.take(Place(4), state(world.rank), replicated, "4,row\n", {}, probe)
+
+    return Ranks(3).run(act)
+
+
+def test_three_ranks_write_one_snapshot(store: Store):
+    taken = take_with(store, acquire(store, None, {}))
+    assert taken[0] == taken[1] == taken[2] == History(store).newest_good()
+    for rank in range(3):
+        back = read(store, taken[0], rank)
+        assert differences(state_of(rank), back) == []
+        assert back["module"]["layer1.weight"].stride() == state_of(0)["module"]["layer1.weight"].stride()
+    with pytest.raises(SnapshotError, match="taken by 3 ranks, it has no part for rank 3"):
+        read(store, taken[0], 3)
+
+
+def test_replicated_tensors_are_written_once_and_dealt_by_size(store: Store):
+    (snapshot, *_) = take_with(store, acquire(store, None, {}))
+    sizes = [snapshot.manifest["files"][f"rank-0000{rank}-of-00003.safetensors"]["bytes"] for rank in range(3)]
+    whole = sum(tensor.nbytes for tensor in state_of(0)["module"].values())
+    assert whole < sum(sizes) < 1.6 * whole + 1500  # the rest is headers and what each rank has of its own
+    assert max(sizes) < 0.6 * sum(sizes)
+
+
+def test_dealing_is_fair_and_repeatable():
+    sizes = {f"t{number}": number * 10 for number in range(20)}
+    dealt = deal(sizes, 3)
+    assert dealt == deal(dict(reversed(sizes.items())), 3)
+    loads = [sum(sizes[name] for name, rank in dealt.items() if rank == mine) for mine in range(3)]
+    assert max(loads) - min(loads) <= 30
+    assert deal({}, 3) == {}
+
+
+def _fail(words: str, at: str = "snapshot_write") -> Callable[[str], None]:
+    def probe(phase: str) -> None:
+        if phase == at:
+            raise OSError(28, words)
+
+    return probe
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("phase", ["snapshot_write", "before_commit"])
+def test_an_error_of_one_rank_reaches_all(store: Store, rank: int, phase: str):
+    errors = take_with(store, acquire(store, None, {}), probes={rank: _fail("No space left", phase)})
+    for error in errors:
+        assert type(error) is SnapshotError
+        assert f"rank {rank} says: OSError: [Errno 28] No space left" in str(error)
+    assert isinstance(errors[rank].__cause__, OSError)
+    if phase == "snapshot_write" or rank == 0:
+        assert History(store).snapshots() == []
+
+
+def test_an_error_after_the_commit_does_not_undo_it(store: Store):
+    errors = take_with(store, acquire(store, None, {}), probes={2: _fail("too late", "before_commit")})
+    assert [type(error) for error in errors] == [SnapshotError] * 3
+    committed = History(store).newest_good()
+    assert committed is None or differences(state_of(1), read(store, committed, 1)) == []
+
+
+def test_state_that_cannot_be_written_is_the_same_error_everywhere(store: Store):
+    errors = take_with(store, acquire(store, None, {}), lambda rank: {"hook": print} if rank == 1 else state_of(rank))
+    assert [type(error) for error in errors] == [UnsupportedState] * 3
+    assert all("rank 1 says" in str(error) for error in errors)
+    assert History(store).snapshots() == []
+
+
+def test_ranks_that_do_not_agree_on_what_is_replicated_are_refused(store: Store):
+    def state(rank: int) -> Any:
+        return {"module": {"a": torch.ones(2), **({"b": torch.ones(3)} if rank == 2 else {})}}
+
+    errors = take_with(store, acquire(store, None, {}), state)
+    assert all(
+        type(error) is SnapshotError and "rank 2 and rank 0 do not hold the same" in str(error) for error in errors
+    )
+
+
+def test_a_store_that_ranks_do_not_share_is_refused(store: Store, tmp_path: Path):
+    lease = acquire(store, None, {})
+
+    def act(world: World, gather: Callable[[object], list[Any]]) -> Snapshot:
+        own = store if world.is_first else Store.open(tmp_path / f"node{world.rank}")
+        return Writer(own, lease, world, gather, "digits", 3).take(
+            Place(4), state_of(world.rank), lambda path: False, "", {}
+        )
+
+    errors = Ranks(3).run(act)
+    assert all("rank 0 sees no such file: all ranks must share one store" in str(error) for error in errors)
+
+
+def test_superseded_reaches_every_rank(store: Store):
+    lease = acquire(store, None, {})
+    acquire(store, None, {})
+    assert [type(error) for error in take_with(store, lease)] == [Superseded] * 3
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def test_weights_come_back_tied_and_in_their_memory_format(store: Store):
+    module = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(3, 3), nn.Linear(3, 3))
+    module[2].weight = module[1].weight
+    save_weights(
+        store, "best", module.state_dict(), {"val/accuracy": 0.5, "bad": float("inf")}, {"step": 12, "epoch": 1}
+    )
+    back = load_weights(store, "best")
+    assert differences(module.state_dict(), back.state_dict) == []
+    assert back.state_dict["0.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert back.state_dict["1.weight"].data_ptr() == back.state_dict["2.weight"].data_ptr()
+    assert back.metrics == {"val/accuracy": 0.5, "bad": float("inf")}
+    assert back.facts == {"step": 12, "epoch": 1}
+
+
+def test_newer_weights_replace_older_ones(store: Store):
+    for step, value in ((1, 1.0), (2, 2.0), (2, 3.0), (2, 3.0)):
+        save_weights(store, "last", {"w": torch.tensor(value)}, {}, {"step": step})
+        assert load_weights(store, "last").state_dict["w"] == value
+        assert len(store.list("last")) == 2
+
+
+def test_a_kill_while_weights_are_replaced_leaves_whole_ones(store: Store, monkeypatch: pytest.MonkeyPatch):
+    save_weights(store, "last", {"w": torch.tensor(1.0)}, {}, {"step": 1})
+    whole = type(store).write
+
+    def die_at_the_manifest(self: Store, path: str, data: bytes) -> None:
+        if path.endswith("manifest.json"):
+            raise Killed
+        whole(self, path, data)
+
+    monkeypatch.setattr(type(store), "write", die_at_the_manifest)
+    with pytest.raises(Killed):
+        save_weights(store, "last", {"w": torch.tensor(2.0)}, {}, {"step": 1})
+    monkeypatch.undo()
+    assert load_weights(store, "last").state_dict["w"] == 1.0
+
+
+def test_damaged_and_missing_weights_are_named(store: Store):
+    with pytest.raises(SnapshotMissing, match=r"no weights were saved in .*/best"):
+        load_weights(store, "best")
+    save_weights(store, "best", {"w": torch.ones(5)}, {}, {})
+    (file,) = [name for name in store.list("best") if name.startswith("weights-")]
+    path = Path(store.url, "best", file)
+    _flip(path, 0.9)
+    with pytest.raises(SnapshotDamaged, match=f"{file} has checksum"):
+        load_weights(store, "best")
+    path.unlink()
+    with pytest.raises(SnapshotDamaged, match=f"{file} is missing"):
+        load_weights(store, "best")
+    _flip(path.with_name("manifest.json"), 0.5)
+    with pytest.raises(SnapshotDamaged, match=r"manifest\.json"):
+        load_weights(store, "best")
