@@ -108,8 +108,9 @@ def show_snapshots(run: str, history: History, *, verify: bool = False) -> bool:
         verify: read every byte of them.
     """
     table = Table(title=run, title_justify="left")
-    for column in ("snapshot", "step", "generation", "bytes", "taken", "state"):
-        table.add_column(column, justify="right" if column in ("step", "generation", "bytes") else "left")
+    for column in ("snapshot", "step", "gen", "bytes", "taken", "state"):
+        number = column in ("step", "gen", "bytes")
+        table.add_column(column, justify="right" if number else "left", no_wrap=column != "state")
     good = True
     for snapshot in history.snapshots():
         state = _verified(history, snapshot) if verify else "committed"
@@ -118,7 +119,8 @@ def show_snapshots(run: str, history: History, *, verify: bool = False) -> bool:
         table.add_row(snapshot.name, *facts, escape(state))
     for name, reason in history.aside():
         table.add_row(name, "", "", "", "", f"set aside: {escape(reason)}")
-    Console().print(table)
+    # Into a pipe nothing is cut; on a terminal the reasons wrap.
+    Console(width=None if Console().is_terminal else 160).print(table)
     return good
 
 
@@ -131,4 +133,4 @@ def _verified(history: History, snapshot: Snapshot) -> str:
 
 
 def _time(snapshot: Snapshot) -> str:
-    return datetime.fromtimestamp(snapshot.manifest["time"]).isoformat(" ", "seconds")
+    return datetime.fromtimestamp(snapshot.manifest["time"]).strftime("%m-%d %H:%M:%S")

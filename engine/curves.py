@@ -10,6 +10,7 @@ __all__ = ["can_draw", "draw"]
 
 _PANELS = 6
 _COLOURS = {"train": "#4477aa", "val": "#ee6677", "test": "#228833"}
+_MARK_UP_TO = 40  # points up to which each is worth a mark
 _SMOOTH_FROM = 60  # points from which the noise of single steps hides the line
 
 
@@ -63,7 +64,16 @@ def _panel(axes: Any, name: str, curves: Mapping[str, Sequence[tuple[int, float]
         steps, values = zip(*points, strict=True)
         colour = _COLOURS.get(label.partition("/")[0])
         many = len(points) >= _SMOOTH_FROM
-        (line,) = axes.plot(steps, values, color=colour, linewidth=1.0, alpha=0.3 if many else 1.0)
+        marker = "o" if len(points) <= _MARK_UP_TO else None
+        (line,) = axes.plot(
+            steps,
+            values,
+            color=colour,
+            linewidth=1.0 if many else 1.4,
+            alpha=0.3 if many else 1.0,
+            marker=marker,
+            markersize=3,
+        )
         if many:
             axes.plot(steps, _smooth(values), color=line.get_color(), linewidth=1.6)
         line.set_label("_" if many else label)

@@ -28,6 +28,8 @@ class Determinism:
             torch.set_deterministic_debug_mode("error")
             torch.backends.cudnn.benchmark = False
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         mode, torch.backends.cudnn.benchmark = self._before
         torch.set_deterministic_debug_mode(mode)

@@ -21,6 +21,7 @@ EngineError                 the world ends with 1: a retry may help
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from traceback import StackSummary, TracebackException
 from typing import ClassVar
 
@@ -145,7 +146,7 @@ class StoreUnsafe(SnapshotError):
     exit_code = 2
 
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def _is_ours(filename: str) -> bool:

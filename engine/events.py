@@ -1,7 +1,7 @@
 """What happens in a world, one JSON line per event, in a local file that the launcher names.
 
 kind        fields
-started     step, steps_total
+started     step, steps_total, generation
 resumed     generation, resumed_from, step
 step        epoch, step, steps_total, loss, rate         (rank 0, at most two a second)
 snapshot    name, step, bytes, stall_s                   (committed)

@@ -15,9 +15,8 @@ __all__ = ["call_with", "load_attribute", "make_importable", "user_error"]
 
 
 def make_importable(folder: Path | str) -> None:
-    """Put `folder` first on the path of imports, once."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    """Put `folder` first on the path of imports."""
+    sys.path[:] = [str(folder), *(path for path in sys.path if path != str(folder))]
 
 
 def load_attribute(spec: str, folder: Path | str, key: str) -> Any:
@@ -76,8 +75,6 @@ def _forget_stale(top: str, folder: str) -> None:
     found = PathFinder.find_spec(top, [folder])
     if loaded is None or found is None or found.origin is None or getattr(loaded, "__file__", None) == found.origin:
         return
-    sys.path.remove(folder)
-    sys.path.insert(0, folder)
     for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
         del sys.modules[name]
 

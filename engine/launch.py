@@ -4,8 +4,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 from midstride.engine.errors import JobError, StoreUnsafe
 from midstride.engine.events import Event, EventTail
@@ -130,21 +128,8 @@ class _Watch:
 
     def _events(self) -> None:
         for event in self._tail.new():
-            self.attempt = replace(self.attempt, **_facts(event, self.attempt))
+            self.attempt = self.attempt.after(event)
             self._on_event(event)
-
-
-def _facts(event: Event, attempt: Attempt) -> dict[str, Any]:
-    """What `event` adds to the ledger's knowledge of `attempt`."""
-    fields = event.fields
-    if event.kind == "resumed":
-        keys = {"generation": "generation", "resumed_from": "resumed_from", "resumed_step": "step"}
-        return {ours: fields.get(theirs) for ours, theirs in keys.items()}
-    if event.kind == "snapshot":
-        return {"snapshot": fields.get("name"), "step": fields.get("step")}
-    if event.kind == "step":
-        return {"step": fields.get("step"), "first_step_at": attempt.first_step_at or event.time}
-    return {}
 
 
 def _write_down(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
+from midstride.engine.events import Event
 from midstride.engine.outcome import SUPERSEDED, Outcome
 from midstride.engine.snapshots.store import Store
 
@@ -57,6 +58,20 @@ class Attempt:
     def failed(self) -> bool:
         """Whether it ended by an error that a retry may get past."""
         return self.outcome in ("died", "lost")
+
+    def after(self, event: Event) -> "Attempt":
+        """Return this attempt with what `event`, of its world, adds to it."""
+        step, generation = event.fields.get("step"), event.fields.get("generation", self.generation)
+        if event.kind == "started":
+            return replace(self, step=step, generation=generation)
+        if event.kind == "resumed":
+            resumed_from = event.fields.get("resumed_from")
+            return replace(self, generation=generation, resumed_from=resumed_from, resumed_step=step)
+        if event.kind == "snapshot":
+            return replace(self, step=step, snapshot=event.fields.get("name"))
+        if event.kind == "step":
+            return replace(self, step=step, first_step_at=self.first_step_at or event.time)
+        return self
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -60,6 +60,15 @@ class Running:
         return float(self.total) / self.weight if self.reduce_fx == "mean" else float(self.total)
 
 
+class _Kind(NamedTuple):
+    """What is wanted of a logged value."""
+
+    on_step: bool
+    on_epoch: bool
+    sync_dist: bool
+    reduce_fx: str
+
+
 class Logged:
     """What `self.log` was given until it is reduced, and the metric log it ends in.
 
@@ -101,10 +110,8 @@ class Logged:
     ) -> None:
         """Take one value in; see `TrainingModule.log`."""
         training = self.stage == "train"
-        if on_step is None:
-            on_step = training
-        if on_epoch is None:
-            on_epoch = not training
+        on_step = training if on_step is None else on_step
+        on_epoch = not training if on_epoch is None else on_epoch
         if prog_bar:
             self.shown.add(name)
         if isinstance(value, Tensor):
@@ -112,12 +119,17 @@ class Logged:
         elif is_metric(value):
             self._paths["train" if training else "evaluate"][name] = self._path(name, value)
             return
-        if on_step and training and not sync_dist and not on_epoch:
+        if on_step and training and not (sync_dist or on_epoch):  # the common case, without ceremony
             self.rows.pending(name, value)
-            return
+        else:
+            weight = float(_batch_size(self.batch) if batch_size is None else batch_size)
+            self._take(name, value, weight, _Kind(on_step, on_epoch, sync_dist, reduce_fx))
+
+    def _take(self, name: str, value: Any, weight: float, kind: _Kind) -> None:
+        on_step, on_epoch, sync_dist, reduce_fx = kind
+        training = self.stage == "train"
         if reduce_fx not in REDUCTIONS:
             raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
-        weight = float(_batch_size(self.batch) if batch_size is None else batch_size)
         if on_step:
             self._log_step(f"{name}_step" if on_epoch else name, value, weight, sync_dist, reduce_fx)
         if on_epoch:

@@ -133,5 +133,3 @@ class Optimization:
         for config in self.trainer.schedulers:
             if config.interval == interval and config.due(count):
                 config.step(self.trainer.logged.values)
-
-

@@ -39,7 +39,7 @@ class SchedulerConfig:
             return
         if self.monitor not in values:
             known = ", ".join(sorted(values)) or "nothing"
-            raise UserError(f"ReduceLROnPlateau watches {self.monitor!r}, which was not logged; logged so far: {known}.")
+            raise UserError(f"ReduceLROnPlateau watches {self.monitor!r}, not logged; logged so far: {known}.")
         self.scheduler.step(float(values[self.monitor]))
 
 

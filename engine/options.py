@@ -11,7 +11,10 @@ __all__ = ["MonitorOptions", "Options", "SnapshotOptions", "TrainerOptions"]
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
-Limit = Annotated[Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0.0, le=1.0)], Field(union_mode="left_to_right")]
+Limit = Annotated[
+    Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0.0, le=1.0)],
+    Field(union_mode="left_to_right"),
+]
 
 
 class Options(BaseModel):
@@ -31,7 +34,9 @@ class SnapshotOptions(Options):
         None, title="Every t seconds", description="Seconds between snapshots."
     )
     overhead: Fraction | None = Field(
-        None, title="Overhead", description="Largest share of the time that snapshots may cost; 0.01 if nothing is chosen."
+        None,
+        title="Overhead",
+        description="Largest share of the time that snapshots may cost; 0.01 if nothing is chosen.",
     )
     keep: Count = Field(3, title="Keep", description="How many snapshots are kept; older ones are removed.")
 

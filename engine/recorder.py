@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from midstride.engine.callbacks import Callbacks
 from midstride.engine.data.loader import ExactLoader
-from midstride.engine.errors import UserError
 from midstride.engine.hooks import calling
 from midstride.engine.identity import FREE_ARGUMENTS, bits_of, changed_bits, check_identity, check_world_size, described
 from midstride.engine.module import TrainingModule
@@ -14,6 +13,7 @@ from midstride.engine.optimizers import OptimizerList, SchedulerList
 from midstride.engine.options import SnapshotOptions
 from midstride.engine.run import Resume, Run
 from midstride.engine.seeds import Generators
+from midstride.engine.snapshots.codec import encode
 from midstride.engine.snapshots.place import Place
 from midstride.engine.snapshots.policy import Policy
 from midstride.engine.state import Stateful, restore_parts, state_of
@@ -40,24 +40,13 @@ class Recorder:
         self._trainer = trainer
         self.run = Run(url, trainer.strategy, options.keep)
         self._policy = Policy(options, trainer.strategy.gather)
-        module = trainer.module
-        # The strategy goes first: replaying its sums must not touch what is loaded after it. The generators
-        # go last: building and loading the others may draw numbers.
-        self._parts: dict[str, Stateful] = {
-            "strategy": trainer.strategy,
-            "progress": trainer.progress,
-            "module": module,
-            "optimizers": OptimizerList(trainer.optimizers),
-            "schedulers": SchedulerList(trainer.schedulers),
-            "precision": trainer.precision,
-            "callbacks": Callbacks(trainer.callbacks),
-            "logged": trainer.logged,
-            "metrics": trainer.logged.metrics,
-            "gradients": Gradients(module),
-            "user": UserState(module),
-            "generators": Generators(),
-        }
+        self._parts = _parts(trainer)
         self._facts = self._described(loader)
+
+    @staticmethod
+    def try_encoding(trainer: "Trainer") -> None:
+        """Raise what a snapshot of `trainer` would raise for state that cannot be written."""
+        encode(state_of(_parts(trainer)))
 
     def resume(self, resume: Resume) -> bool:
         """Take the state back from the newest good snapshot; return whether there was one."""
@@ -67,6 +56,8 @@ class Recorder:
             where = f"{self.run.store.url}/snapshots/{snapshot.name}"
             self._check(snapshot.manifest, where)
             restore_parts(self._parts, tree)
+        else:
+            self.try_encoding(self._trainer)  # what cannot be written is refused now, not at the first snapshot
         lease = self.run.begin(found[0] if found else None)
         self._tell(lease.generation, lease.resumed_from)
         self.run.write("run.json", json.dumps({"run": self.run.name, **self._facts}, indent=2))
@@ -87,7 +78,12 @@ class Recorder:
         snapshot, stall_s = self.run.snapshot(place, state_of(self._parts), rows, facts, trainer.strike)
         self._policy.taken(stall_s)
         trainer.reporter.emit(
-            "snapshot", name=snapshot.name, step=progress.step, epoch=progress.epoch, bytes=snapshot.bytes, stall_s=stall_s
+            "snapshot",
+            name=snapshot.name,
+            step=progress.step,
+            epoch=progress.epoch,
+            bytes=snapshot.bytes,
+            stall_s=stall_s,
         )
 
     def finish(self) -> None:
@@ -133,9 +129,7 @@ class Recorder:
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:
         saved, world = manifest["facts"], self._trainer.world
-        check_identity(
-            saved["identity"], self._facts["identity"], where=where, accepted=self._trainer.accept_change
-        )
+        check_identity(saved["identity"], self._facts["identity"], where=where, accepted=self._trainer.accept_change)
         check_world_size(manifest["world_size"], world.size, where=where)
         if world.is_first:
             for line in changed_bits(saved["bits"], self._facts["bits"]):
@@ -146,9 +140,29 @@ class Recorder:
         if resumed_from is None or not trainer.world.is_first:
             return
         log.info("generation %d resumes from snapshot %s", generation, resumed_from)
-        trainer.reporter.emit(
-            "resumed", generation=generation, resumed_from=resumed_from, step=trainer.progress.step
-        )
+        trainer.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=trainer.progress.step)
+
+
+def _parts(trainer: "Trainer") -> dict[str, Stateful]:
+    """Return everything that decides how a fit goes on, in the order in which it is given back.
+
+    The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
+    last: building and loading the others may draw numbers.
+    """
+    return {
+        "strategy": trainer.strategy,
+        "progress": trainer.progress,
+        "module": trainer.module,
+        "optimizers": OptimizerList(trainer.optimizers),
+        "schedulers": SchedulerList(trainer.schedulers),
+        "precision": trainer.precision,
+        "callbacks": Callbacks(trainer.callbacks),
+        "logged": trainer.logged,
+        "metrics": trainer.logged.metrics,
+        "gradients": Gradients(trainer.module),
+        "user": UserState(trainer.module),
+        "generators": Generators(),
+    }
 
 
 class Gradients:

@@ -101,14 +101,13 @@ def metric_rows(store: Store) -> list[dict[str, str]]:
 
 def _failures(attempts: Sequence[Attempt]) -> tuple[Failure, ...]:
     return tuple(
-        _failure(attempt, attempts[place + 1 :])
-        for place, attempt in enumerate(attempts)
-        if attempt.outcome != "done"
+        _failure(attempt, attempts[place + 1 :]) for place, attempt in enumerate(attempts) if attempt.outcome != "done"
     )
 
 
 def _failure(attempt: Attempt, later: Sequence[Attempt]) -> Failure:
-    taken_up = next((other for other in later if other.generation is not None), None)
+    # A fresh start resumes nothing, and is known by its first step.
+    taken_up = next((other for other in later if other.generation is not None or other.first_step_at), None)
     new_step_at = next((other.first_step_at for other in later if other.first_step_at), None)
     resumed = None if taken_up is None else taken_up.resumed_step or 0
     ended = attempt.ended

@@ -53,7 +53,7 @@ class Reporter:
             batches=batches,
             step=progress.step,
             steps_total=self._steps,
-            loss=float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None,
+            loss=float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else None,
             rate=(progress.step - began) / max(now_s - began_s, 1e-9),
         )
 

@@ -66,7 +66,7 @@ class Run:
         found = [snapshot for snapshot in self._history.snapshots() if snapshot.place.step == resume]
         if not found:
             steps = ", ".join(str(s.place.step) for s in self._history.snapshots()) or "none"
-            raise SnapshotMissing(f"no snapshot of step {resume} in {self.store.url}; there are those of steps: {steps}")
+            raise SnapshotMissing(f"no snapshot of step {resume} in {self.store.url}; there are those of: {steps}")
         self._history.verify(found[-1])
         return found[-1]
 
@@ -124,7 +124,7 @@ class Run:
             except Exception as error:
                 result = None, SnapshotError(f"{self.store.url}: {type(error).__name__}: {error}")
                 log.exception("in %s", self.store.url)
-        value, error = self._strategy.gather(result)[0]
-        if error is not None:
-            raise error
+        value, failure = self._strategy.gather(result)[0]
+        if failure is not None:
+            raise failure
         return value  # type: ignore[no-any-return]

@@ -42,8 +42,8 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
 
     if set(parts) != set(saved):
         raise ReadBackDiffers(
-            f"the snapshot holds the parts {sorted(saved)}, this run has {sorted(parts)}: it was taken by another version "
-            'or another module. Resume with that one, or start over with resume="never".'
+            f"the snapshot holds the parts {sorted(saved)}, this run has {sorted(parts)}: another version took it. "
+            'Resume with that one, or start over with resume="never".'
         )
     for name, part in parts.items():
         part.load_state_dict(saved[name])

@@ -1,9 +1,6 @@
 """For tests, ours and a user's: does this module resume exactly?
 
-    from midstride.engine.testing import assert_resumes_exactly
-
-    def test_resumes():
-        assert_resumes_exactly(Classifier, Digits)
+`assert_resumes_exactly(Classifier, Digits)` is a whole test.
 """
 
 import copy
@@ -17,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from midstride.engine.errors import EngineError
 from midstride.engine.faults import PHASES, Fault, FaultPlan
@@ -45,7 +42,7 @@ def run_ranks(
     context = multiprocessing.get_context("forkserver")
     # The first optimizer imports torch._dynamo, which takes seconds.
     context.set_forkserver_preload(["midstride.engine.testing", "torch._dynamo"])
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(processes):
         place = {

@@ -10,10 +10,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from midstride.engine.callbacks import BestCheckpoint, Callback, EarlyStopping
+from midstride.engine.data.loader import ExactLoader
 from midstride.engine.data.loaders import Loaders
 from midstride.engine.determinism import Determinism
 from midstride.engine.devices import device_of
-from midstride.engine.errors import JobError, UserError
+from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.faults import FaultPlan
 from midstride.engine.hooks import Hooks, calling
 from midstride.engine.logged import Logged
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Trainer"]
 
 log = logging.getLogger(__name__)
+_DEFAULT = SnapshotOptions.model_validate({})
 
 
 class Trainer:
@@ -62,7 +64,7 @@ class Trainer:
         self,
         *,
         strategy: str | None = None,
-        snapshots: SnapshotOptions | Mapping[str, Any] | None = SnapshotOptions(),  # noqa: B008 - frozen
+        snapshots: SnapshotOptions | Mapping[str, Any] | None = _DEFAULT,
         callbacks: Sequence[Callback] = (),
         seed: int = 0,
         accept_change: Collection[str] = (),
@@ -72,7 +74,8 @@ class Trainer:
         self.options, self.snapshots = _checked(options, snapshots)
         self.world = World.from_environment()
         self.device = device_of(self.world)
-        self.strategy = build_strategy(strategy or ("ddp" if self.world.size > 1 else "single"), self.world, self.device)
+        strategy = strategy or ("ddp" if self.world.size > 1 else "single")
+        self.strategy = build_strategy(strategy, self.world, self.device)
         if self.strategy.name == "single" and self.world.size > 1:
             raise JobError(f"strategy single has one process, this world has {self.world.size}; for more choose ddp")
         self.seed, self.accept_change, self.identity = seed, tuple(accept_change), dict(identity or {})
@@ -152,6 +155,17 @@ class Trainer:
                     predictions.append(calling("predict_step", self.module.predict_step, batch, index, number))
         return predictions
 
+    def check(self, module: TrainingModule, data: Any = None) -> list[str]:
+        """Return what would stop a fit before its first step, tried in this process alone."""
+        self.strategy = build_strategy("single", World(), self.device)
+        try:
+            self._begin(module, data, "fit")
+            self._put_together(Loaders(self, data or module))
+            Recorder.try_encoding(self)
+        except EngineError as error:
+            return [str(error)]
+        return []
+
     # What loops, hooks and callbacks call ---------------------------------------------------------
 
     @property
@@ -208,11 +222,7 @@ class Trainer:
         self.hooks = Hooks(self, module, self.callbacks)
 
     def _fit(self, loaders: Loaders, run: str | None, resume: Resume) -> None:
-        training, validation = loaders.training(), loaders.evaluation("validate")
-        configured = calling("configure_optimizers", self.module.configure_optimizers)
-        self.optimizers, self.schedulers = read_optimizers(configured, self.module)
-        one = self.module.automatic_optimization and len(self.optimizers) == 1
-        self.wrapped = self.strategy.wrap(TrainingStep(self.module), one_backward=one)
+        training, validation = self._put_together(loaders)
         self.hooks.call("on_fit_start")
         self._run_url, self.recorder = run, None
         resumed = False
@@ -233,6 +243,15 @@ class Trainer:
         self.hooks.call("on_fit_end")
         self.reporter.emit("finished", step=self.progress.step, epoch=self.progress.epoch)
 
+    def _put_together(self, loaders: Loaders) -> tuple[ExactLoader, list[ExactLoader]]:
+        """Make the loaders, the optimizers and the wrapped module."""
+        training, validation = loaders.training(), loaders.evaluation("validate")
+        configured = calling("configure_optimizers", self.module.configure_optimizers)
+        self.optimizers, self.schedulers = read_optimizers(configured, self.module)
+        one = self.module.automatic_optimization and len(self.optimizers) == 1
+        self.wrapped = self.strategy.wrap(TrainingStep(self.module), one_backward=one)
+        return training, validation
+
     def _evaluate(
         self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None
     ) -> dict[str, float]:
@@ -249,7 +268,9 @@ class Trainer:
             return
         if ckpt_path in ("best", "last"):
             if self._run_url is None:
-                raise UserError(f"ckpt_path={ckpt_path!r} is a folder of the run: fit with run=... first, or give a path.")
+                raise UserError(
+                    f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path."
+                )
             ckpt_path = f"{self._run_url.rstrip('/')}/{ckpt_path}"
         self.module.load_state_dict(weights_at(ckpt_path).state_dict)
 
@@ -273,5 +294,3 @@ def _checked(
     if faults:
         raise JobError.of("Trainer(...)", faults)
     return checked[0], checked[1]
-
-

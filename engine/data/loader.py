@@ -222,7 +222,7 @@ def _rebuilt(loader: DataLoader[Any], places: _Places, key: int) -> DataLoader[A
     return DataLoader(
         _SeededDataset(loader.dataset, seeds),
         batch_sampler=places,  # type: ignore[arg-type]
-        collate_fn=_SeededCollate(loader.collate_fn, seeds),
+        collate_fn=_SeededCollate(loader.collate_fn, seeds),  # type: ignore[arg-type]
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,

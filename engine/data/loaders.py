@@ -40,9 +40,7 @@ class Loaders:
         trainer = self._trainer
         options = trainer.options
         shard = options.use_distributed_sampler and trainer.world.size > 1
-        return training_loader(
-            given, trainer.world, seed=trainer.seed, shard=shard, limit=options.limit_train_batches
-        )
+        return training_loader(given, trainer.world, seed=trainer.seed, shard=shard, limit=options.limit_train_batches)
 
     def evaluation(self, stage: str) -> list[ExactLoader]:
         """Return the loaders of `stage`; none if there are none."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.random.mtrand import get_bit_generator
 
 from midstride.engine.seeds import mix
 
@@ -44,7 +45,7 @@ def _random_state(words: bytes) -> tuple[int, ...]:
     return (*state, position)
 
 
-_inst: Any = random._inst  # type: ignore[attr-defined]
+_inst: Any = random._inst
 _random_words = _peek_at_random()
 
 
@@ -60,7 +61,7 @@ def _put_back_random(peeked: tuple[object, float | None]) -> None:
 
 def _peek_at_numpy() -> object:
     # Asked for anew each time: a user may put another bit generator in place.
-    generator = np.random.get_bit_generator()
+    generator = get_bit_generator()
     if isinstance(generator, np.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
     return repr(generator.state)
@@ -121,9 +122,7 @@ class LazySeeds:
         while True:
             before = _peeks()
             result = seeded() if any(self._used) else plain()
-            surprises = [
-                moved and not used for moved, used in zip(_moved(before, _peeks()), self._used, strict=True)
-            ]
+            surprises = [moved and not used for moved, used in zip(_moved(before, _peeks()), self._used, strict=True)]
             if not any(surprises):
                 return result
             self._used = [used or surprise for used, surprise in zip(self._used, surprises, strict=True)]

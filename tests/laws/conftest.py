@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from laws.lives import Setting, live
+
 from midstride.engine.testing import run_ranks
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.faults import FaultPlan
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.testing import final_state, run_ranks
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 __all__ = ["Samples", "Setting", "Tangled", "assert_alike", "live"]
 

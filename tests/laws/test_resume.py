@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from laws.axes import cover, product
 from laws.lives import LAYOUTS, STEPS, Setting, assert_alike, live
+
 from midstride.engine.faults import PHASES, FaultPlan
 
 AXES: dict[str, list[Any]] = {

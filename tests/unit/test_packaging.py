@@ -1,9 +1,8 @@
 """The project as a package: what is installed, what imports what, and whether what is written about it holds."""
 
 import doctest
-import importlib
+import importlib.metadata
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -155,11 +154,3 @@ def test_python_blocks_run(page: Path):
         Path("page.py").write_text(program)
         done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-
-
-def test_every_module_is_found_by_name():
-    """What the folders hold and what an installed package shows are the same."""
-    import midstride
-
-    walked = {module.name for module in pkgutil.walk_packages(midstride.__path__, "midstride.")}
-    assert set(modules(*PARTS)) <= walked

@@ -1,0 +1,128 @@
+"""`midstride train` as a person meets it: killed, stopped, without a server."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.job import TrainingJob
+from midstride.engine.ledger import Ledger
+from midstride.engine.snapshots.store import Store
+from tests.flows.conftest import STEPS, Command, results, wait_for
+
+Make = Callable[..., TrainingJob]
+Alive = Callable[[], list[int]]
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def midstride(tmp_path: Path, server: str, alive: Alive) -> Start:
+    """Return a function that starts `midstride ...` with the tests' server."""
+
+    def start(*arguments: str, **environment: str) -> Command:
+        log = tmp_path / f"output-{time.monotonic_ns()}.txt"
+        return Command(list(arguments), {**os.environ, "PREFECT_API_URL": server, **environment}, log)
+
+    return start
+
+
+def _outcomes(job: TrainingJob, run: str) -> list[str]:
+    return [attempt.outcome for attempt in Ledger(Store.open(job.run_url(run))).attempts()]
+
+
+def test_a_killed_flow_goes_on_where_it_was_when_the_command_is_given_again(
+    make_job: Make, midstride: Start, undisturbed: dict[str, bytes], alive: Alive, tmp_path: Path
+) -> None:
+    job = make_job(wait_at=8)
+    command = ("train", str(tmp_path / "job.yaml"), "--run", "nine-lives")
+    first = midstride(*command)
+    wait_for((tmp_path / "mark").exists, "the step at which the model waits")
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.code()
+    wait_for(lambda: not alive(), "the world to end after its flow", 30)
+    again = midstride(*command)
+    assert again.code() == 0, again.output
+    assert results(job, "nine-lives") == undisturbed
+    assert _outcomes(job, "nine-lives")[-1] == "done"
+    report = Path(job.run_url("nine-lives"), "report.md").read_text()
+    assert "whoever had launched this world was killed" in report
+    assert "| restarts | 1 |" in report
+    assert not alive()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
+    make_job: Make,
+    midstride: Start,
+    undisturbed: dict[str, bytes],
+    alive: Alive,
+    tmp_path: Path,
+    number: signal.Signals,
+) -> None:
+    job = make_job(wait_at=8)
+    command = ("train", str(tmp_path / "job.yaml"), "--run", "stopped")
+    first = midstride(*command)
+    wait_for((tmp_path / "mark").exists, "the step at which the model waits")
+    os.killpg(first.process.pid, number)
+    if number == signal.SIGTERM:
+        time.sleep(0.3)  # while it stops in peace
+        os.killpg(first.process.pid, number)
+    assert first.code() == 75, first.output
+    assert not alive()
+    assert "--run stopped" in first.output
+    again = midstride(*command)
+    assert again.code() == 0, again.output
+    assert results(job, "stopped") == undisturbed
+
+
+def test_without_a_server_one_is_there_for_as_long_as_the_command(
+    make_job: Make, midstride: Start, alive: Alive, tmp_path: Path
+) -> None:
+    job = make_job(processes=1)
+    command = midstride("train", str(tmp_path / "job.yaml"), PREFECT_API_URL="", PREFECT_HOME=str(tmp_path / "home"))
+    assert command.code(180) == 0, command.output
+    assert not alive(), "the server, too, is gone"
+    runs = list(Path(job.store_url).iterdir())
+    assert len(runs) == 1
+    assert f"{runs[0]}/curves.png" in command.output
+    assert f"{STEPS} in 1 epochs" in command.output
+    assert "Error" not in command.output
+    assert "prefect" not in command.output.replace("starting Prefect", "").lower()
+
+
+def test_an_error_in_user_code_ends_with_2_and_their_traceback_first(
+    make_job: Make, midstride: Start, alive: Alive, tmp_path: Path
+) -> None:
+    make_job(processes=1, fail_at=3)
+    command = midstride("train", str(tmp_path / "job.yaml"), "--run", "moody")
+    assert command.code() == 2, command.output
+    assert command.output.index("Traceback") < command.output.index("╭")
+    assert "the model is not in the mood" in command.output
+    assert not alive()
+
+
+def test_a_faulty_job_ends_with_2_before_anything_starts(make_job: Make, midstride: Start, tmp_path: Path) -> None:
+    make_job()
+    began = time.monotonic()
+    command = midstride("train", str(tmp_path / "job.yaml"), "--set", "world.strategy=dpp", "--set", "seed=x")
+    assert command.code() == 2
+    assert "2 faults" in command.output
+    assert "ddp" in command.output
+    assert time.monotonic() - began < 10
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_needs_no_prefect_never_imports_it(make_job: Make, tmp_path: Path) -> None:
+    make_job(processes=1)
+    script = (
+        "import sys; from midstride.flows.cli import app;"
+        f"code = app(['fit', {str(tmp_path / 'job.yaml')!r}, '--run', 'plain'], result_action='return_value');"
+        "assert code == 0; assert 'prefect' not in sys.modules; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

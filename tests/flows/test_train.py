@@ -1,0 +1,177 @@
+"""The flow keeps its promises: it survives whatever dies, and says what that cost."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, TaskRun
+
+from midstride.engine.errors import UserError
+from midstride.engine.events import Event
+from midstride.engine.faults import FaultPlan
+from midstride.engine.job import TrainingJob
+from midstride.engine.ledger import Ledger
+from midstride.engine.snapshots.store import Store
+from midstride.flows.train import train
+from midstride.tasks import watch
+from midstride.tasks.watch import shown_by
+from tests.flows.conftest import STEPS, results, wait_for
+
+Make = Callable[..., TrainingJob]
+Alive = Callable[[], list[int]]
+
+
+class Onlooker:
+    """Remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.events: list[Event] = []
+        self.urls: list[str] = []
+
+    def begin(self, url: str) -> None:
+        self.urls.append(url)
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def onlooker() -> Iterator[Onlooker]:
+    with shown_by(found := Onlooker()):
+        yield found
+
+
+def _flow_run(run_id: Any) -> tuple[FlowRun, list[TaskRun]]:
+    with get_client(sync_client=True) as client:
+        flow_run = client.read_flow_run(run_id)
+        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
+        return flow_run, runs
+
+
+def test_a_flow_trains_evaluates_and_reports(
+    make_job: Make, undisturbed: dict[str, bytes], onlooker: Onlooker, alive: Alive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SNAPSHOTS_EVERY_S", 0.0)
+    job = make_job()
+    state = train(job, return_state=True)
+    report = state.result()
+    assert (report.outcome, report.steps, report.epochs, report.failures) == ("done", STEPS, 2, ())
+    assert report.run == str(state.state_details.flow_run_id), "the run is named after the flow run"
+    assert set(report.test) == {"test/accuracy"}
+    assert results(job, report.run) == undisturbed
+    for name in ("report", "curves", "best weights", "metric log"):
+        assert os.path.exists(report.files[name]), name
+    assert [event.kind for event in onlooker.events if event.kind in ("started", "finished")] == ["started", "finished"]
+    assert not alive()
+    _, runs = _flow_run(state.state_details.flow_run_id)
+    names = {run.name.split("-")[0] for run in runs}
+    assert {"prepare data", "launch world", "evaluate best", "publish report"} <= names
+    recorded = [run for run in runs if run.name.startswith("snapshot at step")]
+    assert recorded
+    assert all(run.state is not None and run.state.is_completed() for run in recorded)
+
+
+def test_a_killed_rank_costs_steps_and_not_a_bit(
+    make_job: Make,
+    undisturbed: dict[str, bytes],
+    onlooker: Onlooker,
+    alive: Alive,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "faults").mkdir()
+    plan = FaultPlan(tmp_path / "faults").add("kill", rank=1, step=8, phase="backward")
+    monkeypatch.setenv(*next(iter(plan.environment.items())))
+    job = make_job()
+    report = train(job, "killed")
+    plan.assert_all_fired()
+    assert results(job, "killed") == undisturbed
+    assert (report.outcome, report.restarts, report.steps) == ("done", 1, STEPS)
+    failure = report.failures[0]
+    assert failure.cause.startswith("rank 1 ended without a word")
+    assert (failure.step, failure.resumed_step, failure.steps_lost) == (8, 5, 3)
+    assert failure.seconds_lost is not None
+    assert failure.seconds_lost > 0
+    assert any("trying again" in line for line in onlooker.lines)
+    assert not alive()
+
+
+def test_a_killed_launcher_costs_steps_and_not_a_bit(
+    make_job: Make, undisturbed: dict[str, bytes], alive: Alive, tmp_path: Path
+) -> None:
+    job = make_job(wait_at=8)
+    killer = threading.Thread(target=_kill_agent, args=(tmp_path / "mark", alive))
+    killer.start()
+    report = train(job, "headless")
+    killer.join()
+    assert results(job, "headless") == undisturbed
+    assert (report.outcome, report.restarts) == ("done", 1)
+    assert report.failures[0].resumed_step == 5
+    assert not alive()
+
+
+def _kill_agent(mark: Path, alive: Alive) -> None:
+    wait_for(mark.exists, "the step at which the model waits")
+    agents = [pid for pid in alive() if b"midstride.engine.launchers.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    # The keeper has the agent's command in its own.
+    agents = [pid for pid in agents if b"launchers.keeper" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(agents) == 1
+    os.kill(agents[0], signal.SIGKILL)
+
+
+def test_an_error_in_user_code_is_not_tried_again_and_comes_first(make_job: Make, alive: Alive, tmp_path: Path) -> None:
+    job = make_job(fail_at=7)
+    with pytest.raises(UserError) as caught:
+        train(job, "moody")
+    assert str(caught.value).startswith("Traceback")
+    assert "the model is not in the mood" in str(caught.value)
+    assert len(Ledger(Store.open(job.run_url("moody"))).attempts()) == 1
+    text = Path(job.run_url("moody"), "report.md").read_text()
+    before_table = text.partition("| --- |")[0]
+    assert "Traceback" in before_table
+    assert "ValueError: the model is not in the mood" in before_table
+    assert "after step 7" in before_table
+    assert not alive()
+
+
+def test_data_are_prepared_once_for_a_flow_that_is_retried(make_job: Make, tmp_path: Path) -> None:
+    job = make_job(fail_at=0, processes=1)
+    with pytest.raises(UserError):
+        train.with_options(retries=1)(job, "twice")
+    assert (tmp_path / "data.prepared").read_text() == "x"
+    assert len(Ledger(Store.open(job.run_url("twice"))).attempts()) == 2, "a retry asked for is given a try"
+
+
+def test_a_done_run_is_done_again_at_once(make_job: Make) -> None:
+    job = make_job(processes=1)
+    first, again = train(job, "one"), train(job, "one")
+    assert (again.outcome, again.steps, again.failures) == ("done", first.steps, ())
+    assert again.test == first.test
+
+
+def test_the_orchestrator_never_loads_torch(make_job: Make, server: str, alive: Alive, tmp_path: Path) -> None:
+    import subprocess
+
+    job = make_job(processes=1)
+    script = (
+        "import sys; from pathlib import Path; from midstride.engine.job import TrainingJob;"
+        "from midstride.flows.train import train;"
+        f"assert train(TrainingJob.load(Path({str(tmp_path / 'job.yaml')!r})), 'light').outcome == 'done';"
+        "assert 'torch' not in sys.modules, 'torch was loaded'"
+    )
+    environment = {**os.environ, "PREFECT_API_URL": server}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not alive()
+    assert results(job, "light")

@@ -1,0 +1,123 @@
+"""The engine's command line: its exit codes, and errors in one block."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.cli import main
+
+MODEL = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from midstride.engine import DataModule, TrainingModule
+
+class Net(TrainingModule):
+    def __init__(self, fail_at: int = -1) -> None:
+        super().__init__()
+        self.fail_at = fail_at
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.fail_at:
+            raise KeyError("a mistake in the user's code")
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+class Data(DataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.arange(32.0).view(16, 2)), batch_size=4)
+"""
+
+JOB = """
+name: tiny
+module: cli_model:Net
+data: cli_model:Data
+trainer: {max_epochs: 2}
+snapshots: {every_steps: 2}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    (tmp_path / "cli_model.py").write_text(MODEL)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return str(path)
+
+
+def run(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments=arguments)
+    return ended.value.code
+
+
+def test_faults_end_with_2_in_one_block(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", job, "--run", "a", "--set", "trainer.seed=3", "--set", "world.processes=2") == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        f"2 faults in {job}:",
+        "  world: strategy single has one process, not 2; for more choose ddp",
+        "  trainer.seed: has its place at the top of the job: seed",
+    ]
+
+
+def test_a_wrong_command_line_ends_with_2(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", job) == 2
+    assert "--run" in capsys.readouterr().err
+
+
+def test_check_tells_every_fault_at_once(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs").write_text("a file where the store should be")
+    assert run("check", job, "--set", "module_args.hiden=3", "--set", "data=cli_model:Date") == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"3 faults in {job}:")
+    for part in ("module_args.hiden: cli_model:Net takes no 'hiden'", "did you mean 'Data'?", "cannot be written"):
+        assert part in shown
+
+
+def test_an_error_of_the_user_shows_their_traceback_first(job: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", job, "--run", "a", "--set", "module_args.fail_at=3") == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert "cli_model.py" in lines[1]
+    assert 'KeyError: "a mistake in the user\'s code"' in lines
+
+
+def test_a_run_from_fit_to_prune(job: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    environment = dict(os.environ)
+    assert run("fit", job, "--run", "a") == 0
+    assert "run a is done" in capfd.readouterr().out
+    assert run("fit", job, "--run", "a") == 0
+    capfd.readouterr()
+    store = str(tmp_path / "runs")
+    assert run("snapshots", "verify", store) == 0
+    shown = capfd.readouterr().out
+    names = re.findall(r"\d{12}\S*-g\d{6}", shown)
+    assert names
+    assert shown.count("verified") == len(names)
+    damaged = next((tmp_path / "runs" / "a" / "snapshots" / names[0]).glob("*.safetensors"))
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    assert run("snapshots", "verify", f"{store}/a") == 1
+    assert "damaged" in capfd.readouterr().out
+    assert run("snapshots", "prune", f"{store}/a", "--keep", "1") == 0
+    capfd.readouterr()
+    assert run("snapshots", "list", f"{store}/a") == 0
+    assert re.findall(r"\d{12}\S*-g\d{6}", capfd.readouterr().out) == names[-1:]
+    assert dict(os.environ) == environment
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("snapshots", "list", "."), "is no run and holds none"),
+        (("snapshots", "prune", ".", "--keep", "0"), "at least 1 is needed, not 0"),
+    ],
+)
+def test_wrong_places(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
