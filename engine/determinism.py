@@ -22,8 +22,9 @@ class Determinism:
     def __enter__(self) -> None:
         self._before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
         if self._on:
-            # cuBLAS reads this when it is first used; without it torch refuses to promise anything.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            if torch.cuda.is_available():
+                # cuBLAS reads this when it is first used; without it torch refuses to promise anything.
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             # use_deterministic_algorithms(True) does the same, but imports the compiler first: 2.5 s.
             torch.set_deterministic_debug_mode("error")
             torch.backends.cudnn.benchmark = False

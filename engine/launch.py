@@ -11,6 +11,7 @@ from midstride.engine.job import TrainingJob
 from midstride.engine.launchers import build_launcher
 from midstride.engine.launchers.group import ProcessGroup
 from midstride.engine.ledger import Attempt, Ledger
+from midstride.engine.lost import settle_lost
 from midstride.engine.outcome import Outcome, decide
 from midstride.engine.session import Session
 from midstride.engine.snapshots.store import Store
@@ -58,6 +59,7 @@ def launch(
         SnapshotError: the store does not answer; a retry may help.
     """
     store = _writable(job, run)
+    settle_lost(job, run)
     ledger = Ledger(store)
     attempt = ledger.begin()
     session = Session.create(job, run, attempt.number)

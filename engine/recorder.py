@@ -63,6 +63,11 @@ class Recorder:
         self.run.write("run.json", json.dumps({"run": self.run.name, **self._facts}, indent=2))
         return found is not None
 
+    @property
+    def generation(self) -> int | None:
+        """Which life of the run this is, from 1."""
+        return self.run.lease.generation if self.run.lease is not None else None
+
     def boundary(self) -> None:
         """Take a snapshot if one is due at this boundary."""
         progress = self._trainer.progress

@@ -27,13 +27,13 @@ class Reporter:
         self._from = (0.0, 0)
         self._steps: int | None = None
 
-    def begin(self, progress: Progress, batches: int, options: TrainerOptions) -> None:
+    def begin(self, progress: Progress, batches: int, options: TrainerOptions, generation: int | None) -> None:
         """Tell that training starts, from wherever `progress` stands, and how many steps it will take."""
         an_epoch = -(-batches // options.accumulate_grad_batches)
         ends = [options.max_epochs * an_epoch] if options.max_epochs else []
         self._steps = min([*ends, *([options.max_steps] if options.max_steps else [])])
         self._from = (time.monotonic(), progress.step)
-        self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps)
+        self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
 
     def step(self, progress: Progress, batches: int, outputs: Any) -> None:
         """Tell about a step, if the last telling was long enough ago."""

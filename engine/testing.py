@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,25 @@ from midstride.engine.trainer import Trainer
 __all__ = ["PHASES", "Fault", "FaultPlan", "assert_resumes_exactly", "final_state", "run_ranks"]
 
 
+#: the first optimizer imports torch._dynamo, which takes seconds
+PRELOAD = ("midstride.engine.testing", "torch._dynamo")
+
+
 def run_ranks(
     target: Callable[..., None],
     *arguments: Any,
     processes: int = 1,
     environment: Mapping[str, str] = os.environ,
     timeout_s: float = 60.0,
+    preload: Sequence[str] = PRELOAD,
 ) -> list[int]:
     """Call `target(*arguments)` in a world of fresh processes; return their exit codes (0, or -9 after SIGKILL).
 
-    They are forked from one process that has torch imported already, so a world starts in a tenth of a second.
+    They are forked from one process that has torch (and, from its first start on, `preload`) imported already,
+    so a world starts in a tenth of a second.
     """
     context = multiprocessing.get_context("forkserver")
-    # The first optimizer imports torch._dynamo, which takes seconds.
-    context.set_forkserver_preload(["midstride.engine.testing", "torch._dynamo"])
+    context.set_forkserver_preload(list(preload))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(processes):

@@ -126,7 +126,7 @@ class Trainer:
         self._begin(module, data, "fit")
         self.progress = Progress()
         with Determinism(self.options.deterministic, on=run is not None and self.snapshots is not None):
-            self._fit(Loaders(self, data or module), run, resume)
+            self._fit(Loaders(self, module if data is None else data), run, resume)
 
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Return the reduced values of a validation; `ckpt_path` as in `test`."""
@@ -150,7 +150,7 @@ class Trainer:
         self.module.to(self.device).eval()
         predictions = []
         with torch.no_grad():
-            for number, loader in enumerate(Loaders(self, data or module).evaluation("predict")):
+            for number, loader in enumerate(Loaders(self, module if data is None else data).evaluation("predict")):
                 for index, batch in enumerate(loader.batches(0)):
                     predictions.append(calling("predict_step", self.module.predict_step, batch, index, number))
         return predictions
@@ -160,7 +160,7 @@ class Trainer:
         self.strategy = build_strategy("single", World(), self.device)
         try:
             self._begin(module, data, "fit")
-            self._put_together(Loaders(self, data or module))
+            self._put_together(Loaders(self, module if data is None else data))
             Recorder.try_encoding(self)
         except EngineError as error:
             return [str(error)]
@@ -233,7 +233,8 @@ class Trainer:
             seed_everything(rank_seed(self.seed, self.world.rank))
         self.module.train()
         loop = FitLoop(self, training, EvaluationLoop(self, "validate", validation) if validation else None)
-        self.reporter.begin(self.progress, loop.batches, self.options)
+        generation = self.recorder.generation if self.recorder is not None else None
+        self.reporter.begin(self.progress, loop.batches, self.options, generation)
         if not (self.progress.finished and loop.is_done()):
             self.progress.finished = False
             loop.run()
@@ -257,7 +258,7 @@ class Trainer:
     ) -> dict[str, float]:
         self._begin(module, data, stage)
         self._load_weights(ckpt_path)
-        loaders = Loaders(self, data or module).evaluation(stage)
+        loaders = Loaders(self, module if data is None else data).evaluation(stage)
         if not loaders:
             raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
         self.recorder = None

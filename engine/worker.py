@@ -26,7 +26,7 @@ __all__ = ["Rank", "main", "print_whole_lines"]
 
 def _stop_early(number: int, frame: FrameType | None) -> None:
     _ignore_stops()  # once is enough: the group and the agent may both pass it on
-    raise StopRequested("asked to stop before training started")
+    raise StopRequested("asked to stop; a retry resumes from the last committed snapshot")
 
 
 def _ignore_stops() -> None:

@@ -122,4 +122,3 @@ class Watch:
             part(*arguments)
         except Exception as error:
             self._log.warning("Prefect took no note of the run's progress: %s", error)
-

@@ -23,6 +23,8 @@ hypothesis.settings.load_profile("repeatable")
 
 #: seconds that threads and processes get to end after the test that started them
 GRACE_S = 5.0
+#: set by pytest for each test, and by torch when its compiler is first imported
+ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 #: threads of libraries that live as long as the process and belong to no test
 LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_")
 
@@ -57,7 +59,7 @@ def _nothing_left_behind(_own_folder: None) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {name: value for name, value in os.environ.items() if name not in ALLOWED_VARIABLES}
 
 
 def _differences(before: dict[str, str], after: dict[str, str]) -> list[str]:

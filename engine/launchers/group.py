@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ _UNKILLABLE_S = 5.0  # a process in the kernel's hands dies when the kernel lets
 
 
 class ProcessGroup:
-    """A command running in a session of its own under a keeper, its output read at all times.
+    """A command running in a session of its own under a keeper, its output in a file.
 
     Whatever ends the `with` block ends every process of the group. If this process is killed
     outright, the keeper does it.
@@ -35,24 +34,22 @@ class ProcessGroup:
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, grace_s: float) -> None:
         self.grace_s = grace_s
         self._mark = environment.get(_MARK)
-        self._lines: list[str] = []
-        self._lock = threading.Lock()
+        self._log = log
+        self._offset = log.stat().st_size if log.exists() else 0
         keeper = [sys.executable, "-m", "midstride.engine.launchers.keeper", str(os.getpid()), str(grace_s)]
         # Its own session: signals for our group (Ctrl-C, a runner's killpg) must reach it through us, once.
-        # A pipe: a world that inherited our stdout would keep it open after our death, and who reads it waiting.
-        self._keeper = subprocess.Popen(
-            [*keeper, *command],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-        self._reader = threading.Thread(target=self._read, args=(log,), name="midstride-output", daemon=True)
-        self._reader.start()
+        # Output into a file: a world that inherited our stdout would keep it open after our death, and whoever
+        # reads it waiting; a pipe would fill while we are busy and break when we are killed, and a rank that
+        # prints into it would then hang, or fail as if its own code were wrong.
+        with log.open("ab") as output:
+            self._keeper = subprocess.Popen(
+                [*keeper, *command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -69,24 +66,21 @@ class ProcessGroup:
         """End the group."""
         self.stop()
 
-    def _read(self, log: Path) -> None:
-        # A thread, so that a slow listener never makes a rank wait in a print.
-        assert self._keeper.stdout is not None  # PIPE was asked for
-        with self._keeper.stdout as lines, log.open("a", encoding="utf-8", buffering=1) as file:
-            for line in lines:
-                file.write(line)
-                with self._lock:
-                    self._lines.append(line.rstrip("\n"))
-
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
         return self._keeper.poll()
 
     def lines(self) -> list[str]:
-        """Return the lines that came since the last call."""
-        with self._lock:
-            lines, self._lines = self._lines, []
-        return lines
+        """Return the lines that came since the last call; one still being written waits until it is whole."""
+        ended = self._keeper.poll() is not None
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        if not ended:  # a progress bar ends its lines with \r
+            data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+        self._offset += len(data)
+        text = data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+        return text.removesuffix("\n").split("\n") if text else []
 
     def stop(self) -> int:
         """Ask the group to stop, make it stop after the grace, and return its exit code.
@@ -112,7 +106,6 @@ class ProcessGroup:
             self._keeper.kill()
             self._keeper.wait()
             self._end_left()  # what it had adopted meanwhile
-        self._reader.join(timeout=2.0)
 
     def _end_left(self) -> None:
         until = time.monotonic() + _UNKILLABLE_S

@@ -260,13 +260,56 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     assert "cannot run /no/such" in (tmp_path / "log").read_text()
 
 
-def test_output_never_makes_a_rank_wait(tmp_path: Path) -> None:
-    code = "for i in range(20000): print('line', i)"
+def test_output_comes_in_whole_lines(tmp_path: Path) -> None:
+    code = r"""
+import sys, time
+print("\r1 %\r2 %\r\n", end="ha", flush=True)
+time.sleep(1)
+print("lf\xe9")
+sys.stdout.write("end")
+"""
     command = [sys.executable, "-c", code]
+    batches: list[list[str]] = []
+
+    def ended() -> bool:
+        batches.append(group.lines())
+        return group.poll() is not None
+
     with ProcessGroup(command, environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
-        until(lambda: group.poll() is not None, "the group to end though nobody takes its lines")
-    assert len(group.lines()) == 20000
-    assert (tmp_path / "log").read_text().count("\n") == 20000
+        until(ended, "the group to end")
+    batches.append(group.lines())
+    assert [line for batch in batches for line in batch] == ["", "1 %", "2 %", "halfé", "end"]
+    assert len([batch for batch in batches if batch]) > 1
+
+
+#: A rank that prints, and says so if printing fails.
+TALKER = """
+import signal, sys, time
+from pathlib import Path
+folder, told = Path(sys.argv[1]), []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+(folder / f"rank-{__import__('os').getpid()}").touch()
+(folder / f"grandchild-{__import__('os').getpid()}").touch()
+try:
+    while not told:
+        print("still here " * 1000, flush=True)
+        time.sleep(0.01)
+    for _ in range(100):
+        print("leaving " * 1000, flush=True)
+    (folder / "left").touch()
+except BaseException as error:
+    (folder / "failed").write_text(repr(error))
+"""
+
+
+def test_ranks_can_print_after_their_watcher_was_killed(
+    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    scene.rank_script = scene.script("talker", TALKER)
+    watcher("inline", "talks").kill()
+    scene.nobody_left()
+    assert not (scene.folder / "failed").exists()
+    assert (scene.folder / "left").exists()
 
 
 # --- launch: the same, with a session, outcomes and the ledger ---------------------------------------------
@@ -296,6 +339,8 @@ def stop(*_):
 signal.signal(signal.SIGTERM, stop)
 if mode == "done":
     session.write_outcome(Outcome("done", rank=rank, step=20))
+    while len(session.outcomes()) < int(os.environ.get("WORLD_SIZE", "1")):
+        time.sleep(0.01)
     os.abort() if rank == 0 else sys.exit(0)  # torn down badly after the last word
 if mode == "kill" and rank == 0:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flow_runs import STEPS, Command, results, wait_for
 
 from midstride.engine.job import TrainingJob
 from midstride.engine.ledger import Ledger
 from midstride.engine.snapshots.store import Store
-from tests.flows.conftest import STEPS, Command, results, wait_for
 
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flow_runs import STEPS, results, wait_for
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, TaskRun
@@ -22,7 +24,6 @@ from midstride.engine.snapshots.store import Store
 from midstride.flows.train import train
 from midstride.tasks import watch
 from midstride.tasks.watch import shown_by
-from tests.flows.conftest import STEPS, results, wait_for
 
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]
@@ -88,13 +89,13 @@ def test_a_killed_rank_costs_steps_and_not_a_bit(
     onlooker: Onlooker,
     alive: Alive,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "faults").mkdir()
     plan = FaultPlan(tmp_path / "faults").add("kill", rank=1, step=8, phase="backward")
-    monkeypatch.setenv(*next(iter(plan.environment.items())))
     job = make_job()
-    report = train(job, "killed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*next(iter(plan.environment.items())))
+        report = train(job, "killed")
     plan.assert_all_fired()
     assert results(job, "killed") == undisturbed
     assert (report.outcome, report.restarts, report.steps) == ("done", 1, STEPS)
@@ -123,7 +124,9 @@ def test_a_killed_launcher_costs_steps_and_not_a_bit(
 
 def _kill_agent(mark: Path, alive: Alive) -> None:
     wait_for(mark.exists, "the step at which the model waits")
-    agents = [pid for pid in alive() if b"midstride.engine.launchers.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    agents = [
+        pid for pid in alive() if b"midstride.engine.launchers.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     # The keeper has the agent's command in its own.
     agents = [pid for pid in agents if b"launchers.keeper" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(agents) == 1
@@ -161,8 +164,6 @@ def test_a_done_run_is_done_again_at_once(make_job: Make) -> None:
 
 
 def test_the_orchestrator_never_loads_torch(make_job: Make, server: str, alive: Alive, tmp_path: Path) -> None:
-    import subprocess
-
     job = make_job(processes=1)
     script = (
         "import sys; from pathlib import Path; from midstride.engine.job import TrainingJob;"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from laws.lives import Setting, live
 
-from midstride.engine.testing import run_ranks
+from midstride.engine.testing import PRELOAD, run_ranks
 
 
 def _nothing() -> None:
@@ -18,7 +18,7 @@ def _nothing() -> None:
 def _warm() -> Iterator[None]:
     """Start the process that ranks are forked from before any test counts processes."""
     torch.set_num_threads(1)
-    run_ranks(_nothing)
+    run_ranks(_nothing, preload=(*PRELOAD, "torchmetrics"))
     return
 
 

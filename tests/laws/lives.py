@@ -15,7 +15,7 @@ from midstride.engine.faults import FaultPlan
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.testing import final_state, run_ranks
 
-__all__ = ["Samples", "Setting", "Tangled", "assert_alike", "live"]
+__all__ = ["Samples", "Setting", "Tangled", "assert_alike", "live", "note_samples"]
 
 STEPS = 12
 BATCH = 4
@@ -54,7 +54,7 @@ class Tangled(TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y, index = batch
-        self.read(index)
+        note_samples(self, index)
         loss = nn.functional.cross_entropy(self(x), y)
         self.log("train/loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         return loss
@@ -63,17 +63,18 @@ class Tangled(TrainingModule):
         x, y, _ = batch
         self.log("val/loss", nn.functional.cross_entropy(self(x), y), sync_dist=True)
 
-    def read(self, index: Tensor) -> None:
-        """Note which samples reached the training step, once per life and place."""
-        if journal := os.environ.get("LAWS_JOURNAL"):
-            place = [self.global_rank, self.trainer.progress.epoch, self.trainer.progress.batch]
-            with Path(journal).open("a") as file:
-                file.write(json.dumps([place, index.tolist()]) + "\n")
-
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 5], gamma=0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def note_samples(module: TrainingModule, index: Tensor) -> None:
+    """Note which samples reached the training step, once per life and place."""
+    if journal := os.environ.get("LAWS_JOURNAL"):
+        place = [module.global_rank, module.trainer.progress.epoch, module.trainer.progress.batch]
+        with Path(journal).open("a") as file:
+            file.write(json.dumps([place, index.tolist()]) + "\n")
 
 
 class SampleData(DataModule):
@@ -99,19 +100,22 @@ class Setting:
         ranks: 1 trains with `single`, more with `ddp`.
         layout: what stands where: see `LAYOUTS`.
         workers: of the training loader.
+        options: for the Trainer.
+        module: what is trained.
     """
 
     ranks: int = 1
     layout: str = "plain"
     workers: int = 0
     options: dict[str, Any] = field(default_factory=dict, hash=False)
+    module: type[TrainingModule] = Tangled
 
     def train(self, run: str) -> None:
         """Train to the end, from wherever `run` stands; called in each rank."""
         options = {"max_epochs": 2, "val_check_interval": 0.5, **LAYOUTS[self.layout], **self.options}
         callbacks = [BestCheckpoint("val/loss"), EarlyStopping("val/loss", patience=100), LearningRateMonitor()]
         trainer = Trainer(seed=7, callbacks=callbacks, enable_progress_bar=False, **options)
-        trainer.fit(Tangled(), SampleData(self.ranks, self.workers), run=run)
+        trainer.fit(self.module(), SampleData(self.ranks, self.workers), run=run)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

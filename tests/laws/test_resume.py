@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from laws.axes import cover, product
 from laws.lives import LAYOUTS, STEPS, Setting, assert_alike, live
+from laws.modules import MODULES
 
 from midstride.engine.faults import PHASES, FaultPlan
 
@@ -24,6 +25,50 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         cases = product(AXES) if metafunc.config.getoption("--laws") == "all" else cover(AXES)
         metafunc.parametrize("case", cases, ids=lambda case: "-".join(str(v).replace(" ", "_") for v in case.values()))
+
+
+PLACES = [(1, "backward"), (5, "validation"), (8, "after_step")]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", MODULES)
+def test_every_kind_of_module_resumes(
+    name: str, ranks: int, tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    module, distributed = MODULES[name]
+    if ranks > 1 and not distributed:
+        ranks = 1
+    manual = not module.automatic_optimization
+    setting = Setting(ranks=ranks, layout="every step", module=module)
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan")
+    for step, phase in PLACES:
+        plan.add("kill", rank=ranks - 1, step=step, phase="fetch" if manual and phase == "backward" else phase)
+    for _ in PLACES:
+        assert -9 in live(setting, tmp_path, plan)
+    assert live(setting, tmp_path, plan) == [0] * ranks
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "64 bits": {"precision": "64"},
+    "clipped by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "limited": {"limit_train_batches": 5, "limit_val_batches": 0.5, "val_check_interval": 2},
+    "steps": {"max_epochs": None, "max_steps": 9},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_resumes(name: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
+    setting = Setting(ranks=2, layout="every step", workers=2, options=OPTIONS[name])
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=4, phase="forward")
+    assert -9 in live(setting, tmp_path, plan)
+    assert live(setting, tmp_path, plan) == [0, 0]
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))
 
 
 def test_a_killed_run_ends_with_the_same_bits(

@@ -1,0 +1,69 @@
+"""The oracles of law 4: the same trainings as hand-written PyTorch scripts, with nothing of midstride but the seeds.
+
+(a) every rank seeds alike before the module is built, and with hash(seed, rank) after;
+(b) DistributedSampler(seed) and set_epoch decide the order, with one replica for a single process;
+(c) every DataLoader has a generator of its own;
+(d) the data draw no random numbers.
+"""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from laws.lives import Samples
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from midstride.engine.seeds import rank_seed, seed_everything
+
+__all__ = ["Net", "plain"]
+
+SEED, EPOCHS, BATCH = 7, 2, 4
+
+
+class Net(nn.Module):
+    """Registration order is not use order; dropout and batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+        self.first = nn.Linear(6, 40)
+        self.middle = nn.Linear(40, 5)
+        self.norm = nn.BatchNorm1d(40)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.middle(self.drop(torch.relu(self.norm(self.first(x)))))))
+
+
+def plain(path: str, samples: int, window: int, clip: float | None) -> None:
+    """Train and save weights and optimizer state to `path`; called in each rank."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size > 1:
+        dist.init_process_group("gloo")
+    seed_everything(SEED)
+    net = Net()
+    seed_everything(rank_seed(SEED, rank))
+    model: Any = DistributedDataParallel(net) if size > 1 else net
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    dataset = Samples(samples, noise=0.0)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
+    loader = DataLoader(dataset, BATCH, sampler=sampler, generator=torch.Generator())
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for index, (x, y, _) in enumerate(loader):
+            closes = (index + 1) % window == 0 or index + 1 == len(loader)
+            if size > 1:
+                model.require_backward_grad_sync = closes
+            (cross_entropy(model(x), y) / window).backward()
+            if closes:
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+        scheduler.step()
+    torch.save({"weights": net.state_dict(), "optimizer": optimizer.state_dict()}, f"{path}/rank-{rank}.pt")

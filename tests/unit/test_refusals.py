@@ -1,0 +1,202 @@
+"""Bad input: each a clear error that says what, both values, where and the way out, with nothing written or lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+
+from midstride.engine import BestCheckpoint, Trainer, TrainingModule
+from midstride.engine.errors import (
+    EngineError,
+    IdentityChanged,
+    JobError,
+    LossNotFinite,
+    NotExact,
+    ReadBackDiffers,
+    StoreUnsafe,
+    StrategyUnavailable,
+    UnsupportedState,
+    UserCodeError,
+    UserError,
+)
+
+
+class Numbers(Dataset[Tensor]):
+    def __init__(self, samples: int = 8) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((2,), float(index))
+
+
+class Endless(IterableDataset[Tensor]):
+    def __iter__(self) -> Any:
+        yield torch.zeros(2)
+
+
+class Module(TrainingModule):
+    def __init__(self, act: Callable[[Any, int], Tensor] | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.act = act
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.act(self, batch_idx) if self.act else self.layer(batch).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(run: Path | None = None, *, module: TrainingModule | None = None, data: Any = None, **options: Any) -> None:
+    loader = data if data is not None else DataLoader(Numbers(), 2, shuffle=True)
+    options = {"max_epochs": 1, "snapshots": {"every_steps": 1}, **options}
+    Trainer(**options).fit(module or Module(), loader, run=None if run is None else str(run))
+
+
+def weighted() -> DataLoader[Any]:
+    return DataLoader(Numbers(), 2, sampler=WeightedRandomSampler([1.0] * 8, 8))
+
+
+def broken(module: Module, batch_idx: int) -> Tensor:
+    if batch_idx == 2:
+        raise KeyError("colour")
+    return module.layer(torch.ones(1, 2)).mean()
+
+
+def infinite(module: Module, batch_idx: int) -> Tensor:
+    return module.layer(torch.ones(1, 2)).mean() * (float("nan") if batch_idx == 3 else 1.0)
+
+
+class Bad(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        raise IndexError(f"row {index} has no image")
+
+
+class Odd(Module):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["tokenizer"] = {"words": Numbers()}
+
+
+class Forgetful(Module):
+    """Says more than it takes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen += 1
+        return super().training_step(batch, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = self.seen
+
+
+CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
+    "no samples": ({"data": DataLoader(Numbers(0), 2)}, UserError, ["Numbers", "length 0"]),
+    "a batch too large": (
+        {"data": DataLoader(Numbers(3), 4, drop_last=True)},
+        UserError,
+        ["batch_size 4", "3 samples", "drop_last=False"],
+    ),
+    "an iterable": ({"data": DataLoader(Endless(), 2)}, NotExact, ["Endless", "__getitem__"]),
+    "a foreign sampler": ({"data": weighted()}, NotExact, ["WeightedRandomSampler", "shuffle=True"]),
+    "no loader": ({"data": [1]}, UserError, ["train_dataloader"]),
+    "no optimizer": ({"module": TrainingModule()}, UserCodeError, ["configure_optimizers"]),
+    "an unknown option": ({"max_epoch": 3}, JobError, ["max_epoch", "max_epochs", "3"]),
+    "two bad options": ({"max_epochs": 0, "precision": "8"}, JobError, ["2 faults", "max_epochs", "precision", "'8'"]),
+    "an unknown strategy": ({"strategy": "dpp"}, StrategyUnavailable, ["dpp", "ddp", "single"]),
+    "two rhythms": (
+        {"snapshots": {"every_steps": 1, "every_seconds": 2.0}},
+        JobError,
+        ["every_steps and every_seconds"],
+    ),
+    "state of an unknown type": (
+        {"module": Odd()},
+        UnsupportedState,
+        ["user/tokenizer/words", "Numbers"],
+    ),
+    "a reader that raises": ({"data": DataLoader(Bad(), 2)}, UserCodeError, ["IndexError", "no image", "Bad"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_is_refused_before_anything_is_written(case: str, tmp_path: Path) -> None:
+    arguments, error, words = CASES[case]
+    with pytest.raises(error) as caught:
+        fit(tmp_path / "run", **arguments)
+    assert caught.value.exit_code == 2
+    for word in words:
+        assert word in str(caught.value)
+    assert not list(tmp_path.glob("run/snapshots/*"))
+    assert not list(tmp_path.glob("run/last/*"))
+
+
+def test_an_exception_of_the_user_starts_with_their_traceback(tmp_path: Path) -> None:
+    with pytest.raises(UserCodeError) as caught:
+        fit(tmp_path / "run", module=Module(broken))
+    text = str(caught.value)
+    assert text.startswith("Traceback")
+    assert "KeyError: 'colour'" in text
+    assert "in broken" in text
+    assert "Module.training_step" in text
+    assert "midstride/engine" not in text
+    assert "loops.py" not in text
+
+
+def test_a_loss_that_is_not_finite_keeps_earlier_snapshots(tmp_path: Path) -> None:
+    with pytest.raises(LossNotFinite, match="nan at epoch 0, batch 3, step 4 on rank 0") as caught:
+        fit(tmp_path / "run", module=Module(infinite))
+    assert caught.value.exit_code == 2
+    assert sorted(p.name[:12] for p in (tmp_path / "run" / "snapshots").iterdir()) == [f"{s:012d}" for s in (1, 2, 3)]
+
+
+def test_another_identity_is_refused_with_both_values_and_accepted_by_name(tmp_path: Path) -> None:
+    fit(tmp_path, seed=1)
+    before = sorted(tmp_path.rglob("*"))
+    larger = DataLoader(Numbers(), 4, shuffle=True)
+    with pytest.raises(IdentityChanged) as caught:
+        fit(tmp_path, seed=2, data=larger)
+    for words in ("seed: the snapshot has 1, this run has 2", "global_batch_size: the snapshot has 2, this run has 4"):
+        assert words in str(caught.value)
+    assert "--accept-change global_batch_size --accept-change seed" in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+    fit(tmp_path, seed=2, data=larger, accept_change=["seed", "global_batch_size"], max_epochs=2)
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("not a folder")
+    with pytest.raises(StoreUnsafe, match="taken") as caught:
+        fit(tmp_path / "taken" / "run")
+    assert caught.value.exit_code == 2
+
+
+def test_state_that_is_not_taken_back_is_named(tmp_path: Path) -> None:
+    fit(tmp_path, module=Forgetful())
+    with pytest.raises(ReadBackDiffers, match=r"user did not take back the state it gave: .*seen"):
+        fit(tmp_path, module=Forgetful(), max_epochs=2)
+
+
+def test_an_unlogged_monitor_lists_what_was_logged(tmp_path: Path) -> None:
+    class Logs(Module):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/loss", 1.0)
+
+        def val_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(Numbers(), 2)
+
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(Numbers(), 2)
+
+    with pytest.raises(UserError, match=r"'val/acc', which was not logged; logged so far: val/loss"):
+        Trainer(max_epochs=1, callbacks=[BestCheckpoint("val/acc")]).fit(Logs(), run=str(tmp_path / "run"))
