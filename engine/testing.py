@@ -59,7 +59,7 @@ def run_ranks(
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        ranks.append(context.Process(target=_rank, args=({**environment, **place}, target, arguments), daemon=True))
+        ranks.append(context.Process(target=_rank, args=({**environment, **place}, target, arguments)))
     for process in ranks:
         process.start()
     try:

@@ -26,7 +26,7 @@ GRACE_S = 5.0
 #: set by pytest for each test, and by torch when its compiler is first imported
 ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 #: threads of libraries that live as long as the process and belong to no test
-LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_")
+LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_", "AnyIO worker thread")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +36,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cover",
         help="walk a seeded pairwise cover of the laws' axes, or their whole product",
     )
+
+
+def _nothing() -> None:
+    pass
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm(request: pytest.FixtureRequest) -> None:
+    """Start the process that ranks are forked from before any test counts processes."""
+    if any({"laws", "distributed"} & set(item.path.parts) for item in request.session.items):
+        import torch
+
+        from midstride.engine.testing import PRELOAD, run_ranks
+
+        torch.set_num_threads(1)
+        run_ranks(_nothing, preload=(*PRELOAD, "torchmetrics"))
 
 
 @pytest.fixture(autouse=True)

@@ -60,3 +60,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     job = tiny_job(tmp_path_factory.mktemp("undisturbed"))
     assert launch(job, "reference").kind == "done"
     return results(job, "reference")
+
+
+@pytest.fixture(scope="session")
+def undisturbed_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the same of a run of one process."""
+    job = tiny_job(tmp_path_factory.mktemp("alone"), processes=1)
+    assert launch(job, "reference").kind == "done"
+    return results(job, "reference")

@@ -26,7 +26,8 @@ def midstride(tmp_path: Path, server: str, alive: Alive) -> Start:
 
     def start(*arguments: str, **environment: str) -> Command:
         log = tmp_path / f"output-{time.monotonic_ns()}.txt"
-        return Command(list(arguments), {**os.environ, "PREFECT_API_URL": server, **environment}, log)
+        known = {**os.environ, "PREFECT_API_URL": server, **environment}
+        return Command(list(arguments), {name: value for name, value in known.items() if value}, log)
 
     return start
 
@@ -59,12 +60,12 @@ def test_a_killed_flow_goes_on_where_it_was_when_the_command_is_given_again(
 def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     make_job: Make,
     midstride: Start,
-    undisturbed: dict[str, bytes],
+    undisturbed_alone: dict[str, bytes],
     alive: Alive,
     tmp_path: Path,
     number: signal.Signals,
 ) -> None:
-    job = make_job(wait_at=8)
+    job = make_job(wait_at=8, processes=1)
     command = ("train", str(tmp_path / "job.yaml"), "--run", "stopped")
     first = midstride(*command)
     wait_for((tmp_path / "mark").exists, "the step at which the model waits")
@@ -77,7 +78,7 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     assert "--run stopped" in first.output
     again = midstride(*command)
     assert again.code() == 0, again.output
-    assert results(job, "stopped") == undisturbed
+    assert results(job, "stopped") == undisturbed_alone
 
 
 def test_without_a_server_one_is_there_for_as_long_as_the_command(

@@ -72,15 +72,12 @@ def test_a_flow_trains_evaluates_and_reports(
     assert set(report.test) == {"test/accuracy"}
     assert results(job, report.run) == undisturbed
     for name in ("report", "curves", "best weights", "metric log"):
-        assert os.path.exists(report.files[name]), name
+        assert Path(report.files[name]).exists(), name
     assert [event.kind for event in onlooker.events if event.kind in ("started", "finished")] == ["started", "finished"]
     assert not alive()
-    _, runs = _flow_run(state.state_details.flow_run_id)
-    names = {run.name.split("-")[0] for run in runs}
-    assert {"prepare data", "launch world", "evaluate best", "publish report"} <= names
-    recorded = [run for run in runs if run.name.startswith("snapshot at step")]
-    assert recorded
-    assert all(run.state is not None and run.state.is_completed() for run in recorded)
+    for task in ("prepare data", "launch world", "evaluate best", "publish report"):
+        wait_for(lambda task=task: _states(state, task) == ["Completed"], f"{task} to reach the server")  # type: ignore[misc]
+    assert set(wait_for(lambda: _states(state, "snapshot at step"), "recorded snapshots")) == {"Completed"}
 
 
 def test_a_killed_rank_costs_steps_and_not_a_bit(
@@ -148,12 +145,24 @@ def test_an_error_in_user_code_is_not_tried_again_and_comes_first(make_job: Make
     assert not alive()
 
 
-def test_data_are_prepared_once_for_a_flow_that_is_retried(make_job: Make, tmp_path: Path) -> None:
+def test_data_are_prepared_once_for_a_flow_that_is_retried(make_job: Make) -> None:
     job = make_job(fail_at=0, processes=1)
-    with pytest.raises(UserError):
-        train.with_options(retries=1)(job, "twice")
-    assert (tmp_path / "data.prepared").read_text() == "x"
+    state = train.with_options(retries=1)(job, "twice", return_state=True)
+    assert isinstance(state.result(raise_on_failure=False), UserError)
+    wait_for(lambda: _states(state, "prepare data") == ["Cached", "Completed"], "the states to reach the server")
     assert len(Ledger(Store.open(job.run_url("twice"))).attempts()) == 2, "a retry asked for is given a try"
+
+
+def test_data_that_are_gone_are_prepared_again(make_job: Make, tmp_path: Path) -> None:
+    job = make_job(fail_at=0, processes=1, loses_data=True)
+    state = train.with_options(retries=1)(job, "careless", return_state=True)
+    wait_for(lambda: len(_states(state, "prepare data")) == 3, "the states to reach the server")
+    assert _states(state, "prepare data") == ["Cached", "Completed", "Completed"]
+
+
+def _states(state: Any, name: str) -> list[str]:
+    _, runs = _flow_run(state.state_details.flow_run_id)
+    return sorted(str(run.state_name) for run in runs if run.name.startswith(name))
 
 
 def test_a_done_run_is_done_again_at_once(make_job: Make) -> None:

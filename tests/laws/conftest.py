@@ -1,25 +1,10 @@
-"""Undisturbed runs to compare with, one for each setting, and the process that ranks are forked from."""
+"""Undisturbed runs to compare with, one for each setting."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from laws.lives import Setting, live
-
-from midstride.engine.testing import PRELOAD, run_ranks
-
-
-def _nothing() -> None:
-    pass
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _warm() -> Iterator[None]:
-    """Start the process that ranks are forked from before any test counts processes."""
-    torch.set_num_threads(1)
-    run_ranks(_nothing, preload=(*PRELOAD, "torchmetrics"))
-    return
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -22,7 +24,7 @@ BATCH = 4
 
 
 class Samples(Dataset[tuple[Tensor, int, int]]):
-    """Fixed features, with noise drawn at each reading unless `noise` is 0."""
+    """Fixed features, with noise drawn from every generator at each reading unless `noise` is 0."""
 
     def __init__(self, samples: int, noise: float = 0.1) -> None:
         self.features = torch.randn(samples, 6, generator=torch.Generator().manual_seed(1))
@@ -34,7 +36,7 @@ class Samples(Dataset[tuple[Tensor, int, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
         features = self.features[index]
         if self.noise:
-            features = features + self.noise * torch.randn(6)
+            features = features + self.noise * (torch.randn(6) + random.gauss(0, 1) + float(np.random.normal()))
         return features, index % 3, index
 
 

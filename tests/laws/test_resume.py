@@ -1,5 +1,6 @@
 """Law 1: wherever a run dies, and however often, it ends with the bits of the run that nothing befell."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,59 @@ def test_every_option_resumes(name: str, tmp_path: Path, undisturbed: Callable[[
     assert -9 in live(setting, tmp_path, plan)
     assert live(setting, tmp_path, plan) == [0, 0]
     plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))
+
+
+def test_another_number_of_workers_changes_nothing(tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan")
+    for step in (3, 5, 8):
+        plan.add("kill", step=step, phase="forward")
+    for workers in (2, 0, 3):
+        assert live(Setting(workers=workers), tmp_path, plan) == [-9]
+    assert live(Setting(workers=1), tmp_path, plan) == [0]
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(Setting()))
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def tear(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def swap(file: Path) -> None:
+    """Put the file of an older snapshot in the place of this one."""
+    older = sorted(file.parent.parent.iterdir())[0] / file.name
+    file.write_bytes(older.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [flip, tear, swap, Path.unlink])
+@pytest.mark.parametrize(
+    "file", ["rank-00001-of-00002.safetensors", "rank-00001-of-00002.json", "metrics.csv", "manifest.json"]
+)
+def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_taken(
+    damage: Callable[[Path], None], file: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    """Law 2."""
+    setting = Setting(ranks=2)
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=0, step=8, phase="forward")
+    assert -9 in live(setting, tmp_path, plan)
+    newest = max((tmp_path / "run" / "snapshots").glob("*/manifest.json")).parent
+    damage(newest / file)
+
+    assert live(setting, tmp_path, plan) == [0, 0]
+
+    plan.assert_all_fired()
+    resumed_from = json.loads((tmp_path / "run" / "lease" / "000002.json").read_text())["resumed_from"]
+    assert resumed_from < newest.name
+    if newest.exists() and (newest / "manifest.json").exists():  # else it never happened
+        assert (newest / "aside.json").exists()
     assert_alike(tmp_path, undisturbed(setting))
 
 

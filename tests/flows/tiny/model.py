@@ -1,6 +1,7 @@
 """The smallest job that has all it takes: dropout, random data, several epochs, a validation, a test."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -50,13 +51,18 @@ class Data(DataModule):
 class Net(TrainingModule):
     """A net that can do harm at a step: fail, or wait once until somebody has done harm to it."""
 
-    def __init__(self, fail_at: int = -1, wait_at: int = -1, mark: str = "", wait_s: float = 2.0) -> None:
+    def __init__(
+        self, fail_at: int = -1, wait_at: int = -1, mark: str = "", wait_s: float = 2.0, loses_data: bool = False
+    ) -> None:
         super().__init__()
+        self.loses_data = loses_data
         self.fail_at, self.wait_at, self.mark, self.wait_s = fail_at, wait_at, mark, wait_s
         self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         if self.global_step == self.fail_at:
+            if self.loses_data:
+                shutil.rmtree(self.mark.replace("mark", "data"))
             raise ValueError("the model is not in the mood")
         if self.global_step == self.wait_at and self.global_rank == 0:
             self._wait_once()

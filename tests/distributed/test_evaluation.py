@@ -1,0 +1,86 @@
+"""Evaluation over any number of ranks: every sample once, nothing padded, the same values everywhere."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import CatMetric, MeanMetric
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.testing import run_ranks
+
+
+class Numbers(Dataset[Tensor]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index)])
+
+
+class Counts(TrainingModule):
+    """Logs what it sees in every way there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.mean = MeanMetric()
+        self.all = CatMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layer(batch).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("sum", batch.sum(), reduce_fx="sum", sync_dist=True)
+        self.log("mean", batch.mean(), on_step=True, sync_dist=True)
+        self.log("largest", batch.max(), reduce_fx="max", sync_dist=True)
+        self.log("smallest", batch.min(), reduce_fx="min", sync_dist=True)
+        self.log("count", float(len(batch)), reduce_fx="sum", sync_dist=True)
+        self.mean.update(batch)
+        self.all.update(batch)
+        self.log("metric", self.mean)
+        self.log("all", self.all)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Data:
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def val_dataloader(self) -> list[DataLoader[Any]]:
+        return [DataLoader(Numbers(size), 2, shuffle=True) for size in self.sizes]
+
+
+def validate(folder: str, sizes: list[int]) -> None:
+    trainer = Trainer(max_epochs=1)
+    values = trainer.validate(Counts(), Data(sizes))
+    found = {"values": values, "steps": trainer.logged.step_values["mean_step"]}
+    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [[5], [2], [7, 1]])
+def test_every_sample_counts_once(sizes: list[int], ranks: int, tmp_path: Path) -> None:
+    assert run_ranks(validate, str(tmp_path), sizes, processes=ranks) == [0] * ranks
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    values, steps = found[0]["values"], found[0]["steps"]
+    assert all(other == found[0] for other in found)
+    numbers = [float(number) for size in sizes for number in range(size)]
+    assert values["sum"] == sum(numbers)
+    assert values["count"] == len(numbers)
+    assert (values["smallest"], values["largest"]) == (0.0, max(numbers))
+    assert values["mean"] == pytest.approx(sum(numbers) / len(numbers), abs=1e-12)
+    assert values["metric"] == pytest.approx(sum(numbers) / len(numbers), abs=1e-6)
+    assert sorted(values[name] for name in values if name.startswith("all")) == sorted(numbers)
+    assert len(steps) == sum(math.ceil(math.ceil(size / ranks) / 2) for size in sizes)

@@ -1,0 +1,164 @@
+"""The Trainer as a user meets it: fit, validate, test, predict, in any order."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine.testing import assert_resumes_exactly
+
+
+class Line(TrainingModule):
+    """Learns y = 2x."""
+
+    def __init__(self, rate: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(1, 1)
+        self.rate = rate
+        self.calls: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = mse_loss(self(batch[0]), batch[1])
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", mse_loss(self(batch[0]), batch[1]))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/loss", mse_loss(self(batch[0]), batch[1]))
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+    def on_fit_start(self) -> None:
+        self.calls.append("fit")
+
+    def on_train_epoch_start(self) -> None:
+        self.calls.append("epoch")
+
+    def on_validation_start(self) -> None:
+        self.calls.append("validation")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.calls.append("step")
+
+    def on_train_epoch_end(self) -> None:
+        self.calls.append("end")
+
+
+class Points(DataModule):
+    def setup(self, stage: str) -> None:
+        x = torch.arange(8.0)[:, None] / 8
+        self.points = TensorDataset(x, 2 * x)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.points, 4, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.points, 3)
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+
+def test_hooks_come_in_order(tmp_path: Path) -> None:
+    module = Line()
+    Trainer(max_epochs=2, val_check_interval=0.5).fit(module, Points())
+    epoch = ["epoch", "step", "validation", "step", "validation", "end"]
+    assert module.calls == ["fit", *epoch, *epoch]
+
+
+def test_fit_then_test_then_predict_with_the_best_weights(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    trainer = Trainer(max_epochs=20, callbacks=[BestCheckpoint("val/loss"), LearningRateMonitor()])
+    module = Line()
+    trainer.fit(module, Points(), run=run)
+    last = trainer.test(module, Points(), ckpt_path="last")
+    assert last == trainer.test(module, Points())
+    assert trainer.validate(module, Points())["val/loss"] == last["test/loss"] < 0.1
+    best = Line.load_from_checkpoint(f"{run}/best")
+    assert best.rate == 0.1
+    predictions = torch.cat(Trainer().predict(best, Points()))
+    assert predictions.shape == (8, 1)
+    assert mse_loss(predictions, torch.arange(8.0)[:, None] / 4) < 0.1
+
+
+def test_fit_twice_starts_afresh_without_a_run() -> None:
+    module, trainer = Line(), Trainer(max_epochs=1)
+    trainer.fit(module, Points())
+    first = trainer.progress
+    trainer.fit(module, Points())
+    assert trainer.progress == first
+    assert trainer.progress is not first
+
+
+def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
+    def weights(folder: str, *lengths: int) -> dict[str, Tensor]:
+        for epochs in lengths:
+            trainer = Trainer(max_epochs=epochs, seed=3)
+            module = Line()
+            trainer.fit(module, Points(), run=str(tmp_path / folder))
+        return module.state_dict()
+
+    at_once, lengthened, again = weights("a", 4), weights("b", 2, 4), weights("b", 4)
+    assert all(torch.equal(at_once[name], lengthened[name]) for name in at_once)
+    assert all(torch.equal(at_once[name], again[name]) for name in at_once)
+    assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()
+
+
+def test_early_stopping_stops_and_is_finished(tmp_path: Path) -> None:
+    trainer = Trainer(max_epochs=50, callbacks=[EarlyStopping("val/loss", patience=2)])
+    trainer.fit(Line(rate=0.0), Points(), run=str(tmp_path / "run"))
+    assert trainer.progress.epoch == 2 or trainer.progress.step == 6
+    assert trainer.progress.finished
+
+
+def test_resume_never_starts_over_and_resume_at_a_step_goes_back(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    for resume, steps in (("auto", 4), ("never", 4), (2, 2), ("auto", 0)):
+        module = Line()
+        Trainer(max_epochs=2, snapshots={"every_steps": 1, "keep": 9}).fit(module, Points(), run=run, resume=resume)  # type: ignore[arg-type]
+        assert module.calls.count("step") == steps
+
+
+def test_users_can_check_their_own_module() -> None:
+    assert_resumes_exactly(Line, Points, steps=4)
+
+    class Secretive(Line):
+        """Keeps to itself what decides its loss."""
+
+        seen = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.seen += 1
+            return super().training_step(batch, batch_idx) * (1 + self.seen % 3)
+
+    with pytest.raises(AssertionError, match=r"resumed from step 1.*\n.*layer\.weight"):
+        assert_resumes_exactly(Secretive, Points, steps=4)
+
+
+def test_a_script_needs_no_orchestrator(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_trainer import *\n"
+        "trainer = Trainer(max_epochs=1)\n"
+        f"trainer.fit(Line(), Points(), run={str(tmp_path / 'run')!r})\n"
+        "assert not {'prefect', 'fastapi', 'torchmetrics'} & set(sys.modules), 'too much was imported'\n"
+    )
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60)
+    assert (tmp_path / "run" / "last" / "manifest.json").exists()
