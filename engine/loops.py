@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from midstride.engine.data.loader import ExactLoader
-from midstride.engine.devices import move
 from midstride.engine.hooks import calling
 from midstride.engine.optimization import Optimization
 
@@ -63,7 +62,7 @@ class FitLoop:
         batches = self.loader.batches(progress.epoch, progress.batch)
         while progress.batch < self.batches and not self.is_done():
             trainer.strike("fetch")
-            self.batch(move(next(batches), trainer.device))
+            self.batch(trainer.received(next(batches)))
         if progress.batch == self.batches:
             self.end_epoch()
 
@@ -150,7 +149,7 @@ class EvaluationLoop:
             index = progress.val_batch
             trainer.strike("validation")
             if index < mine:
-                self.batch(move(next(batches), trainer.device), index, number)
+                self.batch(trainer.received(next(batches)), index, number)
             progress.val_batch += 1
             progress.after += 1
             if self.stage == "validate":

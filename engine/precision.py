@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from midstride.engine.devices import convert
+
 __all__ = ["Precision"]
 
 
@@ -29,6 +31,10 @@ class Precision:
         """Give the module's weights the width they train in."""
         if self.name == "64":
             module.double()
+
+    def batch(self, batch: Any) -> Any:
+        """Return `batch` in the width the weights have."""
+        return batch if self.name != "64" else convert(batch, _double)
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of one forward pass; a new one each time, so that no cached cast goes stale."""
@@ -61,3 +67,7 @@ class Precision:
         """Take the scaler's state back."""
         if self._scaler is not None:
             self._scaler.load_state_dict(state_dict)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

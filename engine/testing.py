@@ -79,6 +79,8 @@ def _rank(environment: dict[str, str], target: Callable[..., None], arguments: t
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    # What the rank starts (workers of loaders) starts as it would in a rank of any other launcher.
+    multiprocessing.set_start_method("fork", force=True)
     try:
         target(*arguments)
     except EngineError as error:

@@ -13,7 +13,7 @@ from midstride.engine.callbacks import BestCheckpoint, Callback, EarlyStopping
 from midstride.engine.data.loader import ExactLoader
 from midstride.engine.data.loaders import Loaders
 from midstride.engine.determinism import Determinism
-from midstride.engine.devices import device_of
+from midstride.engine.devices import device_of, move
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.faults import FaultPlan
 from midstride.engine.hooks import Hooks, calling
@@ -151,7 +151,7 @@ class Trainer:
         predictions = []
         with torch.no_grad():
             for number, loader in enumerate(Loaders(self, module if data is None else data).evaluation("predict")):
-                for index, batch in enumerate(loader.batches(0)):
+                for index, batch in enumerate(map(self.received, loader.batches(0))):
                     predictions.append(calling("predict_step", self.module.predict_step, batch, index, number))
         return predictions
 
@@ -172,6 +172,10 @@ class Trainer:
     def callback_metrics(self) -> dict[str, float]:
         """The newest logged values by name, alike on every rank."""
         return self.logged.values
+
+    def received(self, batch: Any) -> Any:
+        """Return `batch` on this rank's device, in the width that the module trains in."""
+        return self.precision.batch(move(batch, self.device))
 
     def strike(self, phase: str) -> None:
         """Let an injected fault strike here."""

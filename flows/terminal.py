@@ -21,6 +21,7 @@ _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # the first start makes a database: 20 to 30 s
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # its story is told by the bar and the panel
+    "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
 }
 _LOOKS = {
     "done": ("green", "done"),

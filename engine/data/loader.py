@@ -1,5 +1,6 @@
 """Loaders that start anywhere in an epoch and give the same batches as if they had come there by walking."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import (
 from midstride.engine.data.order import EvaluationOrder, Fetch, Order, TrainingOrder
 from midstride.engine.data.random import LazySeeds, MainGeneratorsKept
 from midstride.engine.errors import NotExact, UserCodeError, UserError
+from midstride.engine.launchers.lifeline import die_with_parent
 from midstride.engine.seeds import mix
 from midstride.engine.world import World
 
@@ -69,6 +71,20 @@ class _SeededCollate:
         except Exception as error:
             name = getattr(self.collate, "__name__", type(self.collate).__name__)
             raise UserCodeError.of(f"{name}, collating a batch of {len(samples)}{_worker()}", error) from error
+
+
+class _TiedWorker:
+    """Starts a worker as the user wants, and ties it to its rank: one that is killed must not leave it behind."""
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self.init = init
+        self.rank_pid = os.getpid()
+
+    def __call__(self, worker: int) -> None:
+        if os.getppid() == self.rank_pid:  # not so under forkserver: there torch's own watch ends it, later
+            die_with_parent(self.rank_pid)
+        if self.init is not None:
+            self.init(worker)
 
 
 class _Places:
@@ -226,7 +242,7 @@ def _rebuilt(loader: DataLoader[Any], places: _Places, key: int) -> DataLoader[A
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=_TiedWorker(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         # iter() draws from this generator: the main one must not be moved by a restart.
         generator=torch.Generator().manual_seed(key),

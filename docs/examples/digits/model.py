@@ -69,7 +69,7 @@ class Digits(DataModule):
         """Read the data and deal them out."""
         images, labels = read(self.folder)
         # One shuffle for all: neighbours in the file were written by the same hand.
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1797))
         self.images, self.labels = images[order], labels[order]
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
@@ -93,10 +93,10 @@ class Classifier(TrainingModule):
     Args:
         channels: of the first convolution.
         hidden: units of the hidden linear layer.
-        learning_rate: of the first epoch; each later one has 7 % less.
+        learning_rate: of the first epoch; it falls to nothing along half a cosine.
     """
 
-    def __init__(self, channels: int = 24, hidden: int = 128, learning_rate: float = 2e-3) -> None:
+    def __init__(self, channels: int = 24, hidden: int = 128, learning_rate: float = 3e-3) -> None:
         super().__init__()
         self.learning_rate = learning_rate
         self.net = nn.Sequential(
@@ -145,9 +145,10 @@ class Classifier(TrainingModule):
         self.log_dict(values, on_epoch=True, sync_dist=True, prog_bar=True, batch_size=len(labels))
 
     def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[torch.optim.lr_scheduler.LRScheduler]]:
-        """Return AdamW, and a learning rate that falls after each epoch."""
+        """Return AdamW, and a learning rate that falls after each epoch until the last."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
-        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.93)]
+        epochs = self.trainer.options.max_epochs or 40
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)]
 
 
 def read(folder: str) -> tuple[Tensor, Tensor]:
