@@ -104,7 +104,9 @@ class TrainingJob(Options):
     )
     trainer: Annotated[TrainerOptions, AfterValidator(_ends)] = Field(title="Training", description="How long and how.")
     snapshots: SnapshotOptions | None = Field(
-        None, title="Snapshots", description="When the whole state is written; none are taken if empty."
+        SnapshotOptions.model_validate({}),
+        title="Snapshots",
+        description="When the whole state is written; none are taken if empty.",
     )
     monitor: MonitorOptions | None = Field(None, title="Monitor", description="Which value decides what is best.")
     retries: Annotated[int, Field(ge=0, strict=True)] = Field(

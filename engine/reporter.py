@@ -1,15 +1,19 @@
-"""The reporter: tells the launcher, if there is one, what happens."""
+"""The reporter: tells the launcher what happens; where there is none, the person at the terminal."""
 
+import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from midstride.engine.events import EventLog
+from midstride.engine.events import Event, EventLog
 from midstride.engine.options import TrainerOptions
 from midstride.engine.progress import Progress
 from midstride.engine.session import Session
 from midstride.engine.world import World
+
+if TYPE_CHECKING:
+    from midstride.engine.console import WorldView
 
 __all__ = ["Reporter"]
 
@@ -18,11 +22,18 @@ PERIOD_S = 0.5
 
 
 class Reporter:
-    """Writes rank 0's events to the session; without one it costs a comparison a step."""
+    """Writes rank 0's events to the session, or shows them as a bar; with neither it costs a comparison a step.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: only rank 0 speaks.
+        bar: whether a progress bar is wanted, on a terminal and without a launcher.
+    """
+
+    def __init__(self, world: World, *, bar: bool) -> None:
         session = Session.from_environment() if world.is_first else None
         self._log = EventLog(session.events) if session else None
+        self._view: WorldView | None = None
+        self._bar = bar and session is None and world.is_first and sys.stdout.isatty()
         self._next_s = 0.0
         self._from = (0.0, 0)
         self._steps: int | None = None
@@ -33,11 +44,15 @@ class Reporter:
         ends = [options.max_epochs * an_epoch] if options.max_epochs else []
         self._steps = min([*ends, *([options.max_steps] if options.max_steps else [])])
         self._from = (time.monotonic(), progress.step)
+        if self._bar:
+            from midstride.engine.console import WorldView
+
+            self._view = WorldView().__enter__()
         self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
 
     def step(self, progress: Progress, batches: int, outputs: Any) -> None:
         """Tell about a step, if the last telling was long enough ago."""
-        if self._log is None:
+        if self._log is None and self._view is None:
             return
         now_s = time.monotonic()
         # The first step is always told: it ends a restart.
@@ -61,3 +76,11 @@ class Reporter:
         """Tell about anything else."""
         if self._log is not None:
             self._log.emit(kind, **fields)
+        if self._view is not None:
+            self._view.event(Event(kind, time.time(), fields))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._view is not None:
+            self._view.__exit__(None, None, None)
+            self._view = None

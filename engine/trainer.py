@@ -89,7 +89,7 @@ class Trainer:
         self.logged = Logged(self.strategy.gather, Metrics(self.module, self.strategy.gather, 1), 1)
         self.hooks = Hooks(self, self.module, ())
         self.recorder: Recorder | None = None
-        self.reporter = Reporter(self.world)
+        self.reporter = Reporter(self.world, bar=self.options.enable_progress_bar)
         self._faults = FaultPlan.from_environment()
         self._run_url: str | None = None
         seed_everything(seed)
@@ -126,7 +126,10 @@ class Trainer:
         self._begin(module, data, "fit")
         self.progress = Progress()
         with Determinism(self.options.deterministic, on=run is not None and self.snapshots is not None):
-            self._fit(Loaders(self, module if data is None else data), run, resume)
+            try:
+                self._fit(Loaders(self, module if data is None else data), run, resume)
+            finally:
+                self.reporter.close()
 
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Return the reduced values of a validation; `ckpt_path` as in `test`."""

@@ -1,6 +1,6 @@
 """What the engine adds to a step, with everything on, against a bare PyTorch loop over the same data: interleaved runs.
 
-    make bench-steps
+make bench-steps
 """
 
 import statistics
@@ -9,11 +9,12 @@ import time
 from typing import Any
 
 import torch
-from midstride.engine import Trainer, TrainingModule
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from midstride.engine import Trainer, TrainingModule
 
 STEPS = 2000
 ROUNDS = 5
@@ -21,7 +22,11 @@ ROUNDS = 5
 NETS = {
     "BoringModel, batch 1": (lambda: nn.Linear(32, 2), 1, 32),
     "BoringModel, batch 32": (lambda: nn.Linear(32, 2), 32, 32),
-    "MLP of 70k weights, batch 32": (lambda: nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)), 32, 128),
+    "MLP of 70k weights, batch 32": (
+        lambda: nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)),
+        32,
+        128,
+    ),
 }
 
 
@@ -64,7 +69,8 @@ def ours(net: nn.Module, data: DataLoader[Any], folder: str) -> float:
 def main() -> None:
     """Print microseconds a step, and what the engine adds."""
     torch.set_num_threads(1)
-    table = Table("workload", "bare us/step", "midstride us/step", "adds us", "ratio", title=f"{STEPS} steps, best of {ROUNDS}")
+    table = Table("workload", "bare us/step", "midstride us/step", "adds us", "ratio")
+    table.title = f"{STEPS} steps, best of {ROUNDS}"
     for name, (make, batch, width) in NETS.items():
         rounds: list[tuple[float, float]] = []
         for _ in range(ROUNDS):
