@@ -20,12 +20,16 @@ from midstride.engine.job import TrainingJob
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.store import Store
 
-__all__ = ["JobFile", "Overrides", "RunName", "app", "main", "stoppable"]
+__all__ = ["Accepted", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
 
 JobFile = Annotated[Path, Parameter(help="The job, a YAML file.")]
 RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.")]
 Overrides = Annotated[
     list[str], Parameter(name="--set", help="A choice set from outside: trainer.max_epochs=2", negative=())
+]
+Accepted = Annotated[
+    list[str],
+    Parameter(name="--accept-change", help="What may differ from the snapshot: seed, data_args, ...", negative=()),
 ]
 
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
@@ -34,17 +38,23 @@ app.command(snapshots)
 
 
 @app.command
-def fit(job: JobFile, *, run: RunName, overrides: Overrides | None = None) -> int:
+def fit(job: JobFile, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
     """Train, in processes of its own, resuming the run if it has been started before."""
     from midstride.engine.launch import launch
 
-    loaded = TrainingJob.load(job, overrides or ())
+    loaded = load(job, overrides, accepted)
     with stoppable(), WorldView(bar=loaded.trainer.enable_progress_bar) as view:
         outcome = launch(loaded, run, on_line=view.line, on_event=view.event)
     show_outcome(outcome)
     if outcome.kind == "done":
         print(f"run {run} is done: {loaded.run_url(run)}")
     return outcome.code
+
+
+def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:
+    """Return the job in a file, with what the command line says on top."""
+    extra = [f"accept_change=[{', '.join(accepted)}]"] if accepted else []
+    return TrainingJob.load(job, [*(overrides or ()), *extra])
 
 
 @app.command

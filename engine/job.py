@@ -59,6 +59,11 @@ Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 ImportPath = Annotated[str, AfterValidator(_importable)]
 
 
+IdentityKey = Literal[
+    "module", "module_args", "data", "data_args", "seed", "global_batch_size", "precision", "strategy"
+]
+
+
 class WorldOptions(Options):
     """Which processes train together."""
 
@@ -111,6 +116,11 @@ class TrainingJob(Options):
     monitor: MonitorOptions | None = Field(None, title="Monitor", description="Which value decides what is best.")
     retries: Annotated[int, Field(ge=0, strict=True)] = Field(
         3, title="Retries", description="Attempts in a row without a newer snapshot that are forgiven."
+    )
+    accept_change: tuple[IdentityKey, ...] = Field(
+        (),
+        title="Accepted changes",
+        description="What may differ from the run's snapshot, although it decides the run.",
     )
     folder: str = Field("", title="Code folder", description="Importable in every rank; the job file's own if empty.")
 

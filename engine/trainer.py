@@ -95,7 +95,7 @@ class Trainer:
         seed_everything(seed)
 
     @classmethod
-    def from_job(cls, job: "TrainingJob", *, accept_change: Collection[str] = ()) -> "Trainer":
+    def from_job(cls, job: "TrainingJob") -> "Trainer":
         """Return the Trainer that `job` describes."""
         callbacks: list[Callback] = []
         if job.monitor is not None:
@@ -107,7 +107,7 @@ class Trainer:
             snapshots=job.snapshots,
             callbacks=callbacks,
             seed=job.seed,
-            accept_change=accept_change,
+            accept_change=job.accept_change,
             identity={key: getattr(job, key) for key in ("module", "module_args", "data", "data_args")},
             **job.trainer.model_dump(),
         )

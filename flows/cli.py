@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
-from midstride.engine.cli import JobFile, Overrides, app
+from midstride.engine.cli import Accepted, JobFile, Overrides, app, load
 from midstride.engine.cli import main as run_command_line
 from midstride.engine.console import show_error
 from midstride.engine.errors import EngineError, StopRequested
@@ -25,11 +25,12 @@ def train(
     *,
     run: Annotated[str | None, Parameter(help="Name of the run, to resume it; the flow run's id if empty.")] = None,
     overrides: Overrides | None = None,
+    accepted: Accepted | None = None,
 ) -> int:
     """Train as a Prefect flow, here and now; without a server configured, on an embedded one."""
     from midstride.flows.terminal import Screen, quiet, show_report
 
-    loaded = TrainingJob.load(job, overrides or ())
+    loaded = load(job, overrides, accepted)
     if run is not None:
         loaded.run_url(run)  # its faults now, not after the server has started
     quiet()

@@ -23,8 +23,8 @@ hypothesis.settings.load_profile("repeatable")
 
 #: seconds that threads and processes get to end after the test that started them
 GRACE_S = 5.0
-#: set by pytest for each test, and by torch when its compiler is first imported
-ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+#: set by pytest for each test, and by torch (its compiler) and scikit-learn when they are first imported
+ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 #: threads of libraries that live as long as the process and belong to no test
 LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_", "AnyIO worker thread")
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -92,13 +93,14 @@ class _Places:
 
     def __init__(self, order: Order, key: int) -> None:
         self.order, self.key = order, key
-        self.epoch = self.start = 0
+        self.epoch = self.start = self.count = 0
 
     def __len__(self) -> int:
-        return len(self.order) - self.start
+        return self.count
 
     def __iter__(self) -> Iterator[Fetch]:
-        return self.order.fetches(mix(self.key, self.epoch), self.epoch, self.start)
+        # No more than will be consumed: what workers fetch beyond a limit is time lost.
+        return islice(self.order.fetches(mix(self.key, self.epoch), self.epoch, self.start), self.count)
 
 
 class ExactLoader:
@@ -145,7 +147,7 @@ class ExactLoader:
         count = len(self) - start
         if count <= 0:
             return
-        self._places.epoch, self._places.start = epoch, start
+        self._places.epoch, self._places.start, self._places.count = epoch, start, count
         iterator = iter(self._loader)
         for _ in range(count):
             if self._in_main:

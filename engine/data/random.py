@@ -91,6 +91,7 @@ class LazySeeds:
 
     def __init__(self) -> None:
         self._used = [False, False, False]  # torch, numpy, random
+        self._seen: Peeks | None = None
 
     def samples(self, key: int, first: int, stride: int, indices: list[int], dataset: Any) -> list[Any]:
         """Return the samples at `indices` of `dataset`, each read as if it were alone in the world."""
@@ -106,7 +107,7 @@ class LazySeeds:
                 samples.append(dataset[index])
             return samples
 
-        return self._settle(plain, seeded)
+        return self._settle(_peeks(), plain, seeded)
 
     def collate(self, key: int, first: int, samples: list[Any], collate: Callable[[list[Any]], T]) -> T:
         """Return `collate(samples)` with the random numbers of the batch that starts at `first`."""
@@ -115,17 +116,20 @@ class LazySeeds:
             self._seed(mix(key ^ _COLLATE, first))
             return collate(samples)
 
-        return self._settle(lambda: collate(samples), seeded)
+        # Collating follows reading at once: what was seen after the one is there before the other.
+        before, self._seen = self._seen or _peeks(), None
+        return self._settle(before, lambda: collate(samples), seeded)
 
-    def _settle(self, plain: Callable[[], T], seeded: Callable[[], T]) -> T:
+    def _settle(self, before: Peeks, plain: Callable[[], T], seeded: Callable[[], T]) -> T:
         """Call until no generator that was taken for unused has moved."""
         while True:
-            before = _peeks()
             result = seeded() if any(self._used) else plain()
-            surprises = [moved and not used for moved, used in zip(_moved(before, _peeks()), self._used, strict=True)]
-            if not any(surprises):
+            after = _peeks()
+            used = [known or moved for known, moved in zip(self._used, _moved(before, after), strict=True)]
+            if used == self._used:
+                self._seen = after
                 return result
-            self._used = [used or surprise for used, surprise in zip(self._used, surprises, strict=True)]
+            self._used, before = used, after
 
     def _seed(self, seed: int) -> None:
         for used, set_seed in zip(self._used, _SEED, strict=True):

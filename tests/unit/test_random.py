@@ -1,0 +1,97 @@
+"""Random numbers in the data: functions of the place, whoever reads it, and nobody else's are touched."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from midstride.engine.data.loader import ExactLoader, training_loader
+from midstride.engine.seeds import Generators
+from midstride.engine.snapshots.codec import differences
+from midstride.engine.world import World
+
+SOURCES: dict[str, Callable[[], float]] = {
+    "torch": lambda: float(torch.rand(())),
+    "numpy": lambda: float(np.random.rand()),
+    "random": random.random,
+    "numpy's gaussian": lambda: float(np.random.normal()),
+    "random's gaussian": lambda: random.gauss(0.0, 1.0),
+    "none": lambda: 0.0,
+}
+
+
+class Drawn(Dataset[list[float]]):
+    """Draws for every sample, or only from one sample on."""
+
+    def __init__(self, draw: Callable[[], float], first: int = 0) -> None:
+        self.draw, self.first = draw, first
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(index), self.draw() if index >= self.first else 0.0]
+
+
+class Noisy:
+    """A collate that draws, too."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        return [samples, self.draw()]
+
+
+def loader(source: str, *, first: int = 0, rank: int = 0, size: int = 1, **options: Any) -> ExactLoader:
+    draw = SOURCES[source]
+    plain = DataLoader(Drawn(draw, first), 4 // size, shuffle=True, collate_fn=Noisy(draw), **options)
+    return training_loader(plain, World(rank=rank, size=size), seed=5, shard=size > 1, limit=1.0)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("first", [0, 20])
+def test_batches_are_functions_of_their_place(source: str, first: int) -> None:
+    whole = list(loader(source, first=first).batches(1))
+    for start in range(len(whole)):
+        assert list(loader(source, first=first).batches(1, start)) == whole[start:]
+    if source != "none":
+        values = [sample[1] for batch in whole for sample in batch[0] if sample[0] >= first]
+        assert len(set(values)) == len(values)
+        assert whole != list(loader(source, first=first).batches(2))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(workers: int) -> None:
+    for source in ("torch", "numpy's gaussian"):
+        whole = list(loader(source).batches(0))
+        for options in ({}, {"persistent_workers": True, "prefetch_factor": 5}):
+            several = loader(source, num_workers=workers, multiprocessing_context="fork", **options)
+            assert list(several.batches(0)) == whole
+            assert list(several.batches(0, 3)) == whole[3:]
+
+
+def test_another_number_of_ranks_reads_the_same_samples() -> None:
+    alone = {sample[0]: sample[1] for batch in loader("torch").batches(0) for sample in batch[0]}
+    for size in (2, 4):
+        shared = [s for r in range(size) for batch in loader("torch", rank=r, size=size).batches(0) for s in batch[0]]
+        padding = -23 % size
+        assert sum(alone[sample[0]] == sample[1] for sample in shared) == len(shared) - padding
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_main_generators_are_left_alone(source: str) -> None:
+    np.random.normal(), random.gauss(0, 1)  # a second gaussian waits in both
+    before = Generators().state_dict()
+    batches = loader(source).batches(0)
+    for _ in range(3):
+        next(batches)
+        assert not differences(before, Generators().state_dict())
+    np.random.rand(), torch.rand(1), random.random()  # the training step draws in between
+    before = Generators().state_dict()
+    list(batches)
+    assert not differences(before, Generators().state_dict())
