@@ -420,6 +420,7 @@ def test_an_exception_in_the_pump(job_of: Callable[..., TrainingJob], callback: 
 
 def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
     started: list[Event] = []
+    others = descendants(os.getpid())  # what ranks are forked from, if laws are tested too
 
     def expire(*_: object) -> None:
         raise Interrupted
@@ -437,7 +438,7 @@ def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert ledger_of(job).attempts()[0].outcome == "stopped"
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= set(others)
 
 
 def test_a_store_that_cannot_be_written(job_of: Callable[..., TrainingJob], tmp_path: Path) -> None:
