@@ -65,6 +65,18 @@ class Callback:
     ) -> None: ...
     def on_test_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
     def on_test_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_test_batch_start(
+        self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_test_batch_end(
+        self,
+        trainer: "Trainer",
+        module: "TrainingModule",
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None: ...
     def on_test_epoch_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
     def on_test_epoch_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
 
@@ -84,10 +96,14 @@ class Callbacks:
         return {name: callback.state_dict() for name, callback in self._by_name.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give every callback its state back; one that is new starts afresh."""
+        """Give every callback its state back; one that is new starts afresh, one that is gone is forgotten."""
+        for name in set(state_dict) - set(self._by_name):
+            del state_dict[name]
         for name, callback in self._by_name.items():
             if name in state_dict:
                 callback.load_state_dict(state_dict[name])
+            else:
+                state_dict[name] = callback.state_dict()
 
 
 class _Monitor(Callback):
@@ -130,6 +146,8 @@ class BestCheckpoint(_Monitor):
 
     def on_validation_end(self, trainer: "Trainer", module: "TrainingModule") -> None:
         """Keep the weights if the monitored value is better than any before."""
+        if not trainer.is_fitting:
+            return
         value = self.value(trainer)
         if self.is_better(value):
             self.best, self.best_step = value, trainer.progress.step
@@ -162,6 +180,8 @@ class EarlyStopping(_Monitor):
 
     def on_validation_end(self, trainer: "Trainer", module: "TrainingModule") -> None:
         """Count validations without an improvement."""
+        if not trainer.is_fitting:
+            return
         value = self.value(trainer)
         if self.is_better(value, self.min_delta):
             self.best, self.wait_count = value, 0

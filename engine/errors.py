@@ -15,7 +15,7 @@ EngineError                 the world ends with 1: a retry may help
 └── SnapshotError
     ├── SnapshotMissing     nothing committed there
     ├── SnapshotDamaged     committed, but its bytes are not those that were written
-    ├── ReadBackDiffers     a part did not take back the state it gave
+    ├── ReadBackDiffers     ends with 2: a part did not take back the state it gave
     └── StoreUnsafe         ends with 2: the store cannot promise what was asked of it
 """
 
@@ -137,7 +137,9 @@ class SnapshotDamaged(SnapshotError):
 
 
 class ReadBackDiffers(SnapshotError):
-    """A part did not take back, bit for bit, the state it gave."""
+    """A part did not take back, bit for bit, the state it gave; ends with 2: it would not the next time either."""
+
+    exit_code = 2
 
 
 class StoreUnsafe(SnapshotError):

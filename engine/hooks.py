@@ -1,7 +1,7 @@
 """Hooks: who wants to be called when, found once, so that a hook nobody wrote costs nothing."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from midstride.engine.callbacks import Callback
 from midstride.engine.errors import EngineError, UserCodeError
@@ -31,10 +31,11 @@ class Hooks:
         row = (f"{type(owner).__name__}.{name}", getattr(owner, name), first)
         self._by_name.setdefault(name, []).append(row)
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call every hook called `name`."""
+    def call(self, name: str, *arguments: Any, of: Literal["all", "module", "callbacks"] = "all") -> None:
+        """Call every hook called `name`, or only the module's, or only the callbacks'."""
         for where, hook, first in self._by_name.get(name, ()):
-            calling(where, hook, *first, *arguments)
+            if of == "all" or (of == "callbacks") == bool(first):
+                calling(where, hook, *first, *arguments)
 
 
 def calling(where: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -2,7 +2,8 @@
 
 kind      what                                              when it differs
 identity  module, data, their arguments, seed, global       refused with both values, unless accepted by name
-          batch size, precision, strategy
+          batch size, precision, strategy, and what else
+          decides which samples make a step
 bits      world size, threads, CPU, GPU, versions, source   a warning with both values
 free      workers, launcher, retries, snapshots, patience,  nothing
           a larger max_epochs or max_steps
@@ -20,10 +21,18 @@ import xxhash
 
 from midstride.engine.errors import IdentityChanged, NotExact
 
-__all__ = ["FREE_ARGUMENTS", "bits_of", "changed_bits", "check_identity", "described"]
+__all__ = ["FREE_ARGUMENTS", "bits_of", "changed_bits", "check_identity", "described", "is_json"]
 
 #: arguments of a data module that decide nothing by themselves: the global batch size is compared instead
 FREE_ARGUMENTS = frozenset({"batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"})
+
+
+def is_json(value: object) -> bool:
+    """Return whether JSON holds `value` as it is: not a tuple, not a dict with other keys than text, not NaN."""
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False
 
 
 def described(value: object) -> Any:

@@ -60,7 +60,25 @@ ImportPath = Annotated[str, AfterValidator(_importable)]
 
 
 IdentityKey = Literal[
-    "module", "module_args", "data", "data_args", "seed", "global_batch_size", "precision", "strategy"
+    "module",
+    "module_args",
+    "data",
+    "data_args",
+    "seed",
+    "global_batch_size",
+    "batch_size",
+    "samples",
+    "drop_last",
+    "shuffle",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "val_check_interval",
+    "limit_train_batches",
+    "limit_val_batches",
+    "use_distributed_sampler",
+    "precision",
+    "strategy",
 ]
 
 

@@ -1,7 +1,9 @@
 """Logged values: taken batch by batch, reduced over an epoch and over the ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from numbers import Number
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -95,7 +97,7 @@ class Logged:
         self._evaluated: dict[str, Running] = {}
         self._steps: dict[str, list[tuple[float, float]]] = {}
         self._paths: dict[str, dict[str, str]] = {"train": {}, "evaluate": {}}
-        self._unsynced: dict[str, tuple[float, float, str]] = {}
+        self._ending = False
 
     def log(
         self,
@@ -110,8 +112,11 @@ class Logged:
     ) -> None:
         """Take one value in; see `TrainingModule.log`."""
         training = self.stage == "train"
-        on_step = training if on_step is None else on_step
-        on_epoch = not training if on_epoch is None else on_epoch
+        stepping = training and not self._ending
+        on_step = stepping if on_step is None else on_step
+        on_epoch = not stepping if on_epoch is None else on_epoch
+        if name in ("epoch", "step"):
+            raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
         if prog_bar:
             self.shown.add(name)
         if isinstance(value, Tensor):
@@ -119,6 +124,8 @@ class Logged:
         elif is_metric(value):
             self._paths["train" if training else "evaluate"][name] = self._path(name, value)
             return
+        elif not isinstance(value, Number):
+            raise UserError(f"self.log({name!r}) was given a {type(value).__name__}; a number or a tensor is needed.")
         if on_step and training and not (sync_dist or on_epoch):  # the common case, without ceremony
             self.rows.pending(name, value)
         else:
@@ -143,7 +150,8 @@ class Logged:
             # No collective inside a step of evaluation: ranks may have different numbers of them.
             self._steps.setdefault(key, []).append((float(value), weight if sync else 0.0))
         elif sync and self._size > 1:
-            self._unsynced[key] = (float(value), weight, reduce_fx)
+            # Reduced when the ranks next meet: an exchange here would hang if one of them did not log.
+            self.rows.pending_share(key, (float(value), weight, reduce_fx))
         else:
             self.rows.pending(key, value)
             if self._size == 1:
@@ -158,18 +166,26 @@ class Logged:
             )
         return path
 
-    def close_batch(self) -> None:
-        """Reduce what this training batch asked to have reduced over the ranks, in one exchange."""
-        if not self._unsynced:
-            return
-        mine, self._unsynced = self._unsynced, {}
-        everyone = self._gather(mine)
-        for name, (_, _, reduce_fx) in mine.items():
-            running = Running(reduce_fx, sync=True)
-            for theirs in everyone:
-                running.add(*theirs[name][:2])
-            self.values[name] = running.value
-            self.rows.pending(name, running.value)
+    @contextmanager
+    def ending_epoch(self) -> Iterator[None]:
+        """Log for the epoch, by default, what is logged within."""
+        self._ending = True
+        try:
+            yield
+        finally:
+            self._ending = False
+
+    def take_rows(self) -> str:
+        """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
+        shares = self._gather(self.rows.shares())
+        places = dict.fromkeys(place for rank in shares for place in rank)
+        for place in places:
+            having = [rank[place] for rank in shares if place in rank]
+            running = Running(having[0][2], sync=True)
+            for value, weight, _ in having:
+                running.add(value, weight)
+            self.rows.settle(place, running.value)
+        return self.rows.take()
 
     def close_epoch(self) -> dict[str, float]:
         """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from midstride.engine.data.loader import ExactLoader
+from midstride.engine.errors import NotExact, UserError
 from midstride.engine.hooks import calling
 from midstride.engine.optimization import Optimization
 
@@ -34,6 +35,16 @@ class FitLoop:
         self.batches = len(loader)
         self.optimization = Optimization(trainer, self.batches)
         interval = trainer.options.val_check_interval
+        if isinstance(interval, int) and interval > self.batches and validation is not None:
+            raise UserError(
+                f"val_check_interval={interval} batches, and an epoch has {self.batches}: it would never be due. "
+                "Use a smaller number, or a share of the epoch such as 1.0."
+            )
+        if self.progress.batch > self.batches:
+            raise NotExact(
+                f"the run stands at batch {self.progress.batch} of its epoch, which has {self.batches} now: "
+                "start it with the data and batch size it had, or start over under another run name."
+            )
         self.val_every = interval if isinstance(interval, int) else max(1, int(self.batches * interval))
 
     def is_done(self) -> bool:
@@ -47,8 +58,9 @@ class FitLoop:
 
     def run(self) -> None:
         """Train to the end, from wherever progress stands."""
-        self.trainer.hooks.call("on_train_start")
         self.validate_if_due()  # resumed between a step and its validation
+        if self.progress.in_epoch and self.progress.batch == self.batches:
+            self.end_epoch()  # resumed between an epoch's last step and its end
         while not self.is_done():
             self.epoch()
         self.trainer.hooks.call("on_train_end")
@@ -73,7 +85,6 @@ class FitLoop:
         trainer.logged.batch = batch
         trainer.hooks.call("on_train_batch_start", batch, index)
         outputs = self.optimization.train(batch, index)
-        trainer.logged.close_batch()
         progress.batch += 1
         stepped = self.optimization.closes_window(index)
         if stepped:
@@ -96,8 +107,10 @@ class FitLoop:
         """Reduce what the epoch logged, step its schedulers, and count it."""
         trainer, progress = self.trainer, self.progress
         trainer.strike("epoch_end")
+        with trainer.logged.ending_epoch():
+            trainer.hooks.call("on_train_epoch_end", of="module")  # what it logs belongs to this epoch
         trainer.logged.close_epoch()
-        trainer.hooks.call("on_train_epoch_end")
+        trainer.hooks.call("on_train_epoch_end", of="callbacks")
         self.optimization.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
 
@@ -118,14 +131,12 @@ class EvaluationLoop:
     def run(self) -> dict[str, float]:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
         trainer, progress, hooks = self.trainer, self.trainer.progress, self.trainer.hooks
-        modes = [(module, module.training) for module in trainer.module.modules()]
-        trainer.module.eval()
         trainer.logged.stage = self.stage
         if not progress.validating:
             progress.validating, progress.val_loader, progress.val_batch = True, 0, 0
             hooks.call(f"on_{self.prefix}_start")
             hooks.call(f"on_{self.prefix}_epoch_start")
-        with torch.no_grad():
+        with torch.no_grad(), trainer.modes.evaluating():
             while progress.val_loader < len(self.loaders):
                 self.loader(progress.val_loader)
                 progress.val_loader, progress.val_batch = progress.val_loader + 1, 0
@@ -135,8 +146,6 @@ class EvaluationLoop:
         hooks.call(f"on_{self.prefix}_end")
         trainer.evaluated(self.stage, values)
         trainer.logged.stage = "train"
-        for module, training in modes:
-            module.training = training
         return values
 
     def loader(self, number: int) -> None:

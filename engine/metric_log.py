@@ -13,23 +13,37 @@ from typing import Any
 __all__ = ["MetricLog", "join_segments"]
 
 
+#: one rank's share of a value that is reduced over the ranks: value, weight, reduction
+Share = tuple[float, float, str]
+#: where a value stands: step and name
+Place = tuple[int, str]
+
+
 class MetricLog:
     """Rows on their way to the metric log."""
 
     def __init__(self) -> None:
         self._pending: dict[str, Any] = {}
+        self._pending_shares: dict[str, Share] = {}
         self._open: dict[str, Any] = {}
         self._closed: list[dict[str, Any]] = []
+        self._shares: dict[Place, Share] = {}
 
     def pending(self, name: str, value: Any) -> None:
         """Keep `value` for the row of the step that is being made."""
         self._pending[name] = value
 
+    def pending_share(self, name: str, share: Share) -> None:
+        """Keep this rank's share of a value for that row, until the ranks meet."""
+        self._pending[name] = None
+        self._pending_shares[name] = share
+
     def step(self, epoch: int, step: int) -> None:
         """Close the row before and open that of `step` with what was kept for it."""
         self.close()
         self._open = {"epoch": epoch, "step": step, **self._pending}
-        self._pending = {}
+        self._shares.update({(step, name): share for name, share in self._pending_shares.items()})
+        self._pending, self._pending_shares = {}, {}
 
     def put(self, name: str, value: Any) -> None:
         """Write `value` into the row of the last step."""
@@ -47,19 +61,40 @@ class MetricLog:
         """Whether every row so far was closed and taken."""
         return not (self._open or self._closed)
 
+    def shares(self) -> dict[Place, Share]:
+        """Return this rank's shares of values in rows that are not taken yet, and forget them."""
+        shares, self._shares = self._shares, {}
+        return shares
+
+    def settle(self, place: Place, value: float) -> None:
+        """Write the reduced value where its shares stood."""
+        step, name = place
+        for row in (*reversed(self._closed), self._open):
+            if row.get("step") == step:
+                row[name] = value
+
     def take(self) -> str:
         """Return the closed rows as CSV, and forget them."""
         rows, self._closed = self._closed, []
-        return _text([{k: _plain(v) for k, v in row.items()} for row in rows])
+        return _text([{k: _plain(v) for k, v in row.items() if v is not None} for row in rows])
+
+    def forget(self) -> None:
+        """Drop the closed rows: nobody keeps them."""
+        self._closed, self._shares = [], {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the open row and what is kept for the next; closed rows are in segments."""
-        return {"open": dict(self._open), "pending": dict(self._pending)}
+        return {
+            "open": dict(self._open),
+            "pending": dict(self._pending),
+            "pending_shares": dict(self._pending_shares),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take both back."""
+        """Take them back."""
         self._open, self._pending = dict(state_dict["open"]), dict(state_dict["pending"])
-        self._closed = []
+        self._pending_shares = dict(state_dict["pending_shares"])
+        self._closed, self._shares = [], {}
 
 
 def join_segments(segments: Iterable[str]) -> str:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from midstride.engine.errors import UserError
+
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
@@ -169,6 +171,7 @@ class TrainingModule(ModuleHooks, nn.Module):
 
     def manual_backward(self, loss: Tensor) -> None:
         """Run the backward pass of `loss` and average gradients over the ranks."""
+        self.trainer.check_finite(loss)
         self.trainer.precision.backward(loss)
         self.trainer.strategy.reduce_gradients(self.parameters())
 
@@ -195,6 +198,9 @@ class TrainingModule(ModuleHooks, nn.Module):
         from midstride.engine.snapshots.weights import weights_at
 
         weights = weights_at(path)
+        missing = [name for name in weights.facts.get("hparams_left_out", []) if name not in arguments]
+        if missing:
+            raise UserError(f"{path} could not keep the arguments {missing} of {cls.__name__}: pass them here.")
         module = cls(**{**weights.facts.get("hparams", {}), **arguments})
         module.load_state_dict(weights.state_dict)
         return module

@@ -88,13 +88,21 @@ class Optimization:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise UserError(f'{name} returned {what}; a tensor of one number is needed, or a dict with it as "loss".')
-        if self._check_loss and loss.device.type == "cpu" and not math.isfinite(loss.item()):
+        self.check_finite(loss)
+        return loss
+
+    def check_finite(self, loss: Tensor) -> None:
+        """Refuse to go on from a loss that is not finite.
+
+        Raises:
+            LossNotFinite: saying where. On a GPU it waits for the device, as a loss that is logged does.
+        """
+        if self._check_loss and not math.isfinite(loss.item()):
             progress = self.trainer.progress
             raise LossNotFinite(
                 f"the loss is {loss.item()} at epoch {progress.epoch}, batch {progress.batch}, step {progress.step + 1}"
                 f" on rank {self.trainer.world.rank}. Nothing was written after it: earlier snapshots are good."
             )
-        return loss
 
     def _step(self, optimizer: Optimizer) -> None:
         trainer, options = self.trainer, self.trainer.options

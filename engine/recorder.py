@@ -4,10 +4,19 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
+from midstride.engine.attributes import Attributes
 from midstride.engine.callbacks import Callbacks
 from midstride.engine.data.loader import ExactLoader
 from midstride.engine.hooks import calling
-from midstride.engine.identity import FREE_ARGUMENTS, bits_of, changed_bits, check_identity, check_world_size, described
+from midstride.engine.identity import (
+    FREE_ARGUMENTS,
+    bits_of,
+    changed_bits,
+    check_identity,
+    check_world_size,
+    described,
+    is_json,
+)
 from midstride.engine.module import TrainingModule
 from midstride.engine.optimizers import OptimizerList, SchedulerList
 from midstride.engine.options import SnapshotOptions
@@ -25,6 +34,17 @@ __all__ = ["Recorder"]
 
 log = logging.getLogger(__name__)
 
+#: options that decide which samples make a step, and what a step is
+DECIDING = (
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "val_check_interval",
+    "limit_train_batches",
+    "limit_val_batches",
+    "use_distributed_sampler",
+)
+
 
 class Recorder:
     """Takes the snapshots of one fit and resumes from them.
@@ -33,15 +53,18 @@ class Recorder:
         trainer: whose parts are kept, put together and ready to train.
         url: folder or URL of the run.
         options: when snapshots are taken.
-        loader: the training loader, for the global batch size.
+        loader: the training loader, for what decides the order of samples.
+        data: where it came from.
     """
 
-    def __init__(self, trainer: "Trainer", url: str, options: SnapshotOptions, loader: ExactLoader) -> None:
+    def __init__(
+        self, trainer: "Trainer", url: str, options: SnapshotOptions, loader: ExactLoader, data: object
+    ) -> None:
         self._trainer = trainer
         self.run = Run(url, trainer.strategy, options.keep)
         self._policy = Policy(options, trainer.strategy.gather)
         self._parts = _parts(trainer)
-        self._facts = self._described(loader)
+        self._facts = self._described(loader, data)
 
     @staticmethod
     def try_encoding(trainer: "Trainer") -> None:
@@ -78,7 +101,7 @@ class Recorder:
         """Take a snapshot here and now; every rank calls this at the same place."""
         trainer, progress = self._trainer, self._trainer.progress
         place = Place(progress.step, progress.after)
-        rows = trainer.logged.rows.take()
+        rows = trainer.logged.take_rows()
         facts = {**self._facts, "progress": progress.state_dict()}
         snapshot, stall_s = self.run.snapshot(place, state_of(self._parts), rows, facts, trainer.strike)
         self._policy.taken(stall_s)
@@ -110,23 +133,31 @@ class Recorder:
             "step": trainer.progress.step,
             "epoch": trainer.progress.epoch,
             "module": f"{type(module).__module__}:{type(module).__qualname__}",
-            "hparams": {k: v for k, v in module.hparams.items() if described(v) == v},
+            "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
+            "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
             "metrics": {name: float(value) for name, value in trainer.logged.values.items()},
         }
         self.run.save_weights(folder, module.state_dict(), facts)
 
-    def _described(self, loader: ExactLoader) -> dict[str, Any]:
+    def _described(self, loader: ExactLoader, data: object) -> dict[str, Any]:
         """Return what makes this run this run, and what may change its last bits."""
         trainer = self._trainer
         given = dict(trainer.identity)
         arguments = given.pop("data_args", {})
+        order, options = loader.order, trainer.options
         identity = {
             "module": f"{type(trainer.module).__module__}:{type(trainer.module).__qualname__}",
             "module_args": trainer.module.hparams,
+            "data": type(data).__qualname__,
             **given,
             "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
             "seed": trainer.seed,
-            "global_batch_size": loader.batch_size * loader.order.size * trainer.options.accumulate_grad_batches,
+            "global_batch_size": loader.batch_size * order.size * options.accumulate_grad_batches,
+            "batch_size": loader.batch_size,
+            "samples": order.samples,
+            "drop_last": order.drop_last,
+            "shuffle": getattr(order, "shuffle", False),
+            **{name: getattr(options, name) for name in DECIDING},
             "precision": trainer.options.precision,
             "strategy": trainer.strategy.name,
         }
@@ -165,6 +196,8 @@ def _parts(trainer: "Trainer") -> dict[str, Stateful]:
         "logged": trainer.logged,
         "metrics": trainer.logged.metrics,
         "gradients": Gradients(trainer.module),
+        "modes": trainer.modes,
+        "attributes": Attributes(trainer.module),
         "user": UserState(trainer.module),
         "generators": Generators(),
     }

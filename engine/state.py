@@ -8,7 +8,7 @@ what was loaded is asked for its state again and compared with what was saved.
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from midstride.engine.errors import ReadBackDiffers
+from midstride.engine.errors import EngineError, IdentityChanged, ReadBackDiffers
 
 __all__ = ["Stateful", "restore_parts", "state_of"]
 
@@ -46,7 +46,15 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
             'Resume with that one, or start over with resume="never".'
         )
     for name, part in parts.items():
-        part.load_state_dict(saved[name])
+        try:
+            part.load_state_dict(saved[name])
+        except EngineError:
+            raise
+        except Exception as error:
+            raise IdentityChanged(
+                f"{name} cannot take back the state it gave: {error}\n"
+                'Resume with the module the snapshot was taken of, or start over with resume="never".'
+            ) from error
     for name, part in parts.items():
         if paths := differences(saved[name], part.state_dict()):
             shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")

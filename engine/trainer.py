@@ -1,14 +1,16 @@
 """The Trainer: puts the parts of a training together and hands them to the loops."""
 
+import copy
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from midstride.engine.attributes import Modes
 from midstride.engine.callbacks import BestCheckpoint, Callback, EarlyStopping
 from midstride.engine.data.loader import ExactLoader
 from midstride.engine.data.loaders import Loaders
@@ -80,6 +82,9 @@ class Trainer:
             raise JobError(f"strategy single has one process, this world has {self.world.size}; for more choose ddp")
         self.seed, self.accept_change, self.identity = seed, tuple(accept_change), dict(identity or {})
         self.callbacks = list(callbacks)
+        self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
+        #: whether a fit is under way; an evaluation on its own moves no monitor
+        self.is_fitting = False
         self.precision = Precision(self.options.precision, self.device)
         self.progress = Progress()
         self.module: TrainingModule = TrainingModule()
@@ -88,10 +93,12 @@ class Trainer:
         self.schedulers: list[SchedulerConfig] = []
         self.logged = Logged(self.strategy.gather, Metrics(self.module, self.strategy.gather, 1), 1)
         self.hooks = Hooks(self, self.module, ())
+        self.modes = Modes(self.module)
         self.recorder: Recorder | None = None
         self.reporter = Reporter(self.world, bar=self.options.enable_progress_bar)
         self._faults = FaultPlan.from_environment()
         self._run_url: str | None = None
+        self._loop: FitLoop | None = None
         seed_everything(seed)
 
     @classmethod
@@ -125,10 +132,14 @@ class Trainer:
         """
         self._begin(module, data, "fit")
         self.progress = Progress()
+        for callback, state in zip(self.callbacks, self._pristine, strict=True):
+            callback.load_state_dict(copy.deepcopy(state))  # nothing of an earlier fit goes on
         with Determinism(self.options.deterministic, on=run is not None and self.snapshots is not None):
             try:
+                self.is_fitting = True
                 self._fit(Loaders(self, module if data is None else data), run, resume)
             finally:
+                self.is_fitting = False
                 self.reporter.close()
 
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
@@ -155,7 +166,8 @@ class Trainer:
         with torch.no_grad():
             for number, loader in enumerate(Loaders(self, module if data is None else data).evaluation("predict")):
                 for index, batch in enumerate(map(self.received, loader.batches(0))):
-                    predictions.append(calling("predict_step", self.module.predict_step, batch, index, number))
+                    with self.precision.forward():
+                        predictions.append(calling("predict_step", self.module.predict_step, batch, index, number))
         return predictions
 
     def check(self, module: TrainingModule, data: Any = None) -> list[str]:
@@ -196,11 +208,18 @@ class Trainer:
         """Take a snapshot if one is due here."""
         if self.recorder is not None:
             self.recorder.boundary()
+        else:
+            self.logged.rows.forget()
 
     def evaluated(self, stage: str, values: dict[str, float]) -> None:
         """Tell whoever listens what an evaluation gave."""
         if stage == "validate":
             self.reporter.emit("validation", step=self.progress.step, epoch=self.progress.epoch, metrics=values)
+
+    def check_finite(self, loss: Tensor) -> None:
+        """Refuse to go on from a loss that is not finite."""
+        if self._loop is not None:
+            self._loop.optimization.check_finite(loss)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Keep the module's weights in the run's folder; without a run there is nowhere to keep them."""
@@ -221,25 +240,31 @@ class Trainer:
                 calling(f"{type(data).__name__}.prepare_data", data.prepare_data)
             self.strategy.gather(None)
             calling(f"{type(data).__name__}.setup", data.setup, stage)
+        self.precision = Precision(self.options.precision, self.device)
         self.precision.convert(module)
         module.to(self.device)
         module.device = self.device
         metrics = Metrics(module, self.strategy.gather, self.world.size)
         self.logged = Logged(self.strategy.gather, metrics, self.world.size)
         self.hooks = Hooks(self, module, self.callbacks)
+        self.modes = Modes(module)
 
     def _fit(self, loaders: Loaders, run: str | None, resume: Resume) -> None:
         training, validation = self._put_together(loaders)
         self.hooks.call("on_fit_start")
+        self.module.train()
+        # Before state is loaded: what this hook changes or draws must not come on top of it.
+        self.hooks.call("on_train_start")
         self._run_url, self.recorder = run, None
         resumed = False
         if run is not None and self.snapshots is not None:
-            self.recorder = Recorder(self, run, self.snapshots, training)
+            self.recorder = Recorder(self, run, self.snapshots, training, loaders.source)
             resumed = self.recorder.resume(resume)
         if not resumed:
             seed_everything(rank_seed(self.seed, self.world.rank))
-        self.module.train()
-        loop = FitLoop(self, training, EvaluationLoop(self, "validate", validation) if validation else None)
+        self._loop = loop = FitLoop(
+            self, training, EvaluationLoop(self, "validate", validation) if validation else None
+        )
         generation = self.recorder.generation if self.recorder is not None else None
         self.reporter.begin(self.progress, loop.batches, self.options, generation)
         if not (self.progress.finished and loop.is_done()):
@@ -268,7 +293,7 @@ class Trainer:
         loaders = Loaders(self, module if data is None else data).evaluation(stage)
         if not loaders:
             raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
-        self.recorder = None
+        self.recorder, self.progress = None, Progress()
         return EvaluationLoop(self, stage, loaders).run()
 
     def _load_weights(self, ckpt_path: str | None) -> None:

@@ -47,6 +47,13 @@ class _SeededDataset(Dataset[Any]):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Data sets that open a file in each worker are handed the file this way.
+        if name in ("dataset", "seeds"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -121,6 +128,8 @@ class ExactLoader:
         self._in_main = loader.num_workers == 0
         self._kept = MainGeneratorsKept()
         self._loader = _rebuilt(loader, self._places, key)
+        #: the batches of an epoch on the rank that has the most
+        self.longest = len(self)
 
     @property
     def batch_size(self) -> int:
@@ -130,12 +139,6 @@ class ExactLoader:
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""
         return self._limited(len(self.order))
-
-    @property
-    def longest(self) -> int:
-        """The batches of an epoch on the rank that has the most."""
-        first = type(self.order)(**{**vars(self.order), "rank": 0})
-        return self._limited(len(first))
 
     def _limited(self, batches: int) -> int:
         if isinstance(self._limit, int):
@@ -207,6 +210,11 @@ def _sizes(loader: DataLoader[Any], stage: str) -> tuple[int, int, bool]:
     """Return samples, batch size and drop_last of a loader whose order can be kept exactly."""
     if not isinstance(loader, DataLoader):
         raise UserError(f"the {stage} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise NotExact(
+            f"the {stage} loader is a {type(loader).__name__} with an __iter__ of its own, which would be left out. "
+            "Do in the data set or in collate_fn what it does."
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise NotExact(
             f"the {stage} loader reads the iterable {type(loader.dataset).__name__}: its place cannot be kept "

@@ -104,6 +104,7 @@ class Setting:
         workers: of the training loader.
         options: for the Trainer.
         module: what is trained.
+        patience: of early stopping.
     """
 
     ranks: int = 1
@@ -111,11 +112,16 @@ class Setting:
     workers: int = 0
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     module: type[TrainingModule] = Tangled
+    patience: int = 100
 
     def train(self, run: str) -> None:
         """Train to the end, from wherever `run` stands; called in each rank."""
         options = {"max_epochs": 2, "val_check_interval": 0.5, **LAYOUTS[self.layout], **self.options}
-        callbacks = [BestCheckpoint("val/loss"), EarlyStopping("val/loss", patience=100), LearningRateMonitor()]
+        callbacks = [
+            BestCheckpoint("val/loss"),
+            EarlyStopping("val/loss", patience=self.patience),
+            LearningRateMonitor(),
+        ]
         trainer = Trainer(seed=7, callbacks=callbacks, enable_progress_bar=False, **options)
         trainer.fit(self.module(), SampleData(self.ranks, self.workers), run=run)
 

@@ -123,6 +123,34 @@ class Skipping(Tangled):
         return None if batch_idx % 3 == 1 else {"loss": loss}
 
 
+class Moody(Tangled):
+    """Changes itself in hooks, and gathers outputs in a list, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+        self.steps = 0
+
+    def on_train_start(self) -> None:
+        torch.rand(3)
+
+    def on_train_epoch_start(self) -> None:
+        self.norm.eval()
+        self.middle.bias.requires_grad_(self.current_epoch == 1 or self.trainer.world.size > 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        return super().training_step(batch, batch_idx) * (1 + self.steps % 3)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.outputs.append(self(batch[0]))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/spread", torch.cat(self.outputs).std() if self.outputs else 0.0)
+        self.outputs = []
+
+
 class Handed(Tangled):
     """The loss is made in training_step_end."""
 
@@ -143,5 +171,6 @@ MODULES: dict[str, tuple[type[TrainingModule], bool]] = {
     "manual": (Manual, True),
     "draws in the step": (Drawing, True),
     "skips batches": (Skipping, False),
+    "moody": (Moody, True),
     "training_step_end": (Handed, True),
 }

@@ -61,6 +61,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+ENDS: dict[str, dict[str, Any]] = {
+    "steps": {"max_epochs": None, "max_steps": 6, "val_check_interval": 1.0},
+    "patience": {"max_epochs": 9, "val_check_interval": 1.0},
+}
+
+
+@pytest.mark.parametrize("phase", ["epoch_end", "validation"])
+@pytest.mark.parametrize("name", ENDS)
+def test_a_fit_that_ends_with_an_epoch_ends_it_whole(
+    name: str, phase: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting(layout="every step", options=ENDS[name], patience=1 if name == "patience" else 100)
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan")
+    rows = (undisturbed(setting) / "run" / "metrics.csv").read_text().count("\n") - 1
+    plan.add("kill", step=rows, phase=phase)
+    assert live(setting, tmp_path, plan) == [-9]
+    assert live(setting, tmp_path, plan) == [0]
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_resumes(name: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
     setting = Setting(ranks=2, layout="every step", workers=2, options=OPTIONS[name])

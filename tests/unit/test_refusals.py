@@ -1,5 +1,6 @@
 """Bad input: each a clear error that says what, both values, where and the way out, with nothing written or lost."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,19 +88,34 @@ class Odd(Module):
         checkpoint["tokenizer"] = {"words": Numbers()}
 
 
+def unlogged(name: str, value: Any) -> Callable[[Any, int], Tensor]:
+    def act(module: Module, batch_idx: int) -> Tensor:
+        module.log(name, value)
+        return module.layer(torch.ones(1, 2)).mean()
+
+    return act
+
+
+class Own(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class ByHand(Module):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.layer(batch).mean() * float("inf"))
+
+
 class Forgetful(Module):
     """Says more than it takes back."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = 0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.seen += 1
-        return super().training_step(batch, batch_idx)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["seen"] = self.seen
+        checkpoint["seen"] = next(COUNT)
+
+
+COUNT = itertools.count()
 
 
 CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
@@ -126,6 +142,11 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         UnsupportedState,
         ["user/tokenizer/words", "Numbers"],
     ),
+    "a column's name": ({"module": Module(unlogged("step", 1.0))}, UserError, ["'step'", "column"]),
+    "no number": ({"module": Module(unlogged("x", None))}, UserError, ["'x'", "NoneType"]),
+    "a vector": ({"module": Module(unlogged("x", torch.ones(3)))}, UserError, ["'x'", "(3,)", "mean()"]),
+    "a loader of its own": ({"data": Own(Numbers(), 2)}, NotExact, ["Own", "__iter__"]),
+    "an infinite loss by hand": ({"module": ByHand()}, LossNotFinite, ["inf", "step 1"]),
     "a reader that raises": ({"data": DataLoader(Bad(), 2)}, UserCodeError, ["IndexError", "no image", "Bad"]),
 }
 
@@ -169,9 +190,10 @@ def test_another_identity_is_refused_with_both_values_and_accepted_by_name(tmp_p
         fit(tmp_path, seed=2, data=larger)
     for words in ("seed: the snapshot has 1, this run has 2", "global_batch_size: the snapshot has 2, this run has 4"):
         assert words in str(caught.value)
-    assert "--accept-change global_batch_size --accept-change seed" in str(caught.value)
+    accept = "--accept-change batch_size --accept-change global_batch_size --accept-change seed"
+    assert accept in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
-    fit(tmp_path, seed=2, data=larger, accept_change=["seed", "global_batch_size"], max_epochs=2)
+    fit(tmp_path, seed=2, data=larger, accept_change=["seed", "global_batch_size", "batch_size"], max_epochs=2)
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:

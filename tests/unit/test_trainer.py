@@ -1,5 +1,6 @@
 """The Trainer as a user meets it: fit, validate, test, predict, in any order."""
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine.errors import UserError
 from midstride.engine.testing import assert_resumes_exactly
 
 
@@ -23,7 +25,7 @@ class Line(TrainingModule):
         self.save_hyperparameters()
         self.layer = nn.Linear(1, 1)
         self.rate = rate
-        self.calls: list[str] = []
+        self._calls: list[str] = []
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
@@ -46,19 +48,19 @@ class Line(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=self.rate)
 
     def on_fit_start(self) -> None:
-        self.calls.append("fit")
+        self._calls.append("fit")
 
     def on_train_epoch_start(self) -> None:
-        self.calls.append("epoch")
+        self._calls.append("epoch")
 
     def on_validation_start(self) -> None:
-        self.calls.append("validation")
+        self._calls.append("validation")
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        self.calls.append("step")
+        self._calls.append("step")
 
     def on_train_epoch_end(self) -> None:
-        self.calls.append("end")
+        self._calls.append("end")
 
 
 class Points(DataModule):
@@ -79,7 +81,7 @@ def test_hooks_come_in_order(tmp_path: Path) -> None:
     module = Line()
     Trainer(max_epochs=2, val_check_interval=0.5).fit(module, Points())
     epoch = ["epoch", "step", "validation", "step", "validation", "end"]
-    assert module.calls == ["fit", *epoch, *epoch]
+    assert module._calls == ["fit", *epoch, *epoch]
 
 
 def test_fit_then_test_then_predict_with_the_best_weights(tmp_path: Path) -> None:
@@ -104,6 +106,33 @@ def test_fit_twice_starts_afresh_without_a_run() -> None:
     trainer.fit(module, Points())
     assert trainer.progress == first
     assert trainer.progress is not first
+
+
+def test_one_fit_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    trainer = Trainer(max_epochs=3, callbacks=[BestCheckpoint("val/loss"), EarlyStopping("val/loss", patience=1)])
+    trainer.fit(Line(), Points(), run=str(tmp_path / "a"))
+    steps = trainer.progress.step
+    trainer.validate(Line(rate=1.0), Points())
+    trainer.fit(Line(), Points(), run=str(tmp_path / "b"))
+    assert trainer.progress.step == steps
+    for name in ("metrics.csv", "best/manifest.json"):
+        assert (tmp_path / "b" / name).exists()
+
+
+def test_what_an_epochs_end_logs_stands_in_its_row(tmp_path: Path) -> None:
+    class Ends(Line):
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            self.log("ended", float(self.current_epoch))
+
+    Trainer(max_epochs=2).fit(Ends(), Points(), run=str(tmp_path))
+    with (tmp_path / "metrics.csv").open() as file:
+        assert [row["ended"] for row in csv.DictReader(file)] == ["", "0.0", "", "1.0"]
+
+
+def test_an_interval_that_is_never_due_is_refused() -> None:
+    with pytest.raises(UserError, match="val_check_interval=3 batches, and an epoch has 2"):
+        Trainer(max_epochs=1, val_check_interval=3).fit(Line(), Points())
 
 
 def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
@@ -132,7 +161,7 @@ def test_resume_never_starts_over_and_resume_at_a_step_goes_back(tmp_path: Path)
     for resume, steps in (("auto", 4), ("never", 4), (2, 2), ("auto", 0)):
         module = Line()
         Trainer(max_epochs=2, snapshots={"every_steps": 1, "keep": 9}).fit(module, Points(), run=run, resume=resume)  # type: ignore[arg-type]
-        assert module.calls.count("step") == steps
+        assert module._calls.count("step") == steps
 
 
 def test_users_can_check_their_own_module() -> None:
@@ -141,11 +170,13 @@ def test_users_can_check_their_own_module() -> None:
     class Secretive(Line):
         """Keeps to itself what decides its loss."""
 
-        seen = 0
+        def __init__(self) -> None:
+            super().__init__()
+            self._seen = 0
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.seen += 1
-            return super().training_step(batch, batch_idx) * (1 + self.seen % 3)
+            self._seen += 1
+            return super().training_step(batch, batch_idx) * (1 + self._seen % 3)
 
     with pytest.raises(AssertionError, match=r"resumed from step 1.*\n.*layer\.weight"):
         assert_resumes_exactly(Secretive, Points, steps=4)
