@@ -293,8 +293,12 @@ class Trainer:
         loaders = Loaders(self, module if data is None else data).evaluation(stage)
         if not loaders:
             raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
-        self.recorder, self.progress = None, Progress()
-        return EvaluationLoop(self, stage, loaders).run()
+        self.recorder = None
+        fitted, self.progress = self.progress, Progress()
+        try:
+            return EvaluationLoop(self, stage, loaders).run()
+        finally:
+            self.progress = fitted
 
     def _load_weights(self, ckpt_path: str | None) -> None:
         if ckpt_path is None:

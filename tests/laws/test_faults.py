@@ -1,0 +1,53 @@
+"""Faults on purpose: each kind strikes once, and a plan that did not strike is told."""
+
+import os
+from pathlib import Path
+
+import pytest
+from laws.lives import Setting, assert_alike, live
+
+from midstride.engine.faults import FaultPlan, InjectedFault
+from midstride.engine.testing import run_ranks
+
+
+def reach(step: int) -> None:
+    plan = FaultPlan.from_environment()
+    assert plan is not None
+    plan.at(rank=0, step=step, phase="forward")
+
+
+@pytest.mark.parametrize(("kind", "code"), [("kill", -9), ("raise", 1)])
+def test_a_fault_strikes_once(kind: str, code: int, tmp_path: Path) -> None:
+    plan = FaultPlan(tmp_path).add(kind, step=3, phase="forward")  # type: ignore[arg-type]
+    environment = {**os.environ, **plan.environment}
+    assert run_ranks(reach, 2, environment=environment) == [0]
+    with pytest.raises(AssertionError, match="never struck"):
+        plan.assert_all_fired()
+    assert run_ranks(reach, 3, environment=environment) == [code]
+    plan.assert_all_fired()
+    assert run_ranks(reach, 3, environment=environment) == [0]
+
+
+def test_a_hanging_rank_is_found_by_its_limit(tmp_path: Path) -> None:
+    plan = FaultPlan(tmp_path).add("hang", step=0, phase="forward")
+    with pytest.raises(TimeoutError, match=r"ranks \[0\] of 1"):
+        run_ranks(reach, 0, environment={**os.environ, **plan.environment}, timeout_s=1.0)
+    plan.assert_all_fired()
+
+
+def test_an_exception_in_the_engine_is_resumed_from(tmp_path: Path) -> None:
+    setting = Setting(layout="every step")
+    for name in ("plan", "undisturbed"):
+        (tmp_path / name).mkdir()
+    assert live(setting, tmp_path / "undisturbed") == [0]
+    plan = FaultPlan(tmp_path / "plan").add("raise", step=5, phase="optimizer_step")
+    assert live(setting, tmp_path, plan) == [1]
+    assert live(setting, tmp_path, plan) == [0]
+    plan.assert_all_fired()
+    assert_alike(tmp_path, tmp_path / "undisturbed")
+
+
+def test_an_unknown_phase_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no phase 'lunch'; there are: fetch, forward"):
+        FaultPlan(tmp_path).add("kill", step=1, phase="lunch")
+    assert issubclass(InjectedFault, RuntimeError)
