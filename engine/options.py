@@ -3,11 +3,14 @@
 Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-__all__ = ["MonitorOptions", "Options", "SnapshotOptions", "TrainerOptions"]
+from midstride.engine.errors import JobError
+
+__all__ = ["MonitorOptions", "Options", "SnapshotOptions", "TrainerOptions", "checked_options"]
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -80,3 +83,29 @@ class TrainerOptions(Options):
         None, title="Deterministic", description="Only repeatable algorithms; on when snapshots are on."
     )
     enable_progress_bar: bool = Field(True, title="Progress bar", description="Show one on a terminal.")
+
+
+def checked_options(
+    options: dict[str, Any], snapshots: SnapshotOptions | Mapping[str, Any] | None
+) -> tuple[TrainerOptions, SnapshotOptions | None]:
+    """Return a Trainer's arguments, validated.
+
+    Raises:
+        JobError: with every fault of both groups at once.
+    """
+    faults: list[str] = []
+    checked: list[Any] = []
+    for kind, given in ((TrainerOptions, options), (SnapshotOptions, snapshots)):
+        try:
+            checked.append(given if given is None or isinstance(given, kind) else kind.model_validate(dict(given)))
+        except ValidationError as error:
+            known = ", ".join(kind.model_fields)
+            for fault in error.errors():
+                where = ".".join(str(part) for part in fault["loc"][:1]) or "snapshots"
+                hint = f"; there are: {known}" if fault["type"] == "extra_forbidden" else ""
+                faults.append(f"{where}: {fault['msg']}, not {fault['input']!r}{hint}")
+    if not faults and checked[0].max_epochs is None and checked[0].max_steps is None:
+        checked[0] = checked[0].model_copy(update={"max_epochs": 1000})
+    if faults:
+        raise JobError.of("Trainer(...)", faults)
+    return checked[0], checked[1]

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,7 +23,7 @@ from midstride.engine.loops import EvaluationLoop, FitLoop
 from midstride.engine.metrics import Metrics
 from midstride.engine.module import DataModule, TrainingModule
 from midstride.engine.optimizers import SchedulerConfig, read_optimizers
-from midstride.engine.options import SnapshotOptions, TrainerOptions
+from midstride.engine.options import SnapshotOptions, checked_options
 from midstride.engine.precision import Precision
 from midstride.engine.progress import Progress
 from midstride.engine.recorder import Recorder
@@ -73,7 +72,7 @@ class Trainer:
         identity: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.options, self.snapshots = _checked(options, snapshots)
+        self.options, self.snapshots = checked_options(options, snapshots)
         self.world = World.from_environment()
         self.device = device_of(self.world)
         strategy = strategy or ("ddp" if self.world.size > 1 else "single")
@@ -310,24 +309,3 @@ class Trainer:
                 )
             ckpt_path = f"{self._run_url.rstrip('/')}/{ckpt_path}"
         self.module.load_state_dict(weights_at(ckpt_path).state_dict)
-
-
-def _checked(
-    options: dict[str, Any], snapshots: SnapshotOptions | Mapping[str, Any] | None
-) -> tuple[TrainerOptions, SnapshotOptions | None]:
-    faults: list[str] = []
-    checked: list[Any] = []
-    for kind, given in ((TrainerOptions, options), (SnapshotOptions, snapshots)):
-        try:
-            checked.append(given if given is None or isinstance(given, kind) else kind.model_validate(dict(given)))
-        except ValidationError as error:
-            known = ", ".join(kind.model_fields)
-            for fault in error.errors():
-                where = ".".join(str(part) for part in fault["loc"][:1]) or "snapshots"
-                hint = f"; there are: {known}" if fault["type"] == "extra_forbidden" else ""
-                faults.append(f"{where}: {fault['msg']}, not {fault['input']!r}{hint}")
-    if not faults and checked[0].max_epochs is None and checked[0].max_steps is None:
-        checked[0] = checked[0].model_copy(update={"max_epochs": 1000})
-    if faults:
-        raise JobError.of("Trainer(...)", faults)
-    return checked[0], checked[1]
