@@ -1,9 +1,12 @@
 """A world as the orchestrator sees it while it runs: progress, snapshots, logs. Seldom, and never in its way."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -118,7 +121,38 @@ class Watch:
 
     def _try(self, part: Callable[..., object], *arguments: Any) -> None:
         """Do `part`; an orchestrator that does not answer is no reason to stop training."""
-        try:
-            part(*arguments)
-        except Exception as error:
-            self._log.warning("Prefect took no note of the run's progress: %s", error)
+        with _uninterrupted():
+            try:
+                part(*arguments)
+            except Exception as error:
+                self._log.warning("Prefect took no note of the run's progress: %s", error)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold a request to stop back until the block ends; asked again, give in at once.
+
+    A signal's exception that is raised inside Prefect's client comes out of it as another one, and the
+    request would be lost.
+    """
+    held: list[int] = []
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            handlers[number](number, frame)
+        held.append(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(asked)
+            if callable(handler):
+                handlers[asked] = handler
+                signal.signal(asked, hold)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if held:
+        handlers[held[0]](held[0], None)

@@ -45,7 +45,7 @@ def _nothing() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _warm(request: pytest.FixtureRequest) -> None:
     """Start the process that ranks are forked from before any test counts processes."""
-    if any({"laws", "distributed"} & set(item.path.parts) for item in request.session.items):
+    if any({"laws", "distributed", "test_random.py"} & set(item.path.parts) for item in request.session.items):
         import torch
 
         from midstride.engine.testing import PRELOAD, run_ranks

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from midstride.engine.data.loader import ExactLoader, training_loader
 from midstride.engine.seeds import Generators
 from midstride.engine.snapshots.codec import differences
+from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
 
 SOURCES: dict[str, Callable[[], float]] = {
@@ -65,14 +66,19 @@ def test_batches_are_functions_of_their_place(source: str, first: int) -> None:
         assert whole != list(loader(source, first=first).batches(2))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(workers: int) -> None:
+def _several(workers: int) -> None:
     for source in ("torch", "numpy's gaussian"):
         whole = list(loader(source).batches(0))
         for options in ({}, {"persistent_workers": True, "prefetch_factor": 5}):
             several = loader(source, num_workers=workers, multiprocessing_context="fork", **options)
             assert list(several.batches(0)) == whole
             assert list(several.batches(0, 3)) == whole[3:]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(workers: int) -> None:
+    # In a process of its own, as a rank is: other tests leave threads here, over which no worker should be forked.
+    assert run_ranks(_several, workers) == [0]
 
 
 def test_another_number_of_ranks_reads_the_same_samples() -> None:
