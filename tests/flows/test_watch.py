@@ -7,19 +7,18 @@ import pytest
 from midstride.tasks.watch import _uninterrupted
 
 
-def test_a_stop_that_comes_while_prefect_is_called_comes_after_it() -> None:
-    called = []
-    with pytest.raises(KeyboardInterrupt), _uninterrupted():
-        signal.raise_signal(signal.SIGINT)
+def asked(times: int, called: list[str]) -> None:
+    with _uninterrupted():
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
         called.append("to its end")
-    assert called
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_one_gets_through_at_once() -> None:
-    called = []
-    with pytest.raises(KeyboardInterrupt), _uninterrupted():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        called.append("never")
-    assert not called
+@pytest.mark.parametrize(("times", "expected"), [(1, ["to its end"]), (2, [])])
+def test_a_stop_that_comes_while_prefect_is_called_is_not_lost(times: int, expected: list[str]) -> None:
+    called: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        asked(times, called)
+    assert called == expected
+    assert signal.getsignal(signal.SIGINT) is before
