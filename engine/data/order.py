@@ -4,6 +4,7 @@ All orders are those of `torch.utils.data.DistributedSampler`: one permutation a
 the ranks strided, so that a global batch depends only on the global batch size.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ Fetch = tuple[int, int, int, list[int]]
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(ABC):
     """Which samples one rank reads, batch by batch.
 
     Args:
@@ -33,13 +34,13 @@ class Order:
     rank: int = 0
     size: int = 1
 
+    @abstractmethod
     def rank_samples(self) -> int:
         """Return how many samples this rank reads in an epoch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def indices(self, epoch: int) -> list[int]:
         """Return the samples this rank reads in `epoch`, in order."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         """Return the batches this rank reads in an epoch."""
