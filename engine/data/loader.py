@@ -1,140 +1,78 @@
-"""Loaders that start anywhere in an epoch and give the same batches as if they had come there by walking."""
+"""Map-style loaders that start anywhere in an epoch and give the same batches as if they had come there by walking."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader
 
-from midstride.engine.data.order import EvaluationOrder, Fetch, Order, TrainingOrder
-from midstride.engine.data.random import LazySeeds, MainGeneratorsKept
-from midstride.engine.errors import NotExact, UserCodeError, UserError
-from midstride.engine.launchers.lifeline import die_with_parent
+from midstride.engine.data.feed import Feed
+from midstride.engine.data.kept import MainGeneratorsKept
+from midstride.engine.data.order import Fetch, Order, Shard
+from midstride.engine.data.random import Rng, Seeds
+from midstride.engine.data.samplers import Dealt
+from midstride.engine.data.seeded import SeededCollate, SeededDataset, few
+from midstride.engine.data.workers import TiedWorker, fetched, started
 from midstride.engine.seeds import mix
-from midstride.engine.world import World
 
-__all__ = ["ExactLoader", "evaluation_loader", "training_loader"]
-
-
-class _Fetched(list[Any]):
-    """The samples of one batch, and where it starts, on their way to collate."""
-
-    def __init__(self, samples: list[Any], key: int, first: int) -> None:
-        super().__init__(samples)
-        self.key, self.first = key, first
-
-
-class _SeededDataset(Dataset[Any]):
-    """The user's data set, each sample read with random numbers of its own."""
-
-    def __init__(self, dataset: Any, seeds: LazySeeds) -> None:
-        self.dataset = dataset
-        self.seeds = seeds
-
-    def __getattr__(self, name: str) -> Any:
-        # worker_init_fn and friends look at `get_worker_info().dataset`. The guard is for unpickling.
-        if name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Data sets that open a file in each worker are handed the file this way.
-        if name in ("dataset", "seeds"):
-            super().__setattr__(name, value)
-        else:
-            setattr(self.dataset, name, value)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitems__(self, fetch: Fetch) -> _Fetched:
-        key, first, stride, indices = fetch
-        try:
-            return _Fetched(self.seeds.samples(key, first, stride, indices, self.dataset), key, first)
-        except Exception as error:
-            where = f"{type(self.dataset).__name__}, reading samples {_few(indices)}{_worker()}"
-            raise UserCodeError.of(where, error) from error
-
-
-class _SeededCollate:
-    """The user's collate, with the random numbers of the batch."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any], seeds: LazySeeds) -> None:
-        self.collate = collate
-        self.seeds = seeds
-
-    def __call__(self, samples: _Fetched) -> Any:
-        try:
-            return self.seeds.collate(samples.key, samples.first, list(samples), self.collate)
-        except Exception as error:
-            name = getattr(self.collate, "__name__", type(self.collate).__name__)
-            raise UserCodeError.of(f"{name}, collating a batch of {len(samples)}{_worker()}", error) from error
-
-
-class _TiedWorker:
-    """Starts a worker as the user wants, and ties it to its rank: one that is killed must not leave it behind."""
-
-    def __init__(self, init: Callable[[int], None] | None) -> None:
-        self.init = init
-        self.rank_pid = os.getpid()
-
-    def __call__(self, worker: int) -> None:
-        if os.getppid() == self.rank_pid:  # not so under forkserver: there torch's own watch ends it, later
-            die_with_parent(self.rank_pid)
-        if self.init is not None:
-            self.init(worker)
+__all__ = ["ExactLoader"]
 
 
 class _Places:
     """The batch sampler: what to fetch, from a place that is set before each pass."""
 
-    def __init__(self, order: Order, key: int) -> None:
-        self.order, self.key = order, key
+    def __init__(self, order: Order, key: int, *, probe: bool) -> None:
+        self.order, self.key, self._probe = order, key, probe
         self.epoch = self.start = self.count = 0
+        #: the indices of what is fetched and not yet handed out
+        self.under_way: deque[list[Any]] = deque()
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[Fetch]:
+        self.under_way.clear()
         # No more than will be consumed: what workers fetch beyond a limit is time lost.
-        return islice(self.order.fetches(mix(self.key, self.epoch), self.epoch, self.start), self.count)
+        for fetch in islice(self.order.fetches(mix(self.key, self.epoch), self.start), self.count):
+            self.under_way.append(fetch.indices)
+            yield fetch._replace(probe=True) if self._probe else fetch
+            self._probe = False
 
 
-class ExactLoader:
-    """A DataLoader that can begin at any batch of any epoch.
+class ExactLoader(Feed):
+    """A map-style DataLoader that can begin at any batch of any epoch.
 
     Args:
         loader: the user's loader; its data set, workers, collate and the rest are kept.
         order: which samples this rank reads.
         key: hash that sets this loader's random numbers apart from every other's.
         limit: a share of the batches, or a number of them.
+        rng: what a seed in the data is for.
+        what: the loader, for messages.
     """
 
-    def __init__(self, loader: DataLoader[Any], order: Order, key: int, limit: float) -> None:
-        self.order = order
-        self.source = loader
-        self._limit = limit
-        self._places = _Places(order, key)
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        order: Order,
+        key: int,
+        limit: float = 1.0,
+        *,
+        rng: Rng = "lazy",
+        what: str = "train",
+    ) -> None:
+        self.order, self.source = order, loader
+        self._limit, self._rng, self._what = limit, rng, what
+        self._seeds = Seeds(rng, shared=loader.num_workers > 0)
+        self._places = _Places(order, key, probe=rng == "lazy")
         self._in_main = loader.num_workers == 0
         self._kept = MainGeneratorsKept()
-        self._loader = _rebuilt(loader, self._places, key)
-        #: the batches of an epoch on the rank that has the most
+        self._loader = self._rebuilt(loader, key)
         self.longest = len(self)
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a full batch of this rank."""
-        return self.order.batch_size
+        self.batch_size = order.batch_size
 
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""
@@ -145,126 +83,99 @@ class ExactLoader:
             return min(batches, self._limit)
         return int(batches * self._limit)
 
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the order of samples."""
+        return {
+            "global_batch_size": self.order.global_batch_size,
+            "samples": len(self.order.sequence),
+            "drop_last": getattr(self.order, "drop_last", False),
+            **self.order.sequence.facts,
+        }
+
+    @property
+    def fixed_world(self) -> str | None:  # type: ignore[override]
+        """Why the order or the random numbers would be others at another number of ranks."""
+        if isinstance(self.order, Dealt):
+            return f"the batches of its {type(self.source.batch_sampler).__name__} are dealt to the ranks whole"
+        if getattr(self.order, "own", False):
+            return "every rank reads samples of its own, by use_distributed_sampler=False or a sampler of its own"
+        if self._rng == "batch":
+            return "rng='batch' seeds the random numbers of a rank's batch as a whole"
+        if self._seeds.collate_drew:
+            return "its collate_fn draws random numbers, once for each rank's batch"
+        return None
+
+    def worlds(self, size: int, batch_size: int) -> list[int]:
+        """Return the divisors of the global batch, but for those at which `drop_last` would leave out another end."""
+        if self.fixed_world is not None or not isinstance(order := self.order, Shard):
+            return [size]
+
+        def batches(ranks: int) -> int:
+            return len(replace(order, rank=0, size=ranks, batch_size=size * batch_size // ranks))
+
+        whole = size * batch_size
+        return [n for n in range(1, whole + 1) if whole % n == 0 and batches(n) == batches(size)]
+
+    def resize(self, batch_size: int) -> None:
+        """Read `batch_size` samples at once on this rank, at places as if it had always been so."""
+        if not isinstance(self.order, Shard):
+            raise TypeError("batches that somebody else makes have no size to set")
+        self.order = self._places.order = replace(self.order, batch_size=batch_size)
+        self.batch_size = batch_size
+        self.longest = self._limited(len(replace(self.order, rank=0)))
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on."""
         count = len(self) - start
         if count <= 0:
             return
+        self.order.sequence.open(epoch, resumed=start > 0)
         self._places.epoch, self._places.start, self._places.count = epoch, start, count
-        iterator = iter(self._loader)
-        for _ in range(count):
+        with self._kept:
+            iterator = started(self._loader, f"the {self._what} loader")
+        last = start + count - 1
+        for number in range(start, last + 1):
             if self._in_main:
-                with self._kept:
-                    batch = next(iterator)
-                yield batch
+                with self._kept as kept:
+                    self._seeds.seen = kept.before
+                    batch = fetched(iterator, self._where, number)
+                    kept.after, self._seeds.seen = self._seeds.seen, None
             else:
-                yield next(iterator)
+                batch = fetched(iterator, self._where, number)
+            self.at_end = number == last
+            indices = self._places.under_way.popleft()
+            self.given = indices if {*map(type, indices)} == {int} else None
+            yield batch
 
-
-def training_loader(loader: DataLoader[Any], world: World, *, seed: int, shard: bool, limit: float) -> ExactLoader:
-    """Return `loader` in DistributedSampler's order for `world`; `shard` gives every rank its own samples.
-
-    Raises:
-        NotExact: the loader's data set or sampler has no exact form here.
-        UserError: there is nothing to train on.
-    """
-    samples, batch_size, drop_last = _sizes(loader, "train")
-    size, rank = (world.size, world.rank) if shard else (1, 0)
-    order = TrainingOrder(
-        samples=samples,
-        batch_size=batch_size,
-        drop_last=drop_last,
-        rank=rank,
-        size=size,
-        seed=seed,
-        shuffle=isinstance(loader.sampler, RandomSampler),
-    )
-    exact = ExactLoader(loader, order, mix(seed, 0), limit)
-    if len(exact) == 0:
-        reason = (
-            f"batch_size {batch_size} is larger than a rank's {order.rank_samples()} of {samples} samples, "
-            "and drop_last=True leaves out what does not fill a batch: use a smaller batch or drop_last=False"
-            if len(order) == 0
-            else f"limit_train_batches={limit!r} of {len(order)} batches leaves none"
+    def _where(self, number: int) -> str:
+        rank = getattr(self.order, "rank", 0)
+        return (
+            f"\nin batch {number} of epoch {self._places.epoch} of the {self._what} loader on rank {rank}, "
+            f"samples {few(self._places.under_way[0])}"
         )
-        raise UserError(f"the training loader has no batch: {reason}.")
-    return exact
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the sampler carries from epoch to epoch, and what was seen of collate."""
+        return {"sampler": self.order.sequence.state_dict(), "random_collate": self._seeds.collate_drew}
 
-def evaluation_loader(
-    loader: DataLoader[Any], world: World, *, seed: int, stage: str, number: int, shard: bool, limit: float
-) -> ExactLoader:
-    """Return loader `number` of `stage` in order, every sample once over all ranks and none twice.
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back."""
+        self.order.sequence.load_state_dict(state_dict["sampler"])
+        self._seeds.collate_drew = state_dict["random_collate"]
 
-    Raises:
-        NotExact: the loader's data set or sampler has no exact form here.
-    """
-    samples, batch_size, drop_last = _sizes(loader, stage)
-    size, rank = (world.size, world.rank) if shard else (1, 0)
-    order = EvaluationOrder(samples=samples, batch_size=batch_size, drop_last=drop_last, rank=rank, size=size)
-    stages = ("validate", "test", "predict")
-    return ExactLoader(loader, order, mix(mix(seed, 1 + stages.index(stage)), number), limit)
-
-
-def _sizes(loader: DataLoader[Any], stage: str) -> tuple[int, int, bool]:
-    """Return samples, batch size and drop_last of a loader whose order can be kept exactly."""
-    if not isinstance(loader, DataLoader):
-        raise UserError(f"the {stage} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise NotExact(
-            f"the {stage} loader is a {type(loader).__name__} with an __iter__ of its own, which would be left out. "
-            "Do in the data set or in collate_fn what it does."
+    def _rebuilt(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:
+        collate: Any = SeededCollate(loader.collate_fn, self._seeds, single=loader.batch_sampler is None)
+        return DataLoader(
+            SeededDataset(loader.dataset, self._seeds),
+            batch_sampler=self._places,  # type: ignore[arg-type]
+            collate_fn=collate,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=TiedWorker(loader.worker_init_fn),
+            multiprocessing_context=loader.multiprocessing_context,
+            # iter() draws from this generator: the main one must not be moved by a restart.
+            generator=torch.Generator().manual_seed(key),
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
         )
-    if isinstance(loader.dataset, IterableDataset):
-        raise NotExact(
-            f"the {stage} loader reads the iterable {type(loader.dataset).__name__}: its place cannot be kept "
-            "exactly. Give it __len__ and __getitem__, so that a sample is found by its index."
-        )
-    if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
-        raise NotExact(
-            f"the {stage} loader uses the batch sampler {type(loader.batch_sampler).__name__}: its order cannot be "
-            "kept exactly. Use batch_size=, shuffle= and drop_last= instead."
-        )
-    sampler = loader.sampler
-    plain = isinstance(sampler, SequentialSampler) or (
-        isinstance(sampler, RandomSampler)
-        and not sampler.replacement
-        and sampler._num_samples is None
-        and sampler.generator is None
-    )
-    if not plain:
-        raise NotExact(
-            f"the {stage} loader uses the sampler {type(sampler).__name__}: its order cannot be kept exactly. "
-            "Use shuffle=True or shuffle=False; the run's seed decides the order."
-        )
-    samples = len(loader.dataset)  # type: ignore[arg-type]
-    if samples == 0:
-        raise UserError(f"the {stage} data set {type(loader.dataset).__name__} has length 0: there is nothing to read.")
-    return samples, loader.batch_size, loader.drop_last
-
-
-def _rebuilt(loader: DataLoader[Any], places: _Places, key: int) -> DataLoader[Any]:
-    seeds = LazySeeds()
-    return DataLoader(
-        _SeededDataset(loader.dataset, seeds),
-        batch_sampler=places,  # type: ignore[arg-type]
-        collate_fn=_SeededCollate(loader.collate_fn, seeds),  # type: ignore[arg-type]
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=_TiedWorker(loader.worker_init_fn),
-        multiprocessing_context=loader.multiprocessing_context,
-        # iter() draws from this generator: the main one must not be moved by a restart.
-        generator=torch.Generator().manual_seed(key),
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
-
-
-def _few(indices: list[int]) -> str:
-    return str(indices) if len(indices) <= 4 else f"[{indices[0]}, {indices[1]}, ..., {indices[-1]}]"
-
-
-def _worker() -> str:
-    info = get_worker_info()
-    return f", in worker {info.id}" if info else ""

@@ -1,12 +1,17 @@
 """A fit's loaders: the user's, each made exact."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from midstride.engine.data.loader import ExactLoader, evaluation_loader, training_loader
-from midstride.engine.errors import NotExact, UserError
+from midstride.engine.data.combined import CombinedFeed, CombinedLoader, leaves
+from midstride.engine.data.feed import Feed
+from midstride.engine.data.iterable import IterableFeed
+from midstride.engine.data.reading import check_loader, evaluation_loader, training_loader
+from midstride.engine.errors import UserError
 from midstride.engine.hooks import calling
+from midstride.engine.seeds import mix
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
@@ -14,10 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["Loaders"]
 
 _METHODS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
+_STAGES = tuple(_METHODS)
 
 
 class Loaders:
-    """The loaders of a DataModule, of a module that has them itself, or one training DataLoader.
+    """The loaders of a DataModule, of a module that has them itself, or a training loader or nest of them.
 
     Args:
         trainer: whose world and options decide who reads what.
@@ -26,49 +32,107 @@ class Loaders:
 
     def __init__(self, trainer: "Trainer", source: Any) -> None:
         self._trainer, self.source = trainer, source
+        self._shard = trainer.options.use_distributed_sampler and trainer.world.size > 1
 
-    def training(self) -> ExactLoader:
-        """Return the training loader."""
-        given = self.source if isinstance(self.source, DataLoader) else self._call("train_dataloader")
+    def training(self) -> Feed:
+        """Return what is trained on."""
+        given = self.source if _is_loader(self.source) else self._call("train_dataloader")
         if given is None:
             raise UserError(f"there is no training loader: write {type(self.source).__name__}.train_dataloader.")
+        limit = self._trainer.options.limit_train_batches
         if isinstance(given, (dict, list, tuple)):
-            raise NotExact(
-                f"train_dataloader returned a {type(given).__name__} of loaders: several at once cannot be resumed "
-                "exactly. Return one DataLoader over a data set that holds them all."
-            )
-        trainer = self._trainer
-        options = trainer.options
-        shard = options.use_distributed_sampler and trainer.world.size > 1
-        limit = options.limit_train_batches
-        loader = training_loader(given, trainer.world, seed=trainer.seed, shard=shard, limit=limit)
-        counts = trainer.strategy.gather(len(loader))
+            given = CombinedLoader(given, "max_size_cycle")
+        if isinstance(given, CombinedLoader):
+            named, nest = leaves(given.loaders, "the training loader")
+            parts = [self._train(loader, name, i, 1.0) for i, (name, loader) in enumerate(named)]
+            feed: Feed = CombinedFeed("the training loaders", parts, nest, given.mode, limit)
+        else:
+            feed = self._train(given, "the training loader", 0, limit)
+        if feed.expected == 0 and limit != 1.0:
+            raise UserError(f"there is no batch to train on: limit_train_batches={limit!r} leaves none.")
+        mine = len(feed) if feed.is_sized else None, feed.facts()
+        counts, facts = zip(*self._trainer.strategy.gather(mine), strict=True)
         if len(set(counts)) > 1:
-            raise UserError(f"the ranks have {counts} training batches: all need the same number, or they would hang.")
-        return loader
-
-    def evaluation(self, stage: str) -> list[ExactLoader]:
-        """Return the loaders of `stage`; none if there are none."""
-        given = self._call(_METHODS[stage])
-        trainer = self._trainer
-        limit = getattr(trainer.options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
-        shard = trainer.options.use_distributed_sampler and trainer.world.size > 1
-        loaders = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-        exact = [
-            evaluation_loader(
-                loader, trainer.world, seed=trainer.seed, stage=stage, number=number, shard=shard, limit=limit
+            raise UserError(
+                f"the ranks have {[*counts]} training batches: all need the same number, or they would hang."
             )
-            for number, loader in enumerate(loaders)
-        ]
-        counts = trainer.strategy.gather([len(loader) for loader in exact])
+        if self._shard:
+            _check_alike(facts)
+        return feed
+
+    def _train(self, loader: Any, name: str, number: int, limit: float) -> Feed:
+        """Return training loader `number`; the first is ordered by the run's seed, each other by one of its own."""
+        trainer = self._trainer
+        seed = mix(trainer.seed, number) % (1 << 32) if number else trainer.seed
+        if _is_iterable(loader):
+            check_loader(loader, "train")
+            key = mix(mix(seed, 0), trainer.world.rank)
+            return IterableFeed(loader, name=name, key=key, limit=limit, agree=trainer.strategy.all_agree)
+        return training_loader(
+            loader, trainer.world, seed=seed, shard=self._shard, limit=limit, rng=trainer.options.rng
+        )
+
+    def evaluation(self, stage: str) -> list[Feed]:
+        """Return the feeds of `stage`, one for each `dataloader_idx`; none if there are none."""
+        given = self._call(_METHODS[stage])
+        limit = getattr(self._trainer.options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
+        feeds = [] if given is None or given == [] else self._evaluation(given, stage, limit)
+        counts = self._trainer.strategy.gather([len(feed) if feed.is_sized else None for feed in feeds])
         if len({len(rank) for rank in counts}) > 1:
             raise UserError(
                 f"the ranks have {[len(rank) for rank in counts]} {stage} loaders: all need the same number."
             )
-        for loader, ranks in zip(exact, zip(*counts, strict=True), strict=True):
-            loader.longest = max(ranks)
-        return exact
+        for feed, ranks in zip(feeds, zip(*counts, strict=True), strict=True):
+            feed.longest = max((count for count in ranks if count is not None), default=0)
+        return feeds
+
+    def _evaluation(self, given: Any, stage: str, limit: float) -> list[Feed]:
+        mode = given.mode if isinstance(given, CombinedLoader) else "sequential"
+        named, nest = leaves(given.loaders if isinstance(given, CombinedLoader) else given, f"the {stage} loader")
+        evaluate = partial(self._evaluate, stage=stage, limit=limit if mode == "sequential" else 1.0)
+        feeds = [evaluate(loader, name, i) for i, (name, loader) in enumerate(named)]
+        return feeds if mode == "sequential" else [CombinedFeed(f"the {stage} loaders", feeds, nest, mode, limit)]
+
+    def _evaluate(self, loader: Any, name: str, number: int, *, stage: str, limit: float) -> Feed:
+        trainer = self._trainer
+        if _is_iterable(loader):
+            check_loader(loader, stage)
+            key = mix(mix(mix(trainer.seed, 1 + _STAGES.index(stage)), number), trainer.world.rank)
+            return IterableFeed(loader, name=name, key=key, limit=limit)
+        return evaluation_loader(
+            loader,
+            trainer.world,
+            seed=trainer.seed,
+            stage=stage,
+            number=number,
+            shard=self._shard,
+            limit=limit,
+            rng=trainer.options.rng,
+        )
 
     def _call(self, name: str) -> Any:
         method = getattr(self.source, name, None)
         return None if method is None else calling(f"{type(self.source).__name__}.{name}", method)
+
+
+def _is_loader(source: Any) -> bool:
+    """Return whether `source` is a loader or a nest of them, and not something that has loaders."""
+    if isinstance(source, (dict, list, tuple)):
+        return any(_is_loader(part) for part in (source.values() if isinstance(source, dict) else source))
+    return isinstance(source, (DataLoader, CombinedLoader))
+
+
+def _is_iterable(loader: Any) -> bool:
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
+def _check_alike(facts: tuple[dict[str, Any], ...]) -> None:
+    """Refuse ranks that would share samples of which each has another order: some would be lost, others repeated."""
+    for rank, other in enumerate(facts):
+        for name, value in other.items():
+            if value != facts[0][name]:
+                raise UserError(
+                    f"the ranks share the training samples, but differ in {name}: rank 0 has {facts[0][name]!r}, rank "
+                    f"{rank} has {value!r}. Build data set and sampler alike on every rank, or say "
+                    "use_distributed_sampler=False."
+                )

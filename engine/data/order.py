@@ -1,46 +1,174 @@
 """The order of samples as a function of (seed, epoch, position): nothing to remember, nothing to replay.
 
-All orders are those of `torch.utils.data.DistributedSampler`: one permutation an epoch, shared by
-the ranks strided, so that a global batch depends only on the global batch size.
+An order is one sequence of samples an epoch, shared by the ranks strided as `DistributedSampler` shares it,
+so that a global batch depends only on the global batch size.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-import torch
+import numpy as np
 
-__all__ = ["EvaluationOrder", "Fetch", "Order", "TrainingOrder"]
+from midstride.engine.data.permutation import Permutation, Places, permutation
 
-#: what travels to the dataset for one batch: (key of epoch and loader, first global position, stride, indices)
-Fetch = tuple[int, int, int, list[int]]
+__all__ = ["Fetch", "InOrder", "Order", "Sequence", "Shard", "Shuffled"]
+
+#: indices that are computed at once
+BLOCK = 16_384
 
 
-@dataclass(frozen=True)
+class Fetch(NamedTuple):
+    """What travels to the data set for one batch.
+
+    Args:
+        key: of epoch and loader.
+        first: place of its first sample in the epoch, over all ranks.
+        stride: places from one sample to the next.
+        indices: what the data set is asked for.
+        probe: find out whether the data set gives the same sample again.
+    """
+
+    key: int
+    first: int
+    stride: int
+    indices: list[Any]
+    probe: bool = False
+
+
+class Sequence(ABC):
+    """The samples of an epoch in order, before ranks share them."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What a run's identity says of it."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many there are in an epoch."""
+
+    @abstractmethod
+    def open(self, epoch: int, *, resumed: bool) -> None:
+        """Get ready for `epoch`; `resumed` in the middle of it, in another life."""
+
+    @abstractmethod
+    def at(self, places: Places) -> list[Any]:
+        """Return the indices at `places` of the epoch that is open."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the epoch's number does not say."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back."""
+
+
+class InOrder(Sequence):
+    """0, 1, 2, ..."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """It is not shuffled."""
+        return {"shuffle": False}
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def open(self, epoch: int, *, resumed: bool) -> None:
+        """Every epoch is the same."""
+
+    def at(self, places: Places) -> list[Any]:
+        """Return the places themselves."""
+        return list(places.tolist())
+
+
+class Shuffled(InOrder):
+    """`DistributedSampler(seed=seed)`'s order: one permutation an epoch."""
+
+    def __init__(self, samples: int, seed: int, sampler: str | None = None) -> None:
+        super().__init__(samples)
+        self._seed, self._sampler = seed, sampler
+        self._epoch: int | None = None
+        self._permutation: Permutation
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """It is shuffled by the run's seed, or by a sampler that has its own."""
+        return {"shuffle": True} if self._sampler is None else {"sampler": f"{self._sampler}(seed={self._seed})"}
+
+    def open(self, epoch: int, *, resumed: bool) -> None:
+        """Draw the permutation of `epoch`."""
+        if epoch != self._epoch:
+            self._epoch, self._permutation = epoch, permutation(len(self), self._seed + epoch)
+
+    def at(self, places: Places) -> list[Any]:
+        """Return the samples at `places`."""
+        return list(self._permutation(places).tolist())
+
+
 class Order(ABC):
     """Which samples one rank reads, batch by batch.
 
     Args:
-        samples: samples in the data set.
+        sequence: what all ranks share.
+    """
+
+    sequence: Sequence
+    #: samples in a full batch of this rank, and of all ranks; None where batches have no fixed size
+    batch_size: int | None
+    global_batch_size: int | None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the batches this rank reads in an epoch."""
+
+    @abstractmethod
+    def fetches(self, key: int, start: int) -> Iterator[Fetch]:
+        """Yield the batches of the epoch that is open, from batch `start` on."""
+
+
+@dataclass(frozen=True)
+class Shard(Order):
+    """Every size-th sample, in batches of a fixed size.
+
+    Args:
+        sequence: the samples of an epoch.
         batch_size: samples a rank takes at once.
         drop_last: leave out a last batch that is not full.
         rank: this rank, 0 <= rank < size.
         size: ranks that share the samples.
+        rest: what becomes of samples that do not fill a round of all ranks: "padded" repeats samples from the start,
+            as DistributedSampler does, and "dropped" leaves them out, as it does with drop_last=True; with "kept"
+            some ranks have one more than others.
+        own: the sequence holds this rank's samples alone, another one on every rank.
     """
 
-    samples: int
+    sequence: Sequence
     batch_size: int
     drop_last: bool = False
     rank: int = 0
     size: int = 1
+    rest: Literal["padded", "dropped", "kept"] = "padded"
+    own: bool = False
 
-    @abstractmethod
+    @property
+    def global_batch_size(self) -> int:  # type: ignore[override]
+        """Samples that all ranks take at once."""
+        return self.batch_size * self.size
+
     def rank_samples(self) -> int:
-        """Return how many samples this rank reads in an epoch."""
-
-    @abstractmethod
-    def indices(self, epoch: int) -> list[int]:
-        """Return the samples this rank reads in `epoch`, in order."""
+        """Return how many samples this rank reads in an epoch, padding included."""
+        samples = len(self.sequence)
+        if self.own:
+            return samples
+        if self.rest == "kept":
+            return len(range(self.rank, samples, self.size))
+        return -(-samples // self.size) if self.rest == "padded" else samples // self.size
 
     def __len__(self) -> int:
         """Return the batches this rank reads in an epoch."""
@@ -48,50 +176,28 @@ class Order(ABC):
             return self.rank_samples() // self.batch_size
         return -(-self.rank_samples() // self.batch_size)
 
-    def fetches(self, key: int, epoch: int, start: int) -> Iterator[Fetch]:
-        """Yield the batches of `epoch` from batch `start` on.
+    def indices(self, epoch: int) -> list[Any]:
+        """Return everything this rank reads in `epoch`, in order, but for what `drop_last` leaves out."""
+        self.sequence.open(epoch, resumed=False)
+        return self._indices(np.arange(self.rank_samples()))
+
+    def fetches(self, key: int, start: int) -> Iterator[Fetch]:
+        """Yield the batches of the epoch that is open from batch `start` on, at a cost that does not depend on `start`.
 
         Sample j of batch p sits at global position p * G + rank + j * size, with G the global batch size:
         its random numbers are a function of that position, whatever the number of ranks or workers.
         """
-        indices = self.indices(epoch)
-        size, batch_size = self.size, self.batch_size
-        for batch in range(start, len(self)):
-            first = batch * batch_size
-            yield key, first * size + self.rank, size, indices[first : first + batch_size]
+        batch_size, at_once = self.batch_size, max(1, BLOCK // self.batch_size)
+        for block in range(start, len(self), at_once):
+            end = min(block + at_once, len(self))
+            numbers = np.arange(block * batch_size, min(end * batch_size, self.rank_samples()))
+            indices = self._indices(numbers)
+            for batch in range(block, end):
+                first = (batch - block) * batch_size
+                place = batch * self.global_batch_size + self.rank
+                yield Fetch(key, place, self.size, indices[first : first + batch_size])
 
-
-@dataclass(frozen=True)
-class TrainingOrder(Order):
-    """Every rank the same number of samples: the end is padded from the start, as DistributedSampler pads."""
-
-    seed: int = 0
-    shuffle: bool = True
-
-    def rank_samples(self) -> int:
-        """Return how many samples this rank reads in an epoch, padding included."""
-        return -(-self.samples // self.size)
-
-    def indices(self, epoch: int) -> list[int]:
-        """Return `DistributedSampler(seed=seed)`'s indices for `epoch`."""
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed + epoch)
-            order = torch.randperm(self.samples, generator=generator)
-        else:
-            order = torch.arange(self.samples)
-        total = self.rank_samples() * self.size
-        repeats = -(-total // self.samples)
-        return order.repeat(repeats)[:total][self.rank :: self.size].tolist()
-
-
-@dataclass(frozen=True)
-class EvaluationOrder(Order):
-    """In order, every sample once over all ranks, nothing padded: ranks may read different numbers of batches."""
-
-    def rank_samples(self) -> int:
-        """Return how many samples this rank reads."""
-        return len(range(self.rank, self.samples, self.size))
-
-    def indices(self, epoch: int) -> list[int]:
-        """Return every size-th sample, starting at this rank; the same in every epoch."""
-        return list(range(self.rank, self.samples, self.size))
+    def _indices(self, numbers: Places) -> list[Any]:
+        if self.own:
+            return self.sequence.at(numbers)
+        return self.sequence.at((numbers * self.size + self.rank) % len(self.sequence))

@@ -7,162 +7,177 @@ of workers and restarts change nothing, and nothing per batch travels between pr
 Seeding three generators for every sample would cost more than a trivial data set, so it
 is done lazily: a generator is taken for unused until a fetch is seen to have moved it;
 then that fetch is done again with seeds, and from then on the generator is always seeded.
-This asks of a data set that reading a sample twice gives the same sample twice.
+This asks of a data set that reading a sample twice gives the same sample twice. Generators
+that the data set or the collate hold themselves are always seeded.
 """
 
-import ctypes
-import random
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
-from numpy.random.mtrand import get_bit_generator
 
+from midstride.engine.data.generators import SEED, Peeks, moved, peeks
+from midstride.engine.data.held import held_generators, seeder
+from midstride.engine.data.order import Fetch
+from midstride.engine.data.repeatable import is_same
+from midstride.engine.errors import NotExact
 from midstride.engine.seeds import mix
 
-__all__ = ["LazySeeds", "MainGeneratorsKept"]
+__all__ = ["Rng", "Seeds"]
 
+#: "lazy": numbers of its own for every sample, by whom it is read as may be; "batch": one seed for a whole batch
+Rng = Literal["lazy", "batch"]
 T = TypeVar("T")
-_torch = torch.default_generator
+_Seeders = list[Callable[[int], object]]
 _COLLATE = (1 << 64) - 1  # sets a batch's seed for collate apart from its samples'
-_MT19937_BYTES = 625 * 4  # 624 words and a position
 
 
-def _peek_at_random() -> Callable[[], bytes] | None:
-    """Return a reader of the words of `random` that costs 0.3 us instead of 20, where their layout is known."""
-    address = id(_inst) + object.__basicsize__
-
-    def peek() -> bytes:
-        return ctypes.string_at(address, _MT19937_BYTES)
-
-    return peek if _random_state(peek()) == random.getstate()[1] else None
+_NOT_REPEATABLE = (
+    "{dataset}[{index!r}] gave another sample when it was read again with the same seeds: it counts its calls, or "
+    "draws from a generator that cannot be found. Draw from torch, numpy.random, random or a generator that is an "
+    "attribute; or give the data set a method reseed(seed); or say rng='batch', which reads every sample only once."
+)
 
 
-def _random_state(words: bytes) -> tuple[int, ...]:
-    """Return the middle of `random.getstate()`, given the words in memory: the position stands first there."""
-    position, *state = np.frombuffer(words, dtype=np.uint32).tolist()
-    return (*state, position)
+class Seeds:
+    """Seeds for the samples and the collation of a batch, for the generators that the data turn out to use.
 
+    Args:
+        rng: what a seed is for.
+        shared: whether workers will have copies of this.
+    """
 
-_inst: Any = random._inst
-_random_words = _peek_at_random()
-
-
-def _peek_random() -> tuple[object, float | None]:
-    # A second gaussian may wait outside the words.
-    return (_random_words() if _random_words else random.getstate()[1]), _inst.gauss_next
-
-
-def _put_back_random(peeked: tuple[object, float | None]) -> None:
-    words, gauss_next = peeked
-    random.setstate((3, _random_state(words) if isinstance(words, bytes) else words, gauss_next))
-
-
-def _peek_at_numpy() -> object:
-    # Asked for anew each time: a user may put another bit generator in place.
-    generator = get_bit_generator()
-    if isinstance(generator, np.random.MT19937):
-        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    return repr(generator.state)
-
-
-def _seed_numpy(seed: int) -> None:
-    np.random.seed(seed >> 32)
-
-
-#: torch.manual_seed would also queue seeds for every accelerator, at 100 times the cost
-_SEED: tuple[Callable[[int], object], ...] = (_torch.manual_seed, _seed_numpy, random.seed)
-
-
-Peeks = tuple[torch.Tensor, object, tuple[object, float | None]]
-
-
-def _peeks() -> Peeks:
-    return _torch.get_state(), _peek_at_numpy(), _peek_random()
-
-
-def _moved(before: Peeks, after: Peeks) -> list[bool]:
-    return [not torch.equal(before[0], after[0]), before[1] != after[1], before[2] != after[2]]
-
-
-class LazySeeds:
-    """Seeds for the samples and the collation of a batch, for the generators that the data turn out to use."""
-
-    def __init__(self) -> None:
+    def __init__(self, rng: Rng = "lazy", *, shared: bool = False) -> None:
+        self._rng = rng
         self._used = [False, False, False]  # torch, numpy, random
-        self._seen: Peeks | None = None
+        self._held = _Held()
+        self._held_by_collate = _Held()
+        #: the last look at the generators, if nothing can have moved them since: a look costs 8 us
+        self.seen: Peeks | None = None
+        #: whether nothing has drawn so far: then one look, after collate, is for a whole batch
+        self._quiet = False
+        self._unseen: tuple[Peeks, Any] | None = None
+        self._collate_drew = torch.zeros(1, dtype=torch.bool)
+        if shared:
+            self._collate_drew.share_memory_()
 
-    def samples(self, key: int, first: int, stride: int, indices: list[int], dataset: Any) -> list[Any]:
-        """Return the samples at `indices` of `dataset`, each read as if it were alone in the world."""
+    @property
+    def collate_drew(self) -> bool:
+        """Whether collate was seen to draw random numbers, here or in any worker."""
+        return bool(self._collate_drew)
+
+    @collate_drew.setter
+    def collate_drew(self, drew: bool) -> None:
+        self._collate_drew.fill_(drew)
+
+    def samples(self, fetch: Fetch, dataset: Any) -> list[Any]:
+        """Return the samples of one batch, each read as if it were alone in the world.
+
+        Raises:
+            NotExact: read again with the same seeds, the first sample was another.
+        """
+        held = self._held.of(dataset)
+        many = getattr(dataset, "__getitems__", None)
 
         def plain() -> list[Any]:
-            many = getattr(dataset, "__getitems__", None)
-            return list(many(indices)) if many else [dataset[index] for index in indices]
+            return list(many(fetch.indices)) if many else [dataset[index] for index in fetch.indices]
+
+        def one(number: int) -> Any:
+            self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)
+            index = fetch.indices[number]
+            return many([index])[0] if many else dataset[index]
 
         def seeded() -> list[Any]:
-            samples = []
-            for place, index in enumerate(indices):
-                self._seed(mix(key, first + place * stride))
-                samples.append(dataset[index])
-            return samples
+            return [one(number) for number in range(len(fetch.indices))]
 
-        return self._settle(_peeks(), plain, seeded)
+        if self._rng == "batch":
+            self._used, self.seen = [True, True, True], None
+            self._seed(mix(fetch.key, fetch.first), held)
+            return plain()
+        before, self.seen = self.seen or peeks(), None
+        if self._quiet and not fetch.probe:
+            self._unseen = before, dataset
+            return plain()
+        samples = self._settle(before, plain, seeded, held)
+        if self._held.grew(dataset):  # generators made at the first reading
+            held = self._held.of(dataset)
+            samples, self.seen = seeded(), None
+        if fetch.probe:
+            self._compare(samples[0], one(0), dataset, fetch.indices[0])
+        return samples
 
-    def collate(self, key: int, first: int, samples: list[Any], collate: Callable[[list[Any]], T]) -> T:
-        """Return `collate(samples)` with the random numbers of the batch that starts at `first`."""
+    def _compare(self, sample: Any, again: Any, dataset: Any, index: Any) -> None:
+        self.seen = None
+        if not is_same(sample, again):
+            raise NotExact(_NOT_REPEATABLE.format(dataset=type(dataset).__name__, index=index))
 
-        def seeded() -> T:
-            self._seed(mix(key ^ _COLLATE, first))
+    def collate(self, fetch: Fetch, samples: list[Any], collate: Callable[[list[Any]], T]) -> T:
+        """Return `collate(samples)` with the random numbers of the batch."""
+        held = self._held_by_collate.of(collate)
+        seed = mix(fetch.key ^ _COLLATE, fetch.first)
+        if self._rng == "batch":
+            self._seed(seed, held)
             return collate(samples)
 
-        # Collating follows reading at once: what was seen after the one is there before the other.
-        before, self._seen = self._seen or _peeks(), None
-        return self._settle(before, lambda: collate(samples), seeded)
+        def seeded() -> T:
+            self._seed(seed, held)
+            if self.collate_drew:
+                return collate(samples)
+            before = peeks()
+            batch = collate(samples)
+            self.collate_drew = bool(held) or any(moved(before, peeks()))
+            return batch
 
-    def _settle(self, before: Peeks, plain: Callable[[], T], seeded: Callable[[], T]) -> T:
+        if self._unseen is not None:
+            (before, dataset), self._unseen = self._unseen, None
+            batch, self.seen = collate(samples), peeks()
+            if not any(moved(before, self.seen)):
+                return batch
+            self._quiet = False
+            samples = self.samples(fetch, dataset)
+        # Collating follows reading at once: what was seen after the one is there before the other.
+        before, self.seen = self.seen or peeks(), None
+        batch = self._settle(before, lambda: collate(samples), seeded, held)
+        self._quiet = not (held or self._held.seeders or any(self._used))
+        return batch
+
+    def _settle(self, before: Peeks, plain: Callable[[], T], seeded: Callable[[], T], held: _Seeders) -> T:
         """Call until no generator that was taken for unused has moved."""
         while True:
-            result = seeded() if any(self._used) else plain()
-            after = _peeks()
-            used = [known or moved for known, moved in zip(self._used, _moved(before, after), strict=True)]
+            result = seeded() if held or any(self._used) else plain()
+            after = peeks()
+            used = [known or moves for known, moves in zip(self._used, moved(before, after), strict=True)]
             if used == self._used:
-                self._seen = after
+                self.seen = after
                 return result
             self._used, before = used, after
 
-    def _seed(self, seed: int) -> None:
-        for used, set_seed in zip(self._used, _SEED, strict=True):
+    def _seed(self, seed: int, held: _Seeders) -> None:
+        for used, set_seed in zip(self._used, SEED, strict=True):
             if used:
                 set_seed(seed)
+        for number, set_seed in enumerate(held):
+            set_seed(mix(seed, number))
 
 
-class MainGeneratorsKept:
-    """Leaves the main process's generators as they were, for data that are read in it.
-
-    Reading numpy's whole state costs 40 us, so it is read only when a look at its words says
-    that they changed since the last read, or when a second gaussian is waiting beside them,
-    which no look at the words can see being used up.
-    """
+class _Held:
+    """The seeders of what one object holds, found where it is read: in a worker that is a copy."""
 
     def __init__(self) -> None:
-        self._numpy_words: object = None
-        self._numpy_state: Any = None
+        self.seeders: _Seeders | None = None
+        self._settled = False
 
-    def __enter__(self) -> None:
-        self._before = _peeks()
-        words = self._before[1]
-        if words != self._numpy_words or self._numpy_state["has_gauss"]:
-            self._numpy_words, self._numpy_state = words, np.random.get_state(legacy=False)
-            if self._numpy_state["has_gauss"]:
-                # The data must not be served a number that the training step drew.
-                np.random.set_state({**self._numpy_state, "has_gauss": 0, "gauss": 0.0})
+    def of(self, owner: object) -> _Seeders:
+        if self.seeders is None:
+            self.seeders = [seeder(generator) for _, generator in sorted(held_generators(owner).items())]
+        return self.seeders
 
-    def __exit__(self, *_: object) -> None:
-        torch_moved, numpy_moved, random_moved = _moved(self._before, _peeks())
-        if torch_moved:
-            _torch.set_state(self._before[0])
-        if numpy_moved or self._numpy_state["has_gauss"]:
-            np.random.set_state(self._numpy_state)
-        if random_moved:
-            _put_back_random(self._before[2])
+    def grew(self, owner: object) -> bool:
+        """Look once more, after the first reading; return whether there is more now."""
+        if self._settled:
+            return False
+        before, self.seeders, self._settled = self.seeders, None, True
+        return len(self.of(owner)) > len(before or ())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"seeders": None, "_settled": False}  # found anew in a spawned worker

@@ -1,0 +1,214 @@
+"""Several loaders at once: what a user writes, and the feed that reads them side by side or one after the other.
+
+mode              an epoch ends                   a loader that ends before
+min_size          with the shortest loader        -
+max_size_cycle    with the longest                starts over, in another order
+max_size          with the longest                gives None
+sequential        after the last one's last       is followed by the next
+
+The place is one integer as long as every length is known: a loader of n batches stands at batch `place % n` of its
+pass number `place // n`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
+
+from midstride.engine.data.feed import Feed
+from midstride.engine.errors import UserError
+
+__all__ = ["CombinedFeed", "CombinedLoader", "Mode", "leaves"]
+
+_NOTHING = object()
+Mode = Literal["min_size", "max_size_cycle", "max_size", "sequential"]
+
+
+class CombinedLoader:
+    """Several loaders, read side by side or one after the other.
+
+    Return it from `train_dataloader`, or from an evaluation's: a plain dict, list or nest of loaders is the same with
+    `max_size_cycle` in training and `sequential` in evaluation. A batch is a nest like `loaders`, with a batch in the
+    place of each loader; in `sequential` it is one loader's batch.
+
+    Args:
+        loaders: DataLoaders in dicts, lists and tuples, nested as you like.
+        mode: `min_size` ends with the shortest; `max_size_cycle` with the longest, the others start over;
+            `max_size` with the longest, the others give None; `sequential` reads one after the other.
+
+    Raises:
+        UserError: there is no such mode, or no loader.
+    """
+
+    def __init__(self, loaders: Any, mode: Mode = "min_size") -> None:
+        if mode not in get_args(Mode):
+            raise UserError(f"CombinedLoader has no mode {mode!r}; there are: {', '.join(get_args(Mode))}")
+        self.loaders, self.mode = loaders, mode
+
+
+def leaves(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[Any]]], Callable[[Sequence[Any]], Any]]:
+    """Return every loader in a nest with its name, and what makes such a nest of anything else.
+
+    Raises:
+        UserError: something in it is no loader, or there is none.
+    """
+    found, spec = pytree.tree_flatten_with_path(loaders)
+    named = [(f"{name} {pytree.keystr(path)}".strip(), leaf) for path, leaf in found]
+    if not named:
+        raise UserError(f"{name} is an empty {type(loaders).__name__}: put a DataLoader in it, or return None.")
+    for path, leaf in named:
+        if not isinstance(leaf, DataLoader):
+            raise UserError(f"{path} is a {type(leaf).__name__}; a torch.utils.data.DataLoader is needed.")
+    return named, lambda values: pytree.tree_unflatten(list(values), spec)
+
+
+class _Stream:
+    """One of several loaders, pass after pass.
+
+    Args:
+        feed: what is read.
+        first: the number of its first pass in this epoch, which decides order and random numbers.
+        lap: passes completed in this epoch.
+        position: batches read of the pass that is under way.
+    """
+
+    def __init__(self, feed: Feed, first: int, lap: int = 0, position: int = 0) -> None:
+        self.feed, self.first, self.lap, self.position = feed, first, lap, position
+        self._iterator: Iterator[Any] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last batch was handed out in this epoch."""
+        return self.lap > 0
+
+    @property
+    def next_first(self) -> int:
+        """The number of its first pass in the next epoch."""
+        return self.first + self.lap + (self.position > 0)
+
+    def read(self) -> Any:
+        """Return the next batch, of a new pass where one has ended; `_NOTHING` if a pass has none."""
+        if self._iterator is None:
+            self._iterator = self.feed.batches(self.first + self.lap, self.position)
+        batch = next(self._iterator, _NOTHING)
+        self.position += 1
+        if self.feed.at_end or batch is _NOTHING:
+            self.lap, self.position, self._iterator = self.lap + 1, 0, None
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where it stands."""
+        return {"first": self.first, "lap": self.lap, "position": self.position}
+
+
+class CombinedFeed(Feed):
+    """Several feeds as one.
+
+    Args:
+        name: for messages.
+        parts: what is read, in the order of the nest.
+        nest: makes a batch of the parts' batches.
+        mode: see the table above.
+        limit: a share of the batches, or a number of them.
+    """
+
+    batch_size = None
+
+    def __init__(
+        self, name: str, parts: Sequence[Feed], nest: Callable[[Sequence[Any]], Any], mode: Mode, limit: float
+    ) -> None:
+        self.name, self.parts, self.mode = name, list(parts), mode
+        self._nest, self._limit = nest, limit
+        self.is_sized = all(part.is_sized for part in parts)
+        self.fixed_world = "several loaders are read at once, each in batches of its own"
+        if mode == "max_size_cycle" and any(part.expected == 0 for part in parts):
+            raise UserError(f"{name}: a loader without a batch cannot start over. Leave it out, or use mode max_size.")
+        if not (self.is_sized or isinstance(limit, int) or limit in (0.0, 1.0)):
+            raise UserError(
+                f"{name}: a limit of {limit} is a share of its batches, and how many there are, only reading to the "
+                "end tells. Give a number of batches, or 1.0 for all."
+            )
+        self._streams = [_Stream(part, 0) for part in self.parts]
+        self.longest = len(self) if self.is_sized else 0
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch on this rank, after the limit."""
+        if not self.is_sized:
+            raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
+        return self.expected or 0
+
+    @property
+    def expected(self) -> int | None:
+        """The batches of an epoch, if every part says."""
+        lengths = [part.expected for part in self.parts]
+        known = [length for length in lengths if length is not None]
+        most = self._limit if isinstance(self._limit, int) else None
+        if len(known) < len(lengths):
+            return most
+        whole = sum(known) if self.mode == "sequential" else (min if self.mode == "min_size" else max)(known)
+        return min(whole, most) if most is not None else int(whole * self._limit)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the order of samples."""
+        return {"combined": self.mode, "loaders": [part.facts() for part in self.parts]}
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield the batches of `epoch` from batch `start` on."""
+        most = len(self) if self.is_sized else self._limit if isinstance(self._limit, int) else None
+        if self._limit == 0 or (most is not None and start >= most):
+            return
+        self._streams = self._placed(epoch, start)
+        number = start
+        self.at_end = False
+        while not self.at_end:
+            if (batch := self._row()) is _NOTHING:
+                return
+            number += 1
+            self.at_end = number == most or self._is_over()
+            yield batch
+
+    def _row(self) -> Any:
+        streams = self._streams
+        if self.mode == "sequential":
+            batches = (stream.read() for stream in streams if not stream.has_ended)
+            return next((batch for batch in batches if batch is not _NOTHING), _NOTHING)
+        over = self.mode == "max_size"
+        row = [_NOTHING if over and stream.has_ended else stream.read() for stream in streams]
+        missing = [batch is _NOTHING for batch in row]
+        if all(missing) or (any(missing) and self.mode == "min_size"):
+            return _NOTHING
+        return self._nest([None if batch is _NOTHING else batch for batch in row])
+
+    def _is_over(self) -> bool:
+        ended = [stream.has_ended for stream in self._streams]
+        return any(ended) if self.mode == "min_size" else all(ended)
+
+    def _placed(self, epoch: int, start: int) -> list[_Stream]:
+        """Return where every part stands at batch `start`; where lengths are unknown, that was loaded."""
+        if not self.is_sized:
+            if start:
+                return self._streams
+            return [_Stream(stream.feed, stream.next_first) for stream in self._streams]
+        streams, before = [], 0
+        for part in self.parts:
+            length = len(part)
+            laps = -(-len(self) // length) if self.mode == "max_size_cycle" else 1
+            place = start - before if self.mode == "sequential" else start
+            lap, position = divmod(place, length) if place > 0 and length else (int(length == 0), 0)
+            streams.append(_Stream(part, epoch * laps, lap, position))
+            before += length
+        return streams
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the parts, and where each stands if lengths do not tell."""
+        streams = [] if self.is_sized else [stream.state_dict() for stream in self._streams]
+        return {"streams": streams, "parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take them back."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        if not self.is_sized:
+            streams = zip(self.parts, state_dict["streams"], strict=True)
+            self._streams = [_Stream(part, **state) for part, state in streams]

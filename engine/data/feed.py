@@ -1,0 +1,85 @@
+"""What a loop reads: batches from any place of any epoch, and what decides their order."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+__all__ = ["Feed", "Feeds"]
+
+
+class Feed(ABC):
+    """Batches of one rank, the same ones whether it came to a place by walking or by resuming there.
+
+    Its place is not its own: the loop counts, and says where to start.
+    """
+
+    #: the batches of an epoch on the rank that has the most; a loop may set it after asking the others
+    longest: int
+    #: samples in a full batch of this rank; None where batches have no fixed size
+    batch_size: int | None
+    #: whether the batch handed out last is the epoch's last one; in training that holds on every rank at once
+    at_end: bool = False
+    #: whether `len` tells; if not, only reading to the end does
+    is_sized: bool = True
+    #: indices in the data set of the samples last handed out, in order; None where they have none
+    given: Sequence[int] | None = None
+    #: why a run cannot go on with another number of ranks, in words; None if it can
+    fixed_world: str | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the batches of an epoch on this rank, after the limit."""
+
+    @property
+    def expected(self) -> int | None:
+        """The batches of an epoch as far as is known: exact for a sized feed, else a hint or None."""
+        return len(self)
+
+    @abstractmethod
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield the batches of `epoch` from batch `start` on, to the end of the epoch.
+
+        Started in the middle, that is the pass in which `state_dict` was taken, resumed.
+        """
+
+    def worlds(self, size: int, batch_size: int) -> list[int]:
+        """Return the numbers of ranks at which the epoch has the batches that `size` ranks of `batch_size` give it."""
+        return [size]
+
+    def resize(self, batch_size: int) -> None:
+        """Read `batch_size` samples at once on this rank; called only where `fixed_world` is None."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the order of samples, as JSON; it belongs to the run's identity.
+
+        `global_batch_size`, where there is one, counts the samples that all ranks take at once.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what cannot be found from a place alone, on this rank, as of the last batch handed out."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back; called before the first `batches` of a life."""
+
+
+class Feeds:
+    """The feeds of a fit as one part of a run's state."""
+
+    def __init__(self, training: Feed, validation: Sequence[Feed] = ()) -> None:
+        self.training, self.validation = training, list(validation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of every feed."""
+        return {
+            "training": self.training.state_dict(),
+            "validation": [feed.state_dict() for feed in self.validation],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back."""
+        self.training.load_state_dict(state_dict["training"])
+        for feed, state in zip(self.validation, state_dict["validation"], strict=True):
+            feed.load_state_dict(state)

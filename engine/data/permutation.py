@@ -1,0 +1,73 @@
+"""Permutations of an epoch's samples: small ones drawn at once, large ones computed where they are read."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from midstride.engine.seeds import mix
+
+__all__ = ["LARGE", "Feistel", "Permutation", "permutation"]
+
+#: from here on a permutation is computed, not drawn: randperm would take 0.2 s and 80 MB at 1e7, 20 s and 8 GB at 1e9
+LARGE = 10_000_000
+
+Places = NDArray[np.int64]
+
+
+class Permutation(Protocol):
+    """Which sample stands at which place of an epoch."""
+
+    def __call__(self, places: Places) -> Places:
+        """Return the samples at `places`, both of shape (n,)."""
+        ...
+
+
+def permutation(samples: int, seed: int) -> Permutation:
+    """Return the permutation that `DistributedSampler` draws from `seed`; from `LARGE` on, a Feistel one."""
+    if samples >= LARGE:
+        return Feistel(samples, seed)
+    drawn: Places = torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).numpy()
+    return lambda places: drawn[places]
+
+
+class Feistel:
+    """A permutation that needs no memory and starts anywhere: a few rounds of mixing in place of a shuffled list.
+
+    Places are split into two halves that are added to each other in turn, each time through a hash. That maps
+    2**(2 h) places one to one; a place that lands beyond `samples` is mapped on until it lands within. About 50 ns
+    a place in blocks of some thousands.
+
+    Source:
+        Luby and Rackoff 1988, "How to construct pseudorandom permutations from pseudorandom functions"; walking
+        until within: Black and Rogaway 2002, "Ciphers with arbitrary finite domains".
+    """
+
+    ROUNDS = 6
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self._samples = np.uint64(samples)
+        self._half = np.uint64((max(2, (samples - 1).bit_length()) + 1) // 2)
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+        keys = [mix(seed, number) for number in range(2 * self.ROUNDS)]
+        self._adds = np.array(keys[: self.ROUNDS], dtype=np.uint64)
+        self._factors = np.array(keys[self.ROUNDS :], dtype=np.uint64) | np.uint64(1)
+
+    def __call__(self, places: Places) -> Places:
+        """Return the samples at `places`."""
+        found = self._mapped(places.astype(np.uint64))
+        beyond = np.flatnonzero(found >= self._samples)
+        while len(beyond):
+            found[beyond] = self._mapped(found[beyond])
+            beyond = beyond[found[beyond] >= self._samples]
+        return found.astype(np.int64)
+
+    def _mapped(self, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = places >> self._half, places & self._mask
+        for add, factor in zip(self._adds, self._factors, strict=True):
+            hashed = (right + add) * factor
+            hashed ^= hashed >> np.uint64(29)
+            hashed *= np.uint64(0xBF58476D1CE4E5B9)  # of splitmix64
+            left, right = right, left ^ (hashed >> (np.uint64(64) - self._half))
+        return (left << self._half) | right

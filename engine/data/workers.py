@@ -1,0 +1,102 @@
+"""Workers of a loader: started as the user wants, tied to their rank, and told apart when one is lost."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from midstride.engine.data.seeded import Failure
+from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
+from midstride.engine.launchers.lifeline import die_with_parent, end_with
+
+__all__ = ["TiedWorker", "fetched", "lost_workers", "started", "unwatch"]
+
+
+class TiedWorker:
+    """Starts a worker as the user wants, and ties it to its rank: one that is killed must not leave it behind."""
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self.init = init
+        self.rank_pid = os.getpid()
+
+    def __call__(self, worker: int) -> None:
+        """Run in the new worker, before it reads anything."""
+        if os.getppid() == self.rank_pid:
+            die_with_parent(self.rank_pid)
+        else:  # a fork server's child, which would be ended when that is
+            end_with(self.rank_pid)
+        if self.init is None:
+            return
+        try:
+            self.init(worker)
+        except Exception as error:
+            text = str(UserCodeError.of(f"worker_init_fn of worker {worker}", error))
+            dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
+            dataset.failure = Failure(UserCodeError, text)
+
+
+def started(loader: DataLoader[Any], name: str) -> Iterator[Any]:
+    """Return `iter(loader)`.
+
+    Raises:
+        UserError: its workers cannot be started.
+    """
+    try:
+        iterator = iter(loader)
+    except EngineError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"the workers of {name} could not be started: {type(error).__name__}: {error}. What is not forked is "
+            "pickled: keep the data set and collate_fn at module level, without open files."
+        ) from error
+    unwatch(iterator)
+    return iterator
+
+
+def fetched(iterator: Iterator[Any], where: Callable[..., str], *place: Any) -> Any:
+    """Return what `iterator` gives next.
+
+    Args:
+        iterator: over a loader.
+        where: words for `place`, to end an error with.
+        place: of the batch.
+
+    Raises:
+        WorldError: a worker was lost.
+        EngineError: of the kind that reading the batch ended with.
+    """
+    try:
+        batch = next(iterator)
+    except RuntimeError as error:
+        lost = ", ".join(lost_workers(iterator)) or str(error)
+        raise WorldError(f"{lost}{where(*place)}. No sample is lost: a retry reads them again.") from error
+    if isinstance(batch, Failure):
+        raise batch.kind(f"{batch.text}{where(*place)}")
+    return batch
+
+
+def unwatch(iterator: Any) -> None:
+    """Have torch forget the workers of `iterator`: a lost one is noticed where its batch is waited for.
+
+    torch would raise from a signal handler, wherever the main process happens to be: in the user's training step,
+    or in a snapshot. It would raise for workers that were ended on purpose, too.
+    """
+    if getattr(iterator, "_worker_pids_set", False):
+        torch._C._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+
+
+def lost_workers(iterator: Any) -> list[str]:
+    """Return how each worker of `iterator` that is no longer there ended, in words."""
+    lost = []
+    for number, process in enumerate(getattr(iterator, "_workers", ())):
+        process.join(0)
+        code = process.exitcode
+        if code is not None:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            hint = " (SIGKILL: out of memory?)" if code == -9 else ""
+            lost.append(f"worker {number} (process {process.pid}) ended by {how}{hint}")
+    return lost

@@ -1,0 +1,97 @@
+"""The parts of a fit: everything that decides how it goes on."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from midstride.engine.attributes import Attributes, OwnGenerators
+from midstride.engine.callbacks import Callbacks
+from midstride.engine.data.feed import Feeds
+from midstride.engine.elastic import of_first
+from midstride.engine.hooks import calling
+from midstride.engine.module import TrainingModule
+from midstride.engine.optimizers import OptimizerList, SchedulerList
+from midstride.engine.seeds import Generators
+from midstride.engine.state import Stateful
+
+if TYPE_CHECKING:
+    from midstride.engine.trainer import Trainer
+
+__all__ = ["Gradients", "parts_of"]
+
+
+def parts_of(trainer: "Trainer", feeds: Feeds) -> dict[str, Stateful]:
+    """Return everything that decides how a fit goes on, in the order in which it is given back.
+
+    The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
+    last: building and loading the others may draw numbers.
+    """
+    return {
+        "strategy": trainer.strategy,
+        "progress": trainer.progress,
+        "samples": trainer.samples,
+        "feeds": feeds,
+        "module": trainer.module,
+        "optimizers": OptimizerList(trainer.optimizers),
+        "schedulers": SchedulerList(trainer.schedulers),
+        "precision": trainer.precision,
+        "callbacks": Callbacks(trainer.callbacks),
+        "logged": trainer.logged,
+        "metrics": trainer.logged.metrics,
+        "gradients": Gradients(trainer.module),
+        "modes": trainer.modes,
+        "attributes": Attributes(trainer.module),
+        "own generators": OwnGenerators(trainer.module),
+        "user": UserState(trainer.module),
+        "generators": Generators(),
+    }
+
+
+class Gradients:
+    """What a window that is still open has collected, on this rank; empty between steps."""
+
+    def __init__(self, module: TrainingModule) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the gradients there are, by parameter."""
+        return {name: p.grad for name, p in self._module.named_parameters() if p.grad is not None}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Put them back."""
+        for name, parameter in self._module.named_parameters():
+            parameter.grad = state_dict[name].to(parameter.device) if name in state_dict else None
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return the mean over the ranks: that is what they would have come to."""
+        names = dict.fromkeys(name for state in states for name in state)
+        return {name: _mean([state[name] for state in states if name in state], len(states)) for name in names}
+
+
+class UserState:
+    """What the user's `on_save_checkpoint` puts in."""
+
+    def __init__(self, module: TrainingModule) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ask the module for it."""
+        state: dict[str, Any] = {}
+        calling(f"{type(self._module).__name__}.on_save_checkpoint", self._module.on_save_checkpoint, state)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Give it back to the module."""
+        calling(f"{type(self._module).__name__}.on_load_checkpoint", self._module.on_load_checkpoint, state_dict)
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's."""
+        return dict(of_first("what on_save_checkpoint keeps", states))
+
+
+def _mean(gradients: Sequence[Tensor], ranks: int) -> Tensor:
+    if len(gradients) == ranks and all(torch.equal(gradients[0], other) for other in gradients):
+        return gradients[0]  # exchanged already
+    return torch.stack(list(gradients)).sum(0) / ranks

@@ -1,0 +1,123 @@
+"""The account of samples: which batches of which epochs reached the training step, over all lives of a run.
+
+It is part of a run's state, so what a life did after its last snapshot is struck out and entered anew by the life
+that does it again. An epoch takes one line, however long it is: a place from where and to where, a count, and a
+digest of the indices, which `midstride audit` compares with those that the epoch's order gives.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+__all__ = ["SampleAccount", "Stretch", "digest_of"]
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass
+class Stretch:
+    """Batches in a row of one epoch, over all ranks.
+
+    Args:
+        epoch: the epoch, from 0.
+        first: the first batch.
+        end: the batch after the last one.
+        world: ranks that shared each batch.
+        samples: samples in them.
+        digest: sum of `digest_of` each batch of each rank; it counts for what it is only if `indexed`.
+        indexed: whether samples have indices; those of iterable data sets have none.
+    """
+
+    epoch: int
+    first: int
+    end: int
+    world: int
+    samples: int = 0
+    digest: int = 0
+    indexed: bool = True
+
+    def joins(self, other: "Stretch") -> bool:
+        """Return whether `other` goes on where this one ends."""
+        return (self.epoch, self.end, self.world, self.indexed) == (
+            other.epoch,
+            other.first,
+            other.world,
+            other.indexed,
+        )
+
+    def join(self, other: "Stretch") -> None:
+        """Take `other` in, which goes on here."""
+        self.end = other.end
+        self.add(other)
+
+    def add(self, other: "Stretch") -> None:
+        """Take in another rank's share of the same batches."""
+        self.samples += other.samples
+        self.digest = (self.digest + other.digest) & _MASK
+
+
+def digest_of(indices: Sequence[int], batch: int, rank: int) -> int:
+    """Return a hash of the samples of one batch of one rank, in order."""
+    return xxh3_64_intdigest(array("q", indices).tobytes(), (batch << 20 | rank) & _MASK)
+
+
+class SampleAccount:
+    """What has been trained on, as one part of a run's state; alike on every rank.
+
+    Args:
+        rank: this rank.
+        world: ranks.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+        self._settled: list[Stretch] = []
+        #: epoch and batch of those that were left out because their loss was not finite
+        self.left_out: list[tuple[int, int]] = []
+        self._open: list[Stretch] = []
+
+    def enter(self, epoch: int, batch: int, indices: Sequence[int] | None, samples: int) -> None:
+        """Enter a batch of this rank that reaches the training step.
+
+        Args:
+            epoch: the epoch, from 0.
+            batch: its place in the epoch.
+            indices: of its samples in the data set, in order; None if they have none.
+            samples: how many there are.
+        """
+        open_ = self._open
+        if not open_ or open_[-1].end != batch or open_[-1].epoch != epoch:
+            open_.append(Stretch(epoch, batch, batch, self._world, indexed=indices is not None))
+        stretch = open_[-1]
+        stretch.end = batch + 1
+        stretch.samples += samples
+        if indices is not None:
+            stretch.digest = (stretch.digest + digest_of(indices, batch, self._rank)) & _MASK
+
+    def leave_out(self, epoch: int, batch: int) -> None:
+        """Note that every rank left this batch out of the weights; it was entered all the same."""
+        self.left_out.append((epoch, batch))
+
+    def settle(self, gather: Callable[[object], list[Any]]) -> None:
+        """Put the ranks' shares together; every rank calls this at the same place."""
+        for shares in zip(*gather(self._open), strict=True):
+            whole = shares[0]
+            for share in shares[1:]:
+                whole.add(share)
+            if self._settled and self._settled[-1].joins(whole):
+                self._settled[-1].join(whole)
+            else:
+                self._settled.append(whole)
+        self._open = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was settled last."""
+        return {"stretches": [astuple(one) for one in self._settled], "left_out": list(self.left_out)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back; what was entered since is struck out."""
+        self._settled = [Stretch(*one) for one in state_dict["stretches"]]
+        self.left_out, self._open = list(state_dict["left_out"]), []
