@@ -9,7 +9,8 @@
         metrics/                          the rows of snapshots that were pruned
         best/  last/                      weights only
 
-`store` holds bytes, `checksums` guards them, `codec` turns state into JSON and tensors, `lease` says who
-may write, `writer` takes a snapshot, `history` knows which ones count, `reader` reads one, `weights` keeps
-the best and the last weights.
+`store` holds bytes, `checksums` guards them, `codec` and `tensors` turn state into JSON and tensors, `lease` says who
+may write. `staging` copies state into the `arena`, `writer` has a thread write it behind training, `committer` sees to
+it that all ranks' files are there, `policy` knows when the next one is due. `history` knows which ones count, `reader`
+reads one, `segments` keeps the rows of those that were removed, `weights` the best and the last weights.
 """

@@ -9,8 +9,9 @@ import base64
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from midstride.engine.snapshots.arrays import array_of, describe_dtype, dtype_of
 from midstride.engine.snapshots.differences import differences
 from midstride.engine.snapshots.tensors import Leaf, rebuild, stage
 
-__all__ = ["Encoded", "decode", "differences", "encode"]
+__all__ = ["Encoded", "decode", "differences", "encode", "walk"]
 
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})
@@ -44,17 +45,23 @@ class Encoded:
     tensors: dict[str, Tensor]
 
 
-def encode(tree: object) -> Encoded:
-    """Return a copy of `tree` that can be written.
+def walk(tree: object) -> tuple[Any, list[Leaf]]:
+    """Return the document of `tree` and the tensors in it, which are not copied yet.
 
     Raises:
-        UnsupportedState: it holds values that cannot be; every one is named by its path.
+        UnsupportedState: it holds values that cannot be written; every one is named by its path.
     """
     encoder = _Encoder()
     document = encoder.value(tree, "")
     if encoder.faults:
         raise UnsupportedState(_wording(encoder.faults))
-    return Encoded(document, stage(encoder.leaves))
+    return document, encoder.leaves
+
+
+def encode(tree: object) -> Encoded:
+    """Return a copy of `tree` that can be written; raises as `walk` does."""
+    document, leaves = walk(tree)
+    return Encoded(document, stage(leaves))
 
 
 def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -93,7 +100,9 @@ class _Encoder:
         self.around.discard(id(value))
         return document
 
-    def items(self, values: Iterable[Any], path: str) -> list[Any]:
+    def items(self, values: Collection[Any], path: str) -> list[Any]:
+        if _PLAIN.issuperset(map(type, values)):  # long ones there are: the state of `random` has 625 numbers
+            return list(values)
         return [self.value(value, _join(path, index)) for index, value in enumerate(values)]
 
     def pairs(self, mapping: Mapping[Any, Any], path: str) -> list[list[Any]]:
@@ -105,8 +114,7 @@ class _Encoder:
         return self.value(key, f"{path} (a key)")
 
     def strided(self, tensor: Tensor, path: str) -> dict[str, Any]:
-        """Return the entry of a strided tensor, to be completed by `stage`."""
-        tensor = tensor.detach()
+        """Return the entry of a strided tensor, to be completed by a layout."""
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
         entry = {_TAG: "tensor", "dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
@@ -131,6 +139,7 @@ def _kind_of(value: object) -> str:
     return f"{name} {getattr(value, '__module__', '?')}.{own}" if own else name
 
 
+@cache
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -147,8 +156,10 @@ def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
     if tensor.grad_fn is not None:
         return encoder.fault(path, "a tensor with a gradient graph; keep its .detach() instead")
     layout = tensor.layout
-    if tensor.is_quantized or tensor.is_meta or layout not in (torch.strided, torch.sparse_coo):
-        return encoder.fault(path, f"a {layout} tensor of {tensor.dtype} on {tensor.device}")
+    kinds = {"quantised": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
+    if any(kinds.values()) or layout not in (torch.strided, torch.sparse_coo):
+        kind = next((kind for kind, found in kinds.items() if found), str(layout).removeprefix("torch."))
+        return encoder.fault(path, f"a {kind} tensor of {tensor.dtype}")
     if layout == torch.sparse_coo:
         entry: dict[str, Any] = {_TAG: "sparse", "shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
         entry["indices"] = encoder.strided(tensor._indices(), _join(path, "indices"))
@@ -164,6 +175,8 @@ def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
 
 def _write_dict(encoder: _Encoder, value: dict[Any, Any], path: str) -> Any:
     if _TAG not in value and all(type(key) is str for key in value):
+        if _PLAIN.issuperset(map(type, value.values())):
+            return dict(value)
         return {key: encoder.value(item, _join(path, key)) for key, item in value.items()}
     return {_TAG: "dict", "pairs": encoder.pairs(value, path)}
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["differences"]
+__all__ = ["differences", "differing"]
 
 
 def differences(a: object, b: object) -> list[str]:
@@ -22,7 +22,12 @@ def differences(a: object, b: object) -> list[str]:
     >>> differences({"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1, "betas": (0.9, 0.95)})
     ['betas/1 (0.99, now 0.95)']
     """
-    return [f"{path or 'the whole'} ({left}, now {right})" for path, left, right in _walk(a, b, "")]
+    return [f"{path or 'the whole'} ({left}, now {right})" for path, left, right in differing(a, b)]
+
+
+def differing(a: object, b: object) -> list[tuple[str, str, str]]:
+    """Return the same as triples: path, what `a` has there, what `b` has."""
+    return list(_walk(a, b, ""))
 
 
 def _walk(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMiss
 from midstride.engine.snapshots.checksums import check_facts, facts_of, unseal
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import Place, parse_name, snapshot_name
+from midstride.engine.snapshots.segments import Segments
 from midstride.engine.snapshots.store import Store
 
 __all__ = ["FORMAT", "MANIFEST", "ROWS", "SNAPSHOTS", "History", "Place", "Snapshot", "snapshot_name"]
@@ -21,7 +22,6 @@ __all__ = ["FORMAT", "MANIFEST", "ROWS", "SNAPSHOTS", "History", "Place", "Snaps
 FORMAT = 1  #: raised whenever the files of a snapshot change their meaning
 SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
 _ASIDE = "aside.json"
-_PRUNED = "metrics"
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +46,20 @@ class History:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._segments = Segments(store)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots that count, oldest first; only their manifests are read."""
         return list(self._committed(Lineage.of(self._store)))
+
+    def opened(self, name: str) -> Snapshot | None:
+        """Return the snapshot called `name`, by its manifest; None if it was never committed.
+
+        Raises:
+            SnapshotDamaged: its manifest is not what was written, or is of another snapshot.
+            SnapshotError: another version wrote it.
+        """
+        return self._open(name, Lineage.of(self._store))
 
     def newest_good(self) -> Snapshot | None:
         """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning."""
@@ -105,7 +115,7 @@ class History:
         """
         lineage = Lineage.of(self._store)
         end = max((snapshot.name for snapshot in self._committed(lineage)), default="")
-        segments = dict(self._pruned_rows(lineage))
+        segments = {name: rows for name, rows in self._segments.read().items() if lineage.holds(name)}
         for name in self._names(lineage):
             if name > end:
                 break
@@ -126,8 +136,7 @@ class History:
         committed = self.snapshots()
         old = [snapshot for snapshot in committed[: max(0, len(committed) - keep)] if snapshot.name not in also]
         for snapshot in old:
-            digest = snapshot.manifest["files"][ROWS]["xxh3_128"]
-            self._store.write(f"{_PRUNED}/{snapshot.name}.{digest}.csv", self._rows_of(snapshot).encode())
+            self._segments.add(snapshot.name, self._rows_of(snapshot))
             # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
             self._store.remove(f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}")
             self._store.remove(f"{SNAPSHOTS}/{snapshot.name}")
@@ -183,18 +192,9 @@ class History:
         check_facts(where, snapshot.manifest["files"][ROWS], facts_of([data]))
         return data.decode()
 
-    def _pruned_rows(self, lineage: Lineage) -> Iterator[tuple[str, str]]:
-        for file in self._store.list(_PRUNED):
-            name, _, digest = file.removesuffix(".csv").rpartition(".")
-            if lineage.holds(name):
-                data = self._store.read(f"{_PRUNED}/{file}")
-                where = f"{self._store.url}/{_PRUNED}/{file}"
-                check_facts(where, {"bytes": len(data), "xxh3_128": digest}, facts_of([data]))
-                yield name, data.decode()
-
     def _sweep(self, last: Snapshot) -> None:
         """Remove uncommitted folders that sort before `last`: what a kill or an older generation left."""
-        for name in self._store.list(SNAPSHOTS):
+        for name in sorted({*self._store.list(SNAPSHOTS), *self._store.unfinished(SNAPSHOTS)}):
             parsed = parse_name(name)
             if parsed is None or name >= last.name or parsed[1] > last.generation or self._is_aside(name):
                 continue

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.errors import SnapshotDamaged, Superseded
 from midstride.engine.snapshots.checksums import seal, unseal
 from midstride.engine.snapshots.store import Store
 
-__all__ = ["Lease", "acquire", "leases", "newest", "read_lease", "superseded_by"]
+__all__ = ["Lease", "acquire", "ensure_newest", "leases", "newest", "read_lease", "superseded_by"]
 
 _FOLDER = "lease"
 
@@ -70,6 +70,19 @@ def superseded_by(store: Store, lease: Lease) -> Lease | None:
     """Return the lease that took over from `lease`; None while it is the newest."""
     numbers = _generations(store)
     return read_lease(store, numbers[-1]) if numbers and numbers[-1] > lease.generation else None
+
+
+def ensure_newest(store: Store, lease: Lease) -> None:
+    """Look whether `lease` still counts; a world asks before it replaces anything that others read.
+
+    Raises:
+        Superseded: a newer generation advances the run.
+    """
+    if newer := superseded_by(store, lease):
+        raise Superseded(
+            f"generation {newer.generation} advances {store.url} now, this world is generation {lease.generation}: "
+            "it stops"
+        )
 
 
 def read_lease(store: Store, generation: int) -> Lease:

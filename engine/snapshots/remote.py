@@ -1,28 +1,30 @@
-"""Any fsspec URL as a store; exclusive creation only where it is known to be exclusive."""
+"""Any fsspec URL as a store. Whether it creates exclusively nobody knows: it takes `lease: none` to use one."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from midstride.engine.errors import StoreUnsafe
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.patience import Patience
+from midstride.engine.snapshots.store import ONE_WORLD, Store, Terms
 
 __all__ = ["RemoteStore"]
 
+T = TypeVar("T")
+
 _CHUNK_BYTES = 8 * 2**20
-#: whose conditional put was tried; the generic mode="create" of fsspec looks first and writes then
-_EXCLUSIVE = ("s3", "s3a")
-#: what a server answers to the losers of a conditional put
-_LOST = ("PreconditionFailed", "ConditionalRequestConflict")
+_PROBE_PATIENCE_S = 3.0
 
 
 class RemoteStore(Store):
-    """A prefix in an object store. Credentials and endpoint come from the environment or fsspec's configuration."""
+    """A folder that fsspec reaches. Credentials come from the environment or from fsspec's configuration."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, terms: Terms | None = None) -> None:
         import fsspec
 
-        super().__init__(url.rstrip("/"))
+        super().__init__(url.rstrip("/"), terms)
         self._scheme = url.partition("://")[0]
+        self._patience = Patience(self.terms.patience_s)
         try:
             fsspec.get_filesystem_class(self._scheme)
         except (ImportError, ValueError) as error:
@@ -38,38 +40,44 @@ class RemoteStore(Store):
     def _full(self, path: str) -> str:
         return f"{self.url}/{path}" if path else self.url
 
+    def _ask(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns, waiting for a store that does not answer."""
+        return self._patience.ask(act, self.url, self.is_passing)
+
     def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
-        self._files.pipe_file(self._full(path), bytes(data))
+        self._ask(lambda: self._put(self._full(path), data))
+
+    def _put(self, full: str, data: bytes | memoryview) -> None:
+        files = self._files
+        files.makedirs(full.rpartition("/")[0], exist_ok=True)
+        files.pipe_file(full, bytes(data))
 
     def create(self, path: str, data: bytes) -> bool:  # noqa: D102
-        if self._scheme not in _EXCLUSIVE:
+        if self.terms.lease != "none":
             raise StoreUnsafe(
                 f"{self._scheme}:// cannot promise that of many worlds only one creates a file, "
-                "so two could advance one run. "
-                "Choose a local folder or s3:// with snapshots.url."
+                f"so two could advance one run. {ONE_WORLD}"
             )
-        try:
-            self._files.pipe_file(self._full(path), data, mode="create")
-        except FileExistsError:
+        if self.exists(path):
             return False
-        except OSError as error:
-            if not any(word in f"{error} {error.__cause__}" for word in _LOST):
-                raise
-            return False
+        self.write(path, data)
         return True
 
     def read(self, path: str) -> bytes:  # noqa: D102
-        return bytes(self._files.cat_file(self._full(path)))
+        return self._ask(lambda: bytes(self._files.cat_file(self._full(path))))
 
     def stream(self, path: str) -> Iterator[bytes]:  # noqa: D102
-        with self._files.open(self._full(path), "rb", block_size=_CHUNK_BYTES) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
+        size = self.size(path)
+        for start in range(0, size, _CHUNK_BYTES):
+            yield self._range(path, start, min(size, start + _CHUNK_BYTES))
+
+    def _range(self, path: str, start: int, end: int) -> bytes:
+        return self._ask(lambda: bytes(self._files.cat_file(self._full(path), start=start, end=end)))
 
     def list(self, path: str = "") -> list[str]:  # noqa: D102
         full = self._full(path)
         try:
-            found = self._files.ls(full, detail=False)
+            found = self._ask(lambda: self._files.ls(full, detail=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
         # Some stores list the folder itself as an empty object, and in an order of their own.
@@ -77,14 +85,25 @@ class RemoteStore(Store):
         names = {entry.strip("/").rsplit("/", 1)[-1] for entry in found if entry.strip("/") != own}
         return sorted(name for name in names if not name.startswith("."))
 
+    def find(self) -> dict[str, int]:  # noqa: D102
+        own = self._files._strip_protocol(self.url).rstrip("/")
+        found = self._ask(lambda: self._files.find(self.url, detail=True))
+        return {path.removeprefix(own).lstrip("/"): int(facts["size"] or 0) for path, facts in found.items()}
+
     def size(self, path: str) -> int:  # noqa: D102
-        info = self._files.info(self._full(path))
+        info = self._ask(lambda: self._files.info(self._full(path)))
         if info["type"] != "file":
             raise FileNotFoundError(f"{self._full(path)} is a folder, not a file")
         return int(info["size"])
 
     def remove(self, path: str) -> None:  # noqa: D102
         try:
-            self._files.rm(self._full(path), recursive=True)
+            self._ask(lambda: self._files.rm(self._full(path), recursive=True))
         except FileNotFoundError:
             return
+
+    def ensure_writable(self) -> None:  # noqa: D102
+        if self.terms.patience_s > _PROBE_PATIENCE_S:  # nothing runs yet that would be worth a longer wait
+            type(self)(self.url, replace(self.terms, patience_s=_PROBE_PATIENCE_S)).ensure_writable()
+        else:
+            super().ensure_writable()

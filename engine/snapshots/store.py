@@ -1,17 +1,47 @@
 """Stores: where the files of a run live. Needs no torch.
 
 Two promises matter: a written file is whole and durable or not there, and `create` has one winner. Local
-folders keep both with rename, link and fsync (`local.py`), S3 with its conditional put (`remote.py`).
+folders keep both with rename, link and fsync (`local.py`), S3 with its conditional put (`s3.py`); of any other
+fsspec URL (`remote.py`) only the first is believed.
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
 from uuid import uuid4
 
-from midstride.engine.errors import SnapshotError, StoreUnsafe
+from midstride.engine.errors import StoreSilent, StoreUnsafe
+from midstride.engine.snapshots.patience import is_passing
 
-__all__ = ["Store"]
+__all__ = ["ONE_WORLD", "PASSWORD", "Store", "Terms", "holds_password"]
+
+
+#: the ways out, in words
+ONE_WORLD = (
+    "Choose a local folder or s3:// with snapshots.url; or say snapshots.lease: none, "
+    "if you see to it yourself that only one world has the run."
+)
+PASSWORD = (
+    "the URL holds a password, which would stand in run.json, in logs and in the UI. Take it out of the URL, "
+    'and give it by the environment: FSSPEC_SFTP_PASSWORD for sftp://, as fsspec calls it in "Configuration".'
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is asked of a store.
+
+    Args:
+        lease: "exclusive": of many worlds one wins; "none": whoever says so promises that there is only one.
+        patience_s: seconds a store that does not answer is waited for, at each operation.
+    """
+
+    lease: Literal["exclusive", "none"] = "exclusive"
+    patience_s: float = 10.0
 
 
 class Store(ABC):
@@ -19,20 +49,22 @@ class Store(ABC):
 
     Args:
         url: where it is, absolute, without a slash at the end.
+        terms: what is asked of it.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, terms: Terms | None = None) -> None:
         self.url = url
+        self.terms = terms or Terms()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
     @staticmethod
-    def open(url: str | os.PathLike[str]) -> "Store":
+    def open(url: str | os.PathLike[str], terms: Terms | None = None) -> "Store":
         """Return the store at `url`: a path, file://, s3://, or any other fsspec URL.
 
         Raises:
-            StoreUnsafe: nothing installed here can reach such a URL.
+            StoreUnsafe: nothing installed here can reach such a URL, or it holds a password.
         """
         from midstride.engine.snapshots.local import LocalStore
         from midstride.engine.snapshots.remote import RemoteStore
@@ -40,12 +72,20 @@ class Store(ABC):
         text = os.fspath(url)
         scheme, mark, rest = text.partition("://")
         if not mark:
-            return LocalStore(text)
-        return LocalStore(rest) if scheme in ("file", "local") else RemoteStore(text)
+            return LocalStore(text, terms)
+        if holds_password(text):
+            raise StoreUnsafe(PASSWORD)
+        if scheme in ("file", "local"):
+            return LocalStore(rest, terms)
+        if scheme in ("s3", "s3a"):
+            from midstride.engine.snapshots.s3 import S3Store
+
+            return S3Store(text, terms)
+        return RemoteStore(text, terms)
 
     def at(self, path: str) -> "Store":
         """Return the store of the folder `path` inside this one."""
-        return type(self)(f"{self.url}/{path}")
+        return type(self)(f"{self.url}/{path}", self.terms)
 
     @abstractmethod
     def write(self, path: str, data: bytes | memoryview) -> None:
@@ -56,7 +96,7 @@ class Store(ABC):
         """Put a whole file unless one is there; False if it was. Of many callers exactly one gets True.
 
         Raises:
-            StoreUnsafe: the store cannot promise that.
+            StoreUnsafe: the store cannot promise that, and its terms ask for it.
         """
 
     @abstractmethod
@@ -69,7 +109,14 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, path: str = "") -> list[str]:
-        """Return the names directly below the folder `path`, sorted; none if it is not there."""
+        """Return the names directly below the folder `path`, sorted; none if it is not there.
+
+        A folder whose last file was removed may be among them: an object store has no folders, only names.
+        """
+
+    @abstractmethod
+    def find(self) -> dict[str, int]:
+        """Return the bytes of every file here, however deep, by path."""
 
     @abstractmethod
     def size(self, path: str) -> int:
@@ -77,7 +124,14 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with all that is in it; no error if it is gone already."""
+        """Remove a file or a folder with all that is in it, unfinished writes too; no error if it is gone already."""
+
+    def unfinished(self, path: str) -> Sequence[str]:
+        """Return the names directly below the folder `path` in which a write was begun and not ended, sorted.
+
+        They are in no `list`; `remove` removes them.
+        """
+        return []
 
     def exists(self, path: str) -> bool:
         """Whether there is a file at `path`."""
@@ -88,24 +142,53 @@ class Store(ABC):
         return True
 
     def ensure_writable(self) -> None:
-        """Prove that files can be put here, and created exclusively.
+        """Prove that files can be put here, and created exclusively; within seconds.
 
         Raises:
             StoreUnsafe: they cannot; the message says why and what to do.
-            SnapshotError: the store does not answer; a retry may help.
+            StoreSilent: the store does not answer; a retry may help.
         """
         probe = f".probe-{uuid4().hex}"
-        try:
+        with self.in_words("written"):
+            self.list()
             first, second = self.create(probe, b"probe"), self.create(probe, b"probe")
             self.remove(probe)
-        except (ConnectionError, TimeoutError) as error:
-            raise SnapshotError(f"{self.url} does not answer: {error}") from error
-        except OSError as error:
-            raise StoreUnsafe(
-                f"{self.url} cannot be written: {error}. Allow it, or choose another place with snapshots.url."
-            ) from error
         if (first, second) != (True, False):
             raise StoreUnsafe(
-                f"{self.url} let the same file be created twice, so two worlds could advance one run. "
-                "Choose a local folder or S3 with snapshots.url."
+                f"{self.url} let the same file be created twice, so two worlds could advance one run. {ONE_WORLD}"
             )
+
+    @contextmanager
+    def in_words(self, done: str) -> Iterator[None]:
+        """Turn what the store says in the block into errors that a person can use.
+
+        Args:
+            done: what is done with it there: "read" or "written".
+
+        Raises:
+            StoreUnsafe: it refuses; the message says what to do.
+            StoreSilent: it does not answer; a retry may help.
+        """
+        try:
+            yield
+        except OSError as error:
+            if self.is_passing(error):
+                raise StoreSilent(f"{self.url} does not answer: {error}") from error
+            elsewhere = ", or choose another place with snapshots.url." if done == "written" else "."
+            raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
+
+    def is_passing(self, error: BaseException) -> bool:
+        """Whether `error` may be otherwise later."""
+        return is_passing(error)
+
+    def _way_out(self, error: OSError) -> str:
+        """What to do about `error`, which kept this store from being written."""
+        return "Allow it"
+
+
+def holds_password(url: str) -> bool:
+    """Whether somebody's secret would be written down with `url`."""
+    try:
+        return urlsplit(url).password is not None
+    except ValueError:
+        return False

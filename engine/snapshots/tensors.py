@@ -6,23 +6,24 @@ buffer, expanded tensors) are written once: as one tensor if they are all the sa
 bytes they lie in, from which they are cut out again.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Leaf", "rebuild", "stage"]
+__all__ = ["Layout", "Leaf", "Region", "copy_tensors", "rebuild", "stage"]
 
 _ALIGN_BYTES = 16  # no element is larger
-#: what a safetensors file can name; anything else goes as bytes
-_NAMED = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.complex64),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16),
-    }
-)
+
+
+#: under which name a safetensors file holds a type of elements; any other goes as bytes
+_NAMES = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL"},
+    **{torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.complex64: "C64"},
+}
 
 
 @dataclass(slots=True)
@@ -31,48 +32,132 @@ class Leaf:
 
     Args:
         path: where it was found.
-        tensor: detached.
-        entry: what stands for it in the document, filled in by `stage`.
+        tensor: itself; it may require gradients.
+        entry: what stands for it in the document; `Layout.complete` adds where its bytes are.
     """
 
     path: str
     tensor: Tensor
     entry: dict[str, Any]
-    start: int = field(init=False)  # first address of its memory
-    end: int = field(init=False)  # first address behind it
-    is_plain: bool = field(init=False)  # whether its strides are those of a fresh tensor
 
-    def __post_init__(self) -> None:
-        tensor, shape, strides = self.tensor, self.tensor.shape, self.tensor.stride()
-        self.start = self.end = tensor.data_ptr()
-        self.is_plain = strides == _plain_strides(shape)
-        if self.is_plain:
-            self.end += tensor.nbytes
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What it is called and how it is laid out, wherever its memory is."""
+        tensor = self.tensor
+        return self.path, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+class Region:
+    """Bytes that go to a file as one tensor: a leaf, or the stretch of memory that several leaves share.
+
+    Args:
+        name: in the file.
+        members: the leaves, by number.
+        spans: those same leaves.
+    """
+
+    def __init__(self, name: str, members: Sequence[int], spans: "Sequence[_Span]") -> None:
+        first = spans[0]
+        self.name, self.members = name, list(members)
+        self.is_stretch = not (first.is_dense and all(first.is_same_view(span) for span in spans[1:]))
+        self.offsets: list[int] = []  # where the members start in a stretch, in their elements
+        if self.is_stretch:
+            start = min(span.start for span in spans) // _ALIGN_BYTES * _ALIGN_BYTES
+            self.nbytes = -(-(max(span.end for span in spans) - start) // _ALIGN_BYTES) * _ALIGN_BYTES
+            self.align, self.kind, self.shape = _ALIGN_BYTES, "U8", [self.nbytes]
+            self.offsets = [(span.start - start) // span.itemsize for span in spans]
         else:
-            self.entry["strides"] = list(strides)
-            last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            self.end += (last + 1) * tensor.element_size() if tensor.numel() else 0
+            self.nbytes, self.align = first.nbytes, first.itemsize
+            self.kind = _NAMES.get(first.dtype, "U8")
+            self.shape = list(first.shape) if first.dtype in _NAMES else [self.nbytes]
 
-    def is_same_view(self, other: "Leaf") -> bool:
-        """Whether both see the same memory in the same way."""
-        mine, its = self.tensor, other.tensor
-        same_layout = mine.shape == its.shape and mine.stride() == its.stride()
-        return self.start == other.start and mine.dtype == its.dtype and same_layout
+    def views(self, memory: Tensor, leaves: Sequence[Leaf]) -> list[Tensor]:
+        """Return where in `memory` (uint8, as long as this region) `sources` go."""
+        if not self.is_stretch:
+            first = leaves[self.members[0]].tensor
+            return [memory.view(first.dtype).view(first.shape)]
+        views = []
+        for number, offset in zip(self.members, self.offsets, strict=True):
+            tensor = leaves[number].tensor
+            typed = memory.view(tensor.dtype)
+            views.append(typed.as_strided(tensor.shape, tensor.stride(), typed.storage_offset() + offset))
+        return [_once(view) for view in views]
+
+    def sources(self, leaves: Sequence[Leaf]) -> list[Tensor]:
+        """Return what is copied: of leaves that see the same in the same way, one."""
+        if not self.is_stretch:
+            return [leaves[self.members[0]].tensor]
+        return [_once(leaves[number].tensor) for number in self.members]
 
 
-def stage(leaves: list[Leaf]) -> dict[str, Tensor]:
-    """Copy all `leaves` to the CPU, name the copies after their paths, and complete their entries."""
-    staged: dict[str, Tensor] = {}
-    for members in _overlapping(leaves):
-        first = members[0]
-        name = _free_name(first.path, staged)
-        if (first.is_plain or _is_dense(first.tensor)) and all(first.is_same_view(leaf) for leaf in members[1:]):
-            staged[name] = _plain_copy(first.tensor)
-        else:
-            staged[name] = _stretch_copy(members)
-        for leaf in members:
-            leaf.entry["name"] = name
+class Layout:
+    """How the tensors of a tree become tensors of a file; the same from one snapshot to the next while they are."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self._forms = [leaf.form for leaf in leaves]
+        self._starts = [leaf.tensor.data_ptr() for leaf in leaves]
+        spans = [_Span(leaf.tensor) for leaf in leaves]
+        self._lengths = [span.end - span.start for span in spans]
+        self._notes: list[dict[str, Any]] = [{} for _ in leaves]
+        self._region_of = [0] * len(leaves)
+        self.regions: list[Region] = []
+        taken: set[str] = set()
+        for members in _overlapping(spans):
+            name = _free_name(leaves[members[0]].path, taken)
+            taken.add(name)
+            region = Region(name, members, [spans[number] for number in members])
+            self.regions.append(region)
+            for number in members:
+                self._notes[number] = _note(region, number, spans[number])
+                self._region_of[number] = len(self.regions) - 1
+
+    def fits(self, leaves: Sequence[Leaf]) -> bool:
+        """Whether `leaves` are of the same forms as those this was made of, and share memory in the same way."""
+        if self._forms != [leaf.form for leaf in leaves]:
+            return False
+        starts = [leaf.tensor.data_ptr() for leaf in leaves]
+        return starts == self._starts or (self._shares_alike(starts) and not self._overlaps_anew(starts))
+
+    def _shares_alike(self, starts: Sequence[int]) -> bool:
+        """Whether the leaves that share memory with others stayed where they were."""
+        shared = (number for region in self.regions if len(region.members) > 1 for number in region.members)
+        return all(starts[number] == self._starts[number] for number in shared)
+
+    def _overlaps_anew(self, starts: Sequence[int]) -> bool:
+        """Whether leaves of different regions share memory: new tensors may lie where others did."""
+        end, region = 0, -1
+        for number in sorted((n for n, length in enumerate(self._lengths) if length), key=starts.__getitem__):
+            if starts[number] < end and self._region_of[number] != region:
+                return True
+            end, region = max(end, starts[number] + self._lengths[number]), self._region_of[number]
+        return False
+
+    def complete(self, leaves: Sequence[Leaf]) -> None:
+        """Write into the entries where the bytes of each leaf are."""
+        for leaf, note in zip(leaves, self._notes, strict=True):
+            leaf.entry.update(note)
+
+
+def stage(leaves: Sequence[Leaf]) -> dict[str, Tensor]:
+    """Copy all `leaves` to fresh memory on the CPU, by the names that their entries then say."""
+    layout = Layout(leaves)
+    layout.complete(leaves)
+    staged = {}
+    for region in layout.regions:
+        memory = torch.zeros(region.nbytes, dtype=torch.uint8)
+        copy_tensors(region.views(memory, leaves), region.sources(leaves))
+        kind = next((dtype for dtype, name in _NAMES.items() if name == region.kind))
+        staged[region.name] = memory.view(kind).view(region.shape)
     return staged
+
+
+@torch.no_grad()
+def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each of `sources` to one of `targets`, on the CPU; when this returns the sources may change."""
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+    for device in {source.device for source in sources if source.is_cuda}:
+        torch.cuda.synchronize(device)
 
 
 def rebuild(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> Tensor:
@@ -97,26 +182,51 @@ def rebuild(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], memory: dic
     return memory[name].detach()
 
 
-def _overlapping(leaves: list[Leaf]) -> list[list[Leaf]]:
-    """Return groups of leaves whose memory overlaps, most of them alone, in the order of their first members."""
-    groups = [[leaf] for leaf in leaves if leaf.start == leaf.end]
+class _Span:
+    """The memory that one tensor sees."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype, self.shape, self.strides = tensor.dtype, tensor.shape, tensor.stride()
+        self.device, self.itemsize, self.nbytes = tensor.device, tensor.element_size(), tensor.nbytes
+        self.start = self.end = tensor.data_ptr()
+        self.is_plain = self.strides == _plain_strides(self.shape)
+        self.is_dense = self.is_plain or _is_dense(tensor)
+        if tensor.numel():
+            self.end += (1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))) * self.itemsize
+
+    def is_same_view(self, other: "_Span") -> bool:
+        """Whether both see the same memory in the same way."""
+        mine, its = (self.start, self.dtype, self.shape, self.strides), (other.start, other.dtype, other.shape)
+        return mine == (*its, other.strides)
+
+
+def _overlapping(spans: Sequence[_Span]) -> list[list[int]]:
+    """Return groups of spans whose memory overlaps, most of them alone, in the order of their first members."""
+    groups = [[number] for number, span in enumerate(spans) if span.start == span.end]
+    full = [number for number, span in enumerate(spans) if span.start != span.end]
     end, device = 0, None
-    full = [leaf for leaf in leaves if leaf.start != leaf.end]
-    for leaf in sorted(full, key=lambda leaf: (str(leaf.tensor.device), leaf.start)):
-        if leaf.tensor.device == device and leaf.start < end:
-            groups[-1].append(leaf)
-            end = max(end, leaf.end)
+    for number in sorted(full, key=lambda number: (str(spans[number].device), spans[number].start)):
+        span = spans[number]
+        if span.device == device and span.start < end:
+            groups[-1].append(number)
+            end = max(end, span.end)
         else:
-            groups.append([leaf])
-            end, device = leaf.end, leaf.tensor.device
-    index = {id(leaf): number for number, leaf in enumerate(leaves)}
-    for group in groups:
-        if len(group) > 1:
-            group.sort(key=lambda leaf: index[id(leaf)])
-    return sorted(groups, key=lambda group: index[id(group[0])])
+            groups.append([number])
+            end, device = span.end, span.device
+    return sorted(sorted(group) for group in groups)
 
 
-def _free_name(path: str, taken: Mapping[str, object]) -> str:
+def _note(region: Region, number: int, span: _Span) -> dict[str, Any]:
+    """Return what the entry of a leaf says of its bytes."""
+    note: dict[str, Any] = {"name": region.name}
+    if region.is_stretch:
+        note["offset"] = region.offsets[region.members.index(number)]
+    if region.is_stretch or not span.is_plain:
+        note["strides"] = list(span.strides)
+    return note
+
+
+def _free_name(path: str, taken: Container[str]) -> str:
     """Return `path`, made unique; safetensors keeps one name for itself and wants valid UTF-8."""
     path = path.encode("utf-8", "backslashreplace").decode()
     name, number = path, 1
@@ -143,26 +253,6 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         step *= size
     return True
-
-
-def _plain_copy(tensor: Tensor) -> Tensor:
-    copy = tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-    return copy if copy.dtype in _NAMED else copy.reshape(-1).view(torch.uint8)
-
-
-def _stretch_copy(members: list[Leaf]) -> Tensor:
-    """Copy the stretch of memory that `members` lie in; gaps between them become zeros."""
-    start = min(leaf.start for leaf in members) // _ALIGN_BYTES * _ALIGN_BYTES
-    length = -(-(max(leaf.end for leaf in members) - start) // _ALIGN_BYTES) * _ALIGN_BYTES
-    stretch = torch.zeros(length, dtype=torch.uint8)
-    for leaf in members:
-        tensor = leaf.tensor
-        offset = (leaf.start - start) // tensor.element_size()
-        leaf.entry["offset"] = offset
-        leaf.entry["strides"] = list(tensor.stride())
-        target = stretch.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), offset)
-        _once(target).copy_(_once(tensor))
-    return stretch
 
 
 def _once(tensor: Tensor) -> Tensor:

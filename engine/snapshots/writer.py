@@ -1,40 +1,63 @@
-"""The writer: every rank writes its part, then rank 0 commits the whole.
+"""The writer: training copies its state and goes on, a thread behind it writes and commits.
 
-Nobody can see a snapshot before its manifest, and the manifest is written only after every rank has said that its
-files are durable. An error of one rank reaches all of them, as the same error.
+Snapshots are committed one after another, in the order in which they were taken. What goes wrong behind training is
+kept until training asks: with `check`, which costs nothing, at every step. A store that is silent for too long does not
+end the training: that snapshot is dropped, on every rank, and what only it had goes into the next.
 """
 
-import json
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Any
 
-from safetensors.torch import save
-
-from midstride.engine.errors import EngineError, SnapshotError, Superseded
-from midstride.engine.snapshots.checksums import FileFacts, facts_of, seal, unseal
-from midstride.engine.snapshots.codec import Encoded, encode
-from midstride.engine.snapshots.history import FORMAT, MANIFEST, ROWS, SNAPSHOTS, History, Snapshot
-from midstride.engine.snapshots.lease import Lease, superseded_by
-from midstride.engine.snapshots.place import Place, part_name, snapshot_name
+from midstride.engine.errors import SnapshotError, StoreSilent
+from midstride.engine.metric_log import join_segments
+from midstride.engine.snapshots.arena import Arena, Buffer
+from midstride.engine.snapshots.committer import Committer, Taken
+from midstride.engine.snapshots.history import Snapshot
+from midstride.engine.snapshots.lease import Lease
+from midstride.engine.snapshots.place import Place
+from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.store import Store
 from midstride.engine.world import World
 
-__all__ = ["Writer", "deal"]
+__all__ = ["Taking", "Writer"]
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What a rank tells the others about its files."""
+@dataclass
+class Taking:
+    """A snapshot on its way.
 
-    files: dict[str, FileFacts]
-    shared: FileFacts  # facts of the list of replicated tensors: every rank must hold the same
-    progress: Any
+    Args:
+        place: where the run stands.
+        future: the snapshot once it is committed, or why it never will be.
+        stall_s: seconds training was held up, those of `wait_s` included.
+        wait_s: seconds it waited for an older snapshot to be written.
+        write_s: seconds the thread took to write and commit it; 0 before.
+    """
+
+    place: Place
+    future: "Future[Snapshot]"
+    stall_s: float = 0.0
+    wait_s: float = 0.0
+    write_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Job:
+    taking: Taking
+    taken: Taken
+    buffer: Buffer
+    committed: "Committed"
+
+
+Committed = Callable[[Taking, Snapshot], object]
 
 
 class Writer:
@@ -44,177 +67,153 @@ class Writer:
         store: of the run.
         lease: of this generation.
         world: this process among the others.
-        gather: returns the values that all ranks gave to it, by rank; a collective.
+        gather: returns the values that all ranks gave to it, by rank. A thread calls it while training goes on, so it
+            is a collective of nobody else's.
         run: name of the run, for the manifest.
         keep: how many snapshots stay.
+        replicated: whether the tensor of a name is the same on every rank, and so is written once.
     """
 
     def __init__(
-        self, store: Store, lease: Lease, world: World, gather: Callable[[object], list[Any]], run: str, keep: int
+        self,
+        store: Store,
+        lease: Lease,
+        world: World,
+        gather: Callable[[object], list[Any]],
+        run: str,
+        keep: int,
+        replicated: Callable[[str], bool] = lambda path: False,
     ) -> None:
-        self._store = store
-        self._lease = lease
-        self._world = world
-        self._gather = gather
-        self._run = run
-        self._keep = keep
+        self._committer = Committer(store, lease, world, gather, run, keep)
+        self._stager = Stager(world, replicated)
+        self._arena = Arena()
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._last: Taking | None = None
         self._newest: Snapshot | None = None
+        self._failure: Exception | None = None
+        self._dropped: dict[str, str] = {}  # since the newest was committed: name -> rows
+        self._thread = threading.Thread(target=self._work, name="midstride-writer", daemon=True)
+        self._thread.start()
 
     def take(
         self,
         place: Place,
         state: object,
-        replicated: Callable[[str], bool],
         rows: str,
         facts: dict[str, Any],
         probe: Callable[[str], object] = lambda phase: None,
-    ) -> Snapshot:
-        """Write a snapshot of all ranks and return it once it is committed; every rank calls this at the same place.
+        committed: Committed = lambda taking, snapshot: None,
+    ) -> Taking:
+        """Copy this rank's state and have it written; every rank calls this at the same place.
 
-        Taken again at the place of the one before, it returns that one.
+        Taken again at the place of the one before, it is that one.
 
         Args:
             place: where the run stands.
-            state: this rank's tree.
-            replicated: whether the tensor of a name is the same on every rank, and so is written once.
+            state: this rank's tree; it may change once this returns.
             rows: of the metric log since the snapshot before; rank 0's count.
             facts: JSON values for the manifest; rank 0's count.
-            probe: called with "snapshot_write" and "before_commit", for injected faults.
+            probe: called with "snapshot_write" and "before_commit", for injected faults; not in this thread.
+            committed: called with what is returned here and the snapshot, as soon as it is committed; not in this
+                thread.
 
         Raises:
             UnsupportedState: the state of some rank cannot be written.
             Superseded: a newer generation advances the run.
-            SnapshotError: some rank could not write.
+            SnapshotError: some rank could not write an older snapshot; not for want of an answer, though.
         """
-        name = snapshot_name(place, self._lease.generation)
-        if self._newest is not None and self._newest.name == name:
-            return self._newest
-        parts = self._together(name, lambda: self._write(name, encode(state), replicated, rows, probe))
-        manifest = self._together(name, lambda: self._commit(name, place, parts, facts, probe))[0]
-        self._newest = Snapshot(name, place, self._lease.generation, manifest)
-        if self._world.is_first:
-            self._prune()
+        self.check()
+        if self._last is not None and self._last.place == place and not self._was_dropped(self._last):
+            return self._last
+        began = time.perf_counter()
+        buffer, wait_s = self._arena.acquire()
+        try:
+            staged: Staged | Exception = self._stager.stage(state, buffer)
+        except Exception as error:
+            staged = error  # the other ranks learn of it where they would have learnt that the files are there
+        self._last = taking = Taking(place, Future(), time.perf_counter() - began, wait_s)
+        self._queue.put(_Job(taking, Taken(place, staged, rows, facts, probe), buffer, committed))
+        if isinstance(staged, Exception):
+            self.flush()
+        return taking
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a snapshot is being written."""
+        return self._last is not None and not self._last.future.done()
+
+    @property
+    def newest(self) -> Snapshot | None:
+        """The newest snapshot that this writer has committed."""
         return self._newest
 
+    @property
+    def failure(self) -> Exception | None:
+        """What went wrong behind training, if anything did."""
+        return self._failure
+
+    def check(self) -> None:
+        """Raise what went wrong behind training, on every rank the same."""
+        if self._failure is not None:
+            raise self._failure
+
     def flush(self) -> None:
-        """Wait until every snapshot taken is committed; at once, as long as `take` waits itself."""
+        """Wait until the last snapshot taken is committed; raises why it was not, or as `check` does."""
+        failure = self._last.future.exception() if self._last is not None else None
+        self.check()
+        if failure is not None:
+            raise failure
 
-    def close(self) -> None:
-        """Flush, and let go of whatever writes in the background."""
-        self.flush()
+    def close(self, grace_s: float | None = None) -> bool:
+        """Let the thread end once it has written what was taken; return whether it did. Never raises what it met.
 
-    def _together(self, name: str, act: Callable[[], T]) -> list[T]:
-        """Return what `act` returns on every rank, or raise on every rank what the first one that failed raised."""
-        mine: T | None = None
-        failure: tuple[type[EngineError], str] | None = None
-        cause: Exception | None = None
-        try:
-            mine = act()
-        except Exception as error:
-            cause = error
-            kind = type(error) if isinstance(error, EngineError) else SnapshotError
-            failure = kind, str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
-        answers = self._gather((mine, failure))
-        for rank, (_, failed) in enumerate(answers):
-            if failed is not None:
-                raise failed[0](f"snapshot {name} was not taken, rank {rank} says: {failed[1]}") from cause
-        return [answer for answer, _ in answers]
+        Args:
+            grace_s: seconds it gets; then it is left behind, and what it has not committed never happened.
+        """
+        self._queue.put(None)
+        self._thread.join(grace_s)
+        if self._thread.is_alive():
+            return False
+        self._committer.close()
+        return True
 
-    def _write(
-        self, name: str, encoded: Encoded, replicated: Callable[[str], bool], rows: str, probe: Callable[[str], object]
-    ) -> _Part:
-        """Write the files of this rank."""
-        shared = {key: tensor.nbytes for key, tensor in sorted(encoded.tensors.items()) if replicated(key)}
-        writers = deal(shared, self._world.size)
-        mine, elsewhere = {}, dict[str, list[str]]()
-        for key, tensor in encoded.tensors.items():
-            rank = writers.get(key, self._world.rank)
-            if rank == self._world.rank:
-                mine[key] = tensor
-            else:
-                elsewhere.setdefault(part_name(rank, self._world.size), []).append(key)
-        document = {"format": FORMAT, "elsewhere": elsewhere, "tree": encoded.document}
-
-        stem = part_name(self._world.rank, self._world.size)
-        files = {f"{stem}.safetensors": self._put(name, f"{stem}.safetensors", save(mine))}
-        probe("snapshot_write")
-        files[f"{stem}.json"] = self._put(name, f"{stem}.json", json.dumps(document, allow_nan=False).encode())
-        if self._world.is_first:
-            files[ROWS] = self._put(name, ROWS, rows.encode())
-        progress = encoded.document.get("progress") if isinstance(encoded.document, dict) else None
-        return _Part(files, facts_of([json.dumps(shared).encode()]), progress)
-
-    def _put(self, name: str, file: str, data: bytes) -> FileFacts:
-        self._store.write(f"{SNAPSHOTS}/{name}/{file}", data)
-        return facts_of([data])
-
-    def _commit(
-        self, name: str, place: Place, parts: list[_Part], facts: dict[str, Any], probe: Callable[[str], object]
-    ) -> dict[str, Any]:
-        """Write the manifest, on rank 0 and only if all files are there and nobody took over."""
-        probe("before_commit")
-        if not self._world.is_first:
-            return {}
-        files = {file: fact for part in parts for file, fact in part.files.items()}
-        self._check(name, parts, files)
-        manifest = {
-            "format": FORMAT,
-            "run": self._run,
-            "run_id": self._lease.run_id,
-            **{"step": place.step, "after": place.after, "generation": self._lease.generation},
-            "world_size": self._world.size,
-            "files": files,
-            "progress": parts[0].progress,
-            "facts": facts,
-            "time": time.time(),
-        }
-        if newer := superseded_by(self._store, self._lease):
-            raise Superseded(
-                f"generation {newer.generation} advances {self._store.url} now, this world is generation "
-                f"{self._lease.generation}: it stops"
-            )
-        data = seal(manifest)
-        self._store.write(f"{SNAPSHOTS}/{name}/{MANIFEST}", data)
-        return unseal(data, name)
-
-    def _check(self, name: str, parts: list[_Part], files: Mapping[str, FileFacts]) -> None:
-        for rank, part in enumerate(parts):
-            if part.shared != parts[0].shared:
-                raise SnapshotError(
-                    f"rank {rank} and rank 0 do not hold the same replicated tensors (their lists differ: "
-                    f"{part.shared['xxh3_128']} and {parts[0].shared['xxh3_128']}), so they cannot be written once"
-                )
-        for file, fact in files.items():
-            path = f"{SNAPSHOTS}/{name}/{file}"
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            began = time.perf_counter()
+            snapshot: Snapshot | None = None
+            failure: Exception | None = None
             try:
-                found = self._store.size(path)
-            except FileNotFoundError:
-                found = -1
-            if found != fact["bytes"]:
-                seen = f"{found} bytes" if found >= 0 else "no such file"
-                raise SnapshotError(
-                    f"{self._store.url}/{path} was written with {fact['bytes']} bytes, rank 0 sees {seen}: "
-                    "all ranks must share one store"
-                )
+                if self._failure is not None:
+                    raise SnapshotError(f"an older snapshot was not taken: {self._failure}") from self._failure
+                self._newest = snapshot = self._committer.commit(self._with_dropped(job.taken))
+                self._dropped.clear()
+                job.taking.write_s = time.perf_counter() - began
+                job.committed(job.taking, snapshot)
+                self._committer.prune()
+            except StoreSilent as error:
+                failure = error
+                self._drop(job.taken, error)
+            except Exception as error:
+                failure = error
+                self._failure = self._failure or error
+            self._arena.release(job.buffer)  # before anybody hears of it: the next copy needs no other buffer
+            if snapshot is None:
+                job.taking.future.set_exception(failure)
+            else:
+                job.taking.future.set_result(snapshot)
 
-    def _prune(self) -> None:
-        """Remove old snapshots; what cannot be removed now is tried again after the next one."""
-        try:
-            History(self._store).prune(self._keep)
-        except (OSError, SnapshotError) as error:
-            log.warning("old snapshots of %s could not be removed: %s", self._store.url, error)
+    @staticmethod
+    def _was_dropped(taking: Taking) -> bool:
+        return taking.future.done() and isinstance(taking.future.exception(), StoreSilent)
 
+    def _drop(self, taken: Taken, error: StoreSilent) -> None:
+        self._dropped[self._committer.name_of(taken)] = taken.rows
+        since = f"snapshot {self._newest.name}" if self._newest else "this life began"
+        log.warning("%s. It is dropped and training goes on; a failure now costs what was done since %s", error, since)
 
-def deal(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return which rank writes which replicated tensor: the largest first, each to whoever has least to write.
-
-    >>> deal({"a": 3, "b": 2, "c": 2}, 2)
-    {'a': 0, 'b': 1, 'c': 1}
-    """
-    load = [0] * ranks
-    dealt = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        rank = load.index(min(load))
-        load[rank] += sizes[name]
-        dealt[name] = rank
-    return dealt
+    def _with_dropped(self, taken: Taken) -> Taken:
+        """Return `taken` with the rows of the metric log that only dropped snapshots had."""
+        if not self._dropped:
+            return taken
+        rows = join_segments([*self._dropped.values(), taken.rows])
+        return replace(taken, rows=rows, dropped=[*self._dropped])

@@ -1,0 +1,103 @@
+"""The arena: host memory that snapshots are copied into, used again and again.
+
+Copying to fresh memory costs several times as much as copying to memory that was touched before: every page is a
+fault. So a buffer is touched once, kept, and handed out again only after what lies in it was written.
+"""
+
+import contextlib
+import logging
+import mmap
+import time
+import weakref
+from threading import Condition
+
+import torch
+from torch import Tensor
+
+__all__ = ["Arena", "Buffer"]
+
+log = logging.getLogger(__name__)
+
+#: how many snapshots may be on their way: one being written, one being copied
+BUFFERS = 2
+#: a wait of so many seconds is worth a warning
+LONG_WAIT_S = 1.0
+
+
+class Buffer:
+    """Memory of one snapshot: aligned to pages, touched, not inherited by forked workers, pinned for a GPU."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, size: int) -> Tensor:
+        """Return the memory (uint8, `size` bytes); what was in it is lost, and if it is too small it is made anew."""
+        if size > self._memory.numel():
+            self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes first: both may not fit
+            self._memory = _touched(size)
+        return self._memory[:size]
+
+    def __len__(self) -> int:
+        return self._memory.numel()
+
+
+class Arena:
+    """Two buffers, each in the hands of one snapshot at a time.
+
+    The second is made only once a snapshot comes while the one before is still being written.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Buffer] = [Buffer()]
+        self._made = 1
+        self._changed = Condition()
+
+    def acquire(self) -> tuple[Buffer, float]:
+        """Return a buffer that is nobody's, and the seconds it was waited for."""
+        with self._changed:
+            if self._free:
+                return self._free.pop(), 0.0
+            if self._made < BUFFERS:
+                self._made += 1
+                return Buffer(), 0.0
+            began = time.monotonic()
+            while not self._changed.wait_for(lambda: self._free, timeout=60.0):
+                waited_s = time.monotonic() - began
+                log.warning("training has waited %.0f s for the snapshot before to be written", waited_s)
+            buffer = self._free.pop()
+        waited_s = time.monotonic() - began
+        if waited_s > LONG_WAIT_S:
+            log.warning(
+                "training waited %.1f s for a snapshot to be written: they are taken faster than the store takes them. "
+                "Take them less often (snapshots.every_steps, every_seconds or overhead).",
+                waited_s,
+            )
+        return buffer, waited_s
+
+    def release(self, buffer: Buffer) -> None:
+        """Take a buffer back: what was in it is written, or never will be."""
+        with self._changed:
+            self._free.append(buffer)
+            self._changed.notify()
+
+
+def _touched(size: int) -> Tensor:
+    # Whole pages: what is written past the page cache must start at one.
+    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A forked worker would share these pages until the next copy into them, and make each one a fault again.
+    for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
+        if hasattr(mmap, advice):
+            with contextlib.suppress(OSError):  # a kernel without it
+                pages.madvise(getattr(mmap, advice))
+    memory = torch.frombuffer(pages, dtype=torch.uint8).zero_()
+    if torch.cuda.is_available():
+        _pin(memory)
+    return memory
+
+
+def _pin(memory: Tensor) -> None:
+    """Let the GPU copy into `memory` by itself; where the driver refuses, copies are merely slower."""
+    runtime = torch.cuda.cudart()
+    if int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
+        weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())

@@ -1,0 +1,229 @@
+"""The committer: every rank writes its part, then rank 0 commits the whole.
+
+Nobody can see a snapshot before its manifest, and the manifest is written only after every rank has said that its
+files are durable. An error of one rank reaches all of them, as the same error.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, Superseded, WorldError
+from midstride.engine.snapshots.checksums import FileFacts, facts_of, seal, unseal
+from midstride.engine.snapshots.history import FORMAT, MANIFEST, ROWS, SNAPSHOTS, History, Snapshot
+from midstride.engine.snapshots.lease import Lease, ensure_newest
+from midstride.engine.snapshots.place import Place, part_name, snapshot_name
+from midstride.engine.snapshots.staging import Staged
+from midstride.engine.snapshots.store import Store
+from midstride.engine.world import World
+
+__all__ = ["Committer", "Taken"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: what is shorter is hashed before it is written, what is longer meanwhile
+_LONG_BYTES = 2**20
+_CHUNK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A snapshot as one rank has taken it, not yet written.
+
+    Args:
+        place: where the run stands.
+        staged: this rank's part, or why there is none.
+        rows: of the metric log since the snapshot before; rank 0's count.
+        facts: JSON values for the manifest; rank 0's count.
+        probe: called with "snapshot_write" and "before_commit", for injected faults.
+        dropped: snapshots whose rows are among these, and which must never be read beside this one.
+    """
+
+    place: Place
+    staged: Staged | Exception
+    rows: str
+    facts: dict[str, Any]
+    probe: Callable[[str], object]
+    dropped: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a rank tells the others about its files."""
+
+    files: dict[str, FileFacts]
+    shared: FileFacts  # facts of the list of replicated tensors: every rank must hold the same
+    progress: Any
+
+
+class Committer:
+    """Writes the snapshots of one generation.
+
+    Args:
+        store: of the run.
+        lease: of this generation.
+        world: this process among the others.
+        gather: returns the values that all ranks gave to it, by rank; a collective.
+        run: name of the run, for the manifest.
+        keep: how many snapshots stay.
+    """
+
+    def __init__(
+        self, store: Store, lease: Lease, world: World, gather: Callable[[object], list[Any]], run: str, keep: int
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._world = world
+        self._gather = gather
+        self._run = run
+        self._keep = keep
+        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="midstride-checksum")
+
+    def commit(self, taken: Taken) -> Snapshot:
+        """Write `taken` and return it once it is committed; every rank calls this in the same order.
+
+        Raises:
+            UnsupportedState: the state of some rank cannot be written.
+            Superseded: a newer generation advances the run.
+            StoreSilent: the store did not answer some rank for as long as it was waited for.
+            SnapshotError: some rank could not write.
+        """
+        name = self.name_of(taken)
+        parts = self._together(name, lambda: self._write(name, taken))
+        manifest = self._together(name, lambda: self._commit(name, taken, parts))[0]
+        return Snapshot(name, taken.place, self._lease.generation, manifest)
+
+    def prune(self) -> None:
+        """Remove old snapshots, on rank 0; what cannot be removed now is tried again after the next one."""
+        if not self._world.is_first:
+            return
+        try:
+            History(self._store).prune(self._keep)
+        except (OSError, SnapshotError) as error:
+            log.warning("old snapshots of %s could not be removed: %s", self._store.url, error)
+
+    def name_of(self, taken: Taken) -> str:
+        """Return what `taken` is called once it is committed."""
+        return snapshot_name(taken.place, self._lease.generation)
+
+    def close(self) -> None:
+        """Let go of what hashes in the background."""
+        self._hasher.shutdown()
+
+    def _together(self, name: str, act: Callable[[], T]) -> list[T]:
+        """Return what `act` returns on every rank, or raise on every rank what the first one that failed raised."""
+        mine: T | None = None
+        failure: tuple[type[EngineError], str] | None = None
+        cause: Exception | None = None
+        try:
+            mine = act()
+        except Exception as raised:
+            cause = error = self._explained(raised)
+            kind = self._kind(error)
+            failure = kind, str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
+        try:
+            answers = self._gather((mine, failure))
+        except Exception as error:
+            raise WorldError(f"snapshot {name} was not taken, a rank was lost while it was written: {error}") from error
+        for rank, (_, failed) in enumerate(answers):
+            if failed is not None:
+                raise failed[0](f"snapshot {name} was not taken, rank {rank} says: {failed[1]}") from cause
+        return [answer for answer, _ in answers]
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return why `error` came about: whoever took over may have swept our files away."""
+        try:
+            ensure_newest(self._store, self._lease)
+        except Superseded as superseded:
+            return superseded
+        except Exception:
+            return error  # the store does not answer
+        return error
+
+    def _kind(self, error: Exception) -> type[EngineError]:
+        if isinstance(error, EngineError):
+            return type(error)
+        return StoreSilent if self._store.is_passing(error) else SnapshotError
+
+    def _write(self, name: str, taken: Taken) -> _Part:
+        """Write the files of this rank."""
+        staged = taken.staged
+        if isinstance(staged, Exception):
+            raise staged
+        document = {"format": FORMAT, "elsewhere": staged.elsewhere, "tree": staged.document}
+        stem = part_name(self._world.rank, self._world.size)
+        files = {f"{stem}.safetensors": self._put(name, f"{stem}.safetensors", staged.data)}
+        taken.probe("snapshot_write")
+        files[f"{stem}.json"] = self._put(name, f"{stem}.json", json.dumps(document, allow_nan=False).encode())
+        if self._world.is_first:
+            files[ROWS] = self._put(name, ROWS, taken.rows.encode())
+        progress = staged.document.get("progress") if isinstance(staged.document, dict) else None
+        return _Part(files, staged.shared, progress)
+
+    def _put(self, name: str, file: str, data: bytes | memoryview) -> FileFacts:
+        """Write a file, hashing it meanwhile; return its facts."""
+        path = f"{SNAPSHOTS}/{name}/{file}"
+        if len(data) < _LONG_BYTES:
+            self._store.write(path, data)
+            return facts_of([data])
+        facts = self._hasher.submit(facts_of, _chunks(data))
+        try:
+            self._store.write(path, data)
+        finally:
+            facts.exception()  # the buffer stays as it is until nobody reads it
+        return facts.result()
+
+    def _commit(self, name: str, taken: Taken, parts: list[_Part]) -> dict[str, Any]:
+        """Write the manifest, on rank 0 and only if all files are there and nobody took over."""
+        taken.probe("before_commit")
+        if not self._world.is_first:
+            return {}
+        files = {file: fact for part in parts for file, fact in part.files.items()}
+        self._check(name, parts, files)
+        manifest = {
+            "format": FORMAT,
+            "run": self._run,
+            "run_id": self._lease.run_id,
+            **{"step": taken.place.step, "after": taken.place.after, "generation": self._lease.generation},
+            "world_size": self._world.size,
+            "files": files,
+            "progress": parts[0].progress,
+            "facts": taken.facts,
+            "time": time.time(),
+        }
+        ensure_newest(self._store, self._lease)
+        for old in taken.dropped:  # it may be there all the same, if only the answer to its manifest was lost
+            self._store.remove(f"{SNAPSHOTS}/{old}")
+        data = seal(manifest)
+        self._store.write(f"{SNAPSHOTS}/{name}/{MANIFEST}", data)
+        return unseal(data, name)
+
+    def _check(self, name: str, parts: list[_Part], files: Mapping[str, FileFacts]) -> None:
+        for rank, part in enumerate(parts):
+            if part.shared != parts[0].shared:
+                raise SnapshotError(
+                    f"rank {rank} and rank 0 do not hold the same replicated tensors (their lists differ: "
+                    f"{part.shared['xxh3_128']} and {parts[0].shared['xxh3_128']}), so they cannot be written once"
+                )
+        for file, fact in files.items():
+            path = f"{SNAPSHOTS}/{name}/{file}"
+            try:
+                found = self._store.size(path)
+            except FileNotFoundError:
+                found = -1
+            if found != fact["bytes"]:
+                seen = f"{found} bytes" if found >= 0 else "no such file"
+                raise SnapshotError(
+                    f"{self._store.url}/{path} was written with {fact['bytes']} bytes, rank 0 sees {seen}: "
+                    "all ranks must share one store"
+                )
+
+
+def _chunks(data: bytes | memoryview) -> Iterator[memoryview]:
+    whole = memoryview(data)
+    return (whole[start : start + _CHUNK_BYTES] for start in range(0, len(whole), _CHUNK_BYTES))

@@ -1,0 +1,93 @@
+"""Patience: a store that does not answer is asked again, ever more slowly, until it has been waited for long enough."""
+
+import errno
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+__all__ = ["Patience", "chain_of", "is_passing"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 10.0
+#: of its own: the global generator belongs to the training, and a single number drawn from it would change its bits
+_JITTER = random.Random()
+_PASSING = (
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENETRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.EAGAIN,
+    errno.EBUSY,
+)
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield `error` and what it came from."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether `error` says that nobody answered, which may be otherwise later."""
+    return any(
+        isinstance(link, (ConnectionError, TimeoutError)) or (isinstance(link, OSError) and link.errno in _PASSING)
+        for link in chain_of(error)
+    )
+
+
+class Patience:
+    """How long somebody who does not answer is waited for.
+
+    Args:
+        total_s: seconds from the first failure to the last try.
+        clock: seconds; for tests.
+        sleep: waits so many seconds; for tests.
+    """
+
+    def __init__(
+        self,
+        total_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.total_s = total_s
+        self._clock, self._sleep = clock, sleep
+
+    def ask(self, act: Callable[[], T], whom: str, passing: Callable[[BaseException], bool] = is_passing) -> T:
+        """Return what `act` returns; while it fails in passing, call it again with growing, jittered pauses.
+
+        Args:
+            act: may be called any number of times.
+            whom: who is waited for, for the log.
+            passing: whether an error may be otherwise later; any other is raised at once.
+
+        Raises:
+            Exception: the last error of `act`, once the patience is at its end.
+        """
+        failed_at, wait_s = None, FIRST_WAIT_S
+        while True:
+            try:
+                result = act()
+            except Exception as error:
+                now = self._clock()
+                if failed_at is None:
+                    failed_at = now
+                    if self.total_s and passing(error):
+                        log.warning("%s does not answer, waiting up to %g s: %s", whom, self.total_s, error)
+                left_s = failed_at + self.total_s - now
+                if left_s <= 0 or not passing(error):
+                    raise
+            else:
+                if failed_at is not None:
+                    log.warning("%s answers again after %.0f s", whom, self._clock() - failed_at)
+                return result
+            self._sleep(min(left_s, wait_s * _JITTER.uniform(0.5, 1.0)))
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)

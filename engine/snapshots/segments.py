@@ -1,0 +1,77 @@
+"""Segments: the rows of the metric log whose snapshots were pruned. Needs no torch.
+
+    metrics/<snapshot>.<checksum>.csv      the rows of one snapshot
+    metrics/folded-1-<snapshot>.json       those of many, by snapshot, the last one in its name; sealed
+
+However long a run is, its files stay few: as soon as there are 64 of a kind, they are folded into one of the next.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from midstride.engine.snapshots.checksums import check_facts, facts_of, seal, unseal
+from midstride.engine.snapshots.store import Store
+
+__all__ = ["Segments"]
+
+FOLDER = "metrics"
+#: so many files of one kind become one
+FOLD = 64
+_FOLDED = "folded-"
+
+
+class Segments:
+    """The rows of pruned snapshots.
+
+    Args:
+        store: of the run.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store.at(FOLDER)
+
+    def add(self, snapshot: str, rows: str) -> None:
+        """Keep the rows of one more snapshot."""
+        data = rows.encode()
+        self._store.write(f"{snapshot}.{facts_of([data])['xxh3_128']}.csv", data)
+        self._fold()
+
+    def read(self) -> dict[str, str]:
+        """Return the rows by name of their snapshot, oldest first.
+
+        Raises:
+            SnapshotDamaged: a file is not what was written.
+        """
+        return self._rows(self._store.list())
+
+    def _rows(self, files: list[str]) -> dict[str, str]:
+        rows: dict[str, str] = {}
+        for file in files:
+            rows.update(self._rows_of(file))
+        return dict(sorted(rows.items()))
+
+    def _rows_of(self, file: str) -> Mapping[str, str]:
+        data, where = self._store.read(file), f"{self._store.url}/{file}"
+        if file.startswith(_FOLDED):
+            rows: dict[str, str] = unseal(data, where)["rows"]
+            return rows
+        name, _, digest = file.removesuffix(".csv").rpartition(".")
+        check_facts(where, {"bytes": len(data), "xxh3_128": digest}, facts_of([data]))
+        return {name: data.decode()}
+
+    def _fold(self) -> None:
+        by_level: dict[int, list[str]] = defaultdict(list)
+        for file in self._store.list():
+            by_level[_level(file)].append(file)
+        for level, files in sorted(by_level.items()):
+            if len(files) < FOLD:
+                continue
+            rows = self._rows(files)
+            # The whole first, then its parts go: a kill in between leaves rows that are there twice, and alike.
+            self._store.write(f"{_FOLDED}{level + 1}-{max(rows)}.json", seal({"rows": rows}))
+            for file in files:
+                self._store.remove(file)
+
+
+def _level(file: str) -> int:
+    return int(file.removeprefix(_FOLDED).partition("-")[0]) if file.startswith(_FOLDED) else 0

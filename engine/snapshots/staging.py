@@ -1,0 +1,141 @@
+"""Staging: a rank's state copied to where it can be written from, while training goes on.
+
+What is written is a safetensors file as it will be on disk, laid out in a buffer: eight bytes with the length of
+the header, the header, the tensors. As long as tensors keep their names, forms and places, all of that stays as it
+was, and a snapshot is one copy of each tensor.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from midstride.engine.snapshots.arena import Buffer
+from midstride.engine.snapshots.checksums import FileFacts, facts_of
+from midstride.engine.snapshots.codec import walk
+from midstride.engine.snapshots.place import part_name
+from midstride.engine.snapshots.tensors import Layout, Leaf, Region, copy_tensors
+from midstride.engine.world import World
+
+__all__ = ["Staged", "Stager", "deal"]
+
+#: where the tensors start in a file: behind a header padded to a multiple of this
+_ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One rank's part of a snapshot, in memory.
+
+    Args:
+        document: the tree without its tensors, as JSON values.
+        elsewhere: stem of another rank's files -> names of the tensors of this tree that it writes.
+        shared: facts of the list of replicated tensors; every rank must hold the same.
+        data: the safetensors file of this rank, bytes of a buffer.
+    """
+
+    document: Any
+    elsewhere: dict[str, list[str]]
+    shared: FileFacts
+    data: memoryview
+
+
+class Stager:
+    """Copies trees into buffers, and remembers how the last one was laid out.
+
+    Args:
+        world: this process among the others.
+        replicated: whether the tensor of a name is the same on every rank, and so is written once.
+    """
+
+    def __init__(self, world: World, replicated: Callable[[str], bool]) -> None:
+        self._world, self._replicated = world, replicated
+        self._plan: _Plan | None = None
+
+    def stage(self, tree: object, buffer: Buffer) -> Staged:
+        """Copy `tree`; when this returns, it may change.
+
+        Raises:
+            UnsupportedState: it holds values that cannot be written.
+        """
+        document, leaves = walk(tree)
+        if self._plan is None or not self._plan.layout.fits(leaves):
+            self._plan = _Plan(Layout(leaves), self._world, self._replicated)
+        plan = self._plan
+        plan.layout.complete(leaves)
+        return Staged(document, plan.elsewhere, plan.shared, plan.copy(leaves, buffer))
+
+
+class _Plan:
+    """Which tensors this rank writes, and where in its file."""
+
+    def __init__(self, layout: Layout, world: World, replicated: Callable[[str], bool]) -> None:
+        self.layout = layout
+        shared = {region.name: region.nbytes for region in layout.regions if replicated(region.name)}
+        dealt = deal(shared, world.size)
+        self.shared = facts_of([json.dumps(sorted(shared.items())).encode()])
+        self.elsewhere: dict[str, list[str]] = {}
+        mine: list[Region] = []
+        for region in layout.regions:
+            rank = dealt.get(region.name, world.rank)
+            if rank == world.rank:
+                mine.append(region)
+            else:
+                self.elsewhere.setdefault(part_name(rank, world.size), []).append(region.name)
+        # The widest elements first: then each tensor stands at a multiple of its own width, without gaps.
+        self._mine = sorted(mine, key=lambda region: (-region.align, region.name))
+        self._header = _header(self._mine)
+        self._size = len(self._header) + sum(region.nbytes for region in self._mine)
+        self._views: dict[int, list[Tensor]] = {}  # first address of a buffer -> where in it each copy goes
+
+    def copy(self, leaves: Sequence[Leaf], buffer: Buffer) -> memoryview:
+        """Copy the tensors of this rank into `buffer`; return the file that it holds then."""
+        memory = buffer.reserve(self._size)
+        if memory.data_ptr() not in self._views:
+            self._views[memory.data_ptr()] = self._prepare(memory, leaves)
+        copy_tensors(
+            self._views[memory.data_ptr()], [source for region in self._mine for source in region.sources(leaves)]
+        )
+        return memory.numpy().data
+
+    def _prepare(self, memory: Tensor, leaves: Sequence[Leaf]) -> list[Tensor]:
+        """Write into `memory` what stays: the header, and zeros where memory that tensors share has gaps."""
+        header, rest = memory[: len(self._header)].numpy(), memory[len(self._header) :]
+        header[:] = memoryview(self._header)
+        views, start = [], 0
+        for region in self._mine:
+            own = rest[start : start + region.nbytes]
+            if region.is_stretch:
+                own.zero_()
+            views += region.views(own, leaves)
+            start += region.nbytes
+        return views
+
+
+def _header(regions: Sequence[Region]) -> bytes:
+    entries, start = {}, 0
+    for region in regions:
+        end = start + region.nbytes
+        entries[region.name] = {"dtype": region.kind, "shape": region.shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGN_BYTES)
+    return struct.pack("<Q", len(text)) + text
+
+
+def deal(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Return which rank writes which replicated tensor: the largest first, each to whoever has least to write.
+
+    >>> deal({"a": 3, "b": 2, "c": 2}, 2)
+    {'a': 0, 'b': 1, 'c': 1}
+    """
+    load = [0] * ranks
+    dealt = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        rank = load.index(min(load))
+        load[rank] += sizes[name]
+        dealt[name] = rank
+    return dealt

@@ -1,0 +1,119 @@
+"""A survey: everything that lies in a run's store, and what is wrong with it. Needs no torch."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
+from midstride.engine.snapshots.checksums import check_facts, facts_of, unseal
+from midstride.engine.snapshots.history import MANIFEST, SNAPSHOTS, History, Snapshot
+from midstride.engine.snapshots.lease import leases
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.place import parse_name
+from midstride.engine.snapshots.store import Store
+
+__all__ = ["Finding", "survey"]
+
+State = Literal["committed", "verified", "damaged", "set aside", "not committed", "superseded"]
+_WEIGHTS = ("best", "last")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Args:
+        name: a snapshot's, or "lease", "metrics", "best", "last".
+        state: what it is worth; "not committed" never happened, "superseded" is of a generation that lost its run.
+        reason: why it is damaged or was set aside.
+        snapshot: if it could be opened.
+    """
+
+    name: str
+    state: State
+    reason: str = ""
+    snapshot: Snapshot | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nobody needs to do anything about it."""
+        return self.state != "damaged"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        taken = self.snapshot
+        facts = taken and {
+            "step": taken.place.step,
+            "generation": taken.generation,
+            "bytes": taken.bytes,
+            "time": taken.manifest["time"],
+        }
+        return {"name": self.name, "state": self.state, "reason": self.reason, **(facts or {})}
+
+
+def survey(store: Store, *, read: bool = False) -> list[Finding]:
+    """Return what lies in the run in `store`, snapshots first, in the order of their places.
+
+    Args:
+        store: of the run.
+        read: read every byte of what counts, of the weights and of the metric log too; else manifests only.
+    """
+    try:
+        leases(store)
+        lineage = Lineage.of(store)
+    except SnapshotDamaged as error:
+        return [Finding("lease", "damaged", str(error))]
+    history = History(store)
+    aside = dict(history.aside())
+    names = sorted({name for name in (*store.list(SNAPSHOTS), *store.unfinished(SNAPSHOTS)) if parse_name(name)})
+    findings = [_snapshot(history, name, lineage, aside, read) for name in names if _has_files(store, name)]
+    if read:
+        findings += _damages("metrics", history.rows)
+        for folder in _WEIGHTS:
+            findings += _damages(folder, lambda folder=folder: _verify_weights(store, folder))  # type: ignore[misc]
+    return findings
+
+
+def _has_files(store: Store, name: str) -> bool:
+    path = f"{SNAPSHOTS}/{name}"
+    return bool(store.list(path)) or name in store.unfinished(SNAPSHOTS)
+
+
+def _snapshot(history: History, name: str, lineage: Lineage, aside: dict[str, str], read: bool) -> Finding:
+    if name in aside:
+        return Finding(name, "set aside", aside[name])
+    if not lineage.holds(name):
+        return Finding(name, "superseded")
+    snapshot = None
+    try:
+        snapshot = history.opened(name)
+        if snapshot is None:
+            return Finding(name, "not committed")
+        if read:
+            history.verify(snapshot)
+    except SnapshotMissing:
+        return Finding(name, "not committed")  # pruned while it was read
+    except SnapshotError as error:
+        return Finding(name, "damaged", str(error), snapshot)
+    return Finding(name, "verified" if read else "committed", snapshot=snapshot)
+
+
+def _damages(name: str, act: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        act()
+    except SnapshotDamaged as error:
+        yield Finding(name, "damaged", str(error))
+
+
+def _verify_weights(store: Store, folder: str) -> None:
+    where = f"{store.url}/{folder}"
+    try:
+        manifest = unseal(store.read(f"{folder}/{MANIFEST}"), f"{where}/{MANIFEST}")
+    except FileNotFoundError:
+        return  # none were saved
+    for name, expected in manifest["files"].items():
+        try:
+            found = facts_of(store.stream(f"{folder}/{name}"))
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"{where}/{name} is missing, its manifest says {expected['bytes']} bytes") from error
+        check_facts(f"{where}/{name}", expected, found)
