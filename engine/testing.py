@@ -3,27 +3,18 @@
 `assert_resumes_exactly(Classifier, Digits)` is a whole test.
 """
 
-import copy
 import multiprocessing
 import os
-import shutil
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
 from midstride.engine.errors import EngineError
+from midstride.engine.exactness.resuming import assert_resumes_exactly, final_state
 from midstride.engine.faults import PHASES, Fault, FaultPlan
-from midstride.engine.module import DataModule, TrainingModule
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.store import Store
-from midstride.engine.trainer import Trainer
 
 __all__ = ["PHASES", "Fault", "FaultPlan", "assert_resumes_exactly", "final_state", "run_ranks"]
 
@@ -90,55 +81,3 @@ def _rank(environment: dict[str, str], target: Callable[..., None], arguments: t
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
-
-
-def final_state(run: str) -> list[Any]:
-    """Return the state tree of every rank in the newest good snapshot of `run`."""
-    store = Store.open(run)
-    snapshot = History(store).newest_good()
-    if snapshot is None:
-        raise AssertionError(f"{run} holds no good snapshot")
-    return [read(store, snapshot, rank) for rank in range(snapshot.manifest["world_size"])]
-
-
-def assert_resumes_exactly(
-    module: TrainingModule | Callable[[], TrainingModule],
-    data: DataModule | Callable[[], DataModule],
-    *,
-    steps: int = 6,
-    **options: Any,
-) -> None:
-    """Train `steps` steps undisturbed, then again from the snapshot after each of them; all must end alike.
-
-    Args:
-        module: the module, or what makes it.
-        data: the data, or what makes them.
-        steps: how far to train.
-        options: for the Trainer, such as `accumulate_grad_batches=2`.
-
-    Raises:
-        AssertionError: naming what is not exact, by its path in the state, and from which step.
-    """
-    arguments = {"max_steps": steps, "enable_progress_bar": False, **options}
-
-    def life(run: Path, resume: Any) -> None:
-        trainer = Trainer(snapshots={"every_steps": 1, "keep": 10 * steps + 1000}, **arguments)
-        trainer.fit(_fresh(module), _fresh(data), run=str(run), resume=resume)
-
-    with tempfile.TemporaryDirectory() as folder:
-        undisturbed = Path(folder, "undisturbed")
-        life(undisturbed, "auto")
-        expected = final_state(str(undisturbed))
-        for step in range(1, steps):
-            resumed = Path(folder, "resumed")
-            shutil.copytree(undisturbed, resumed)
-            life(resumed, step)
-            found = final_state(str(resumed))
-            if paths := [path for a, b in zip(expected, found, strict=True) for path in differences(a, b)]:
-                shown = "\n  ".join(paths[:20])
-                raise AssertionError(f"resumed from step {step}, these end otherwise than undisturbed:\n  {shown}")
-            shutil.rmtree(resumed)
-
-
-def _fresh(made: Any) -> Any:
-    return made() if callable(made) and not isinstance(made, TrainingModule) else copy.deepcopy(made)

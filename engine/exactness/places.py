@@ -1,0 +1,29 @@
+"""Whose code it is: the user's, a library's, Python's, or ours."""
+
+import sys
+import sysconfig
+from pathlib import Path
+
+import midstride.engine
+
+__all__ = ["is_pythons_file", "is_users", "is_users_file"]
+
+_PYTHON = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")})
+_INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
+_OURS = str(Path(next(iter(midstride.engine.__path__))).resolve())
+
+
+def is_users_file(path: str) -> bool:
+    """Return whether the file at `path` is neither Python's, nor a library's, nor ours."""
+    return not (path.startswith(("<", *_PYTHON, *_INSTALLED)) or str(Path(path).resolve()).startswith(_OURS))
+
+
+def is_pythons_file(path: str) -> bool:
+    """Return whether the file at `path` is Python's own, which calls on behalf of whoever called it."""
+    return path.startswith(("<", *_PYTHON)) and not path.startswith(_INSTALLED)
+
+
+def is_users(kind: type) -> bool:
+    """Return whether a class was written by the user."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return is_users_file(file) if file else kind.__module__ == "__main__"
