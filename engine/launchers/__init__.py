@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from midstride.engine.errors import JobError
+from midstride.engine.strategies.table import STRATEGIES
 
 if TYPE_CHECKING:
     from midstride.engine.launchers.base import Launcher
@@ -12,17 +13,16 @@ __all__ = ["LAUNCHERS", "build_launcher", "default_launcher"]
 
 #: name -> where the class lives
 LAUNCHERS: dict[str, str] = {
+    "horovodrun": "midstride.engine.launchers.horovodrun:Horovodrun",
     "inline": "midstride.engine.launchers.inline:Inline",
+    "spawn": "midstride.engine.launchers.spawn:Spawn",
     "torchrun": "midstride.engine.launchers.torchrun:Torchrun",
 }
-
-#: strategy -> its launcher, where that is not torchrun
-_BY_STRATEGY = {"single": "inline"}
 
 
 def default_launcher(strategy: str) -> str:
     """Return the name of the launcher that `strategy` uses when none is chosen."""
-    return _BY_STRATEGY.get(strategy, "torchrun")
+    return STRATEGIES[strategy].launcher if strategy in STRATEGIES else "torchrun"
 
 
 def build_launcher(name: str) -> "Launcher":

@@ -29,4 +29,6 @@ class Launcher(ABC):
         """Return the world's environment, made from `base`, the launcher's own."""
         # Threads are part of what decides the bits: never more than the cores, never left to chance.
         threads = str(max(1, cores() // job.world.processes))
-        return {"OMP_NUM_THREADS": threads, **base, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
+        # So is the order of a set of text, which is another in each interpreter unless this is fixed.
+        fixed = {"OMP_NUM_THREADS": threads, "PYTHONHASHSEED": "0"}
+        return {**fixed, **base, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}

@@ -98,6 +98,15 @@ class ProcessGroup:
             self._end()
         return self._keeper.wait()
 
+    def ask_for_snapshot(self) -> None:
+        """Pass on what whoever sent us SIGUSR1 wants."""
+        if self._keeper.poll() is None:
+            self._keeper.send_signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """End the group at once: whoever hangs is deaf."""
+        self._end()
+
     def _end(self) -> None:
         self._end_left()
         if self._keeper.poll() is None:

@@ -2,7 +2,8 @@
 
 A small process between the launcher and the world, for the one case in which the launcher cannot
 clean up: when it is killed. The keeper is told by the kernel, asks the world to stop, gives it its
-grace, and then ends every process below it. It does the same when it is asked to stop itself.
+grace, and then ends every process below it. It does the same when it is asked to stop itself. SIGUSR1, which asks for
+a snapshot, it passes on.
 """
 
 import os
@@ -12,11 +13,12 @@ import time
 from collections.abc import Sequence
 
 from midstride.engine.launchers.lifeline import PARENT, become_subreaper, descendants, die_with_parent, kill_all
+from midstride.engine.launchers.wards import Wards
 
 __all__ = ["Keeper", "main"]
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_WAITED = {signal.SIGCHLD, *_STOPS}
+_WAITED = {signal.SIGCHLD, signal.SIGUSR1, *_STOPS}
 _LAST_WORDS_S = 1.0  # for what the world's first process left behind
 
 
@@ -38,13 +40,17 @@ class Keeper:
         # Blocked signals wait for `sigtimedwait`: no handler, and no moment at which one is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
         become_subreaper()
-        child = self._start()
+        child, wards = self._start(), Wards.from_environment()
         code = None
         while code is None:
             came = signal.sigtimedwait(_WAITED, 0.5)
             if came is not None and came.si_signo in _STOPS and self._deadline is None:
                 self._deadline = time.monotonic() + self.grace_s
-                kill_all([child], signal.SIGTERM)
+                kill_all((wards and wards.alive()) or [child], signal.SIGTERM)
+            if came is not None and came.si_signo == signal.SIGUSR1:
+                kill_all((wards and wards.alive()) or [child], signal.SIGUSR1)
+            if wards is not None:
+                wards.tidy(child)
             if self._deadline is not None and time.monotonic() > self._deadline:
                 kill_all(descendants(os.getpid()))
             code = self._reap(child)
@@ -61,6 +67,7 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
             for stop in _STOPS:  # a shell that started us in the background had SIGINT ignored
                 signal.signal(stop, signal.SIG_DFL)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is somebody to take a snapshot
             os.execvpe(self.command[0], self.command, {**os.environ, PARENT: str(keeper)})
         except BaseException as error:
             print(f"cannot run {self.command[0]}: {error}", file=sys.stderr, flush=True)

@@ -9,12 +9,25 @@ Linux has all three. Elsewhere only the process group is left.
 """
 
 import ctypes
+import itertools
 import os
+import select
 import signal
 import sys
+import threading
 from pathlib import Path
 
-__all__ = ["PARENT", "become_subreaper", "descendants", "die_with_parent", "kill_all", "marked"]
+__all__ = [
+    "PARENT",
+    "become_subreaper",
+    "children",
+    "descendants",
+    "die_with_parent",
+    "end_with",
+    "end_with_ancestors",
+    "kill_all",
+    "marked",
+]
 
 #: environment variable in which a parent tells its children who it is
 PARENT = "MIDSTRIDE_PARENT"
@@ -42,6 +55,39 @@ def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def end_with(*processes: int) -> None:
+    """End this process when one of `processes` ends, be it its parent or not."""
+    if not _LINUX:
+        return
+    try:
+        handles = [os.pidfd_open(process) for process in processes]
+    except ProcessLookupError:
+        os._exit(1)
+
+    def wait() -> None:
+        select.select(handles, [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end-with", daemon=True).start()
+
+
+def end_with_ancestors(variable: str) -> None:
+    """End this process when one of those that it comes from ends.
+
+    For a launcher that starts ranks through processes of its own: the kernel's word to a child reaches no further
+    than one of them.
+
+    Args:
+        variable: all ancestors count that have the same value of it in their environment as this process. If the
+            parent has not (this process came over a network), the parent and what started it there.
+    """
+    if not _LINUX:
+        return
+    above = _ancestors(os.getpid())
+    ours = set(marked(variable, os.environ.get(variable, "")))
+    end_with(*(itertools.takewhile(ours.__contains__, above) if above[0] in ours else above[:2]))
+
+
 def become_subreaper() -> None:
     """Become the parent of every descendant whose own parent dies."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -60,6 +106,12 @@ def _parent_and_state(entry: Path) -> tuple[int, str] | None:
     return int(parent), state
 
 
+def children(parent: int) -> list[int]:
+    """Return the living processes that `parent` started itself, or adopted."""
+    found = ((int(entry.name), _parent_and_state(entry)) for entry in _processes())
+    return [pid for pid, stat in found if stat is not None and stat[0] == parent and stat[1] not in "ZX"]
+
+
 def descendants(ancestor: int) -> list[int]:
     """Return the living processes below `ancestor`, children before grandchildren."""
     children: dict[int, list[int]] = {}
@@ -76,6 +128,15 @@ def descendants(ancestor: int) -> list[int]:
         below += new
         queue += new
     return [pid for pid in below if pid not in dead]
+
+
+def _ancestors(process: int) -> list[int]:
+    """Return the processes above `process`, its parent first, without the first process of all."""
+    above: list[int] = []
+    while (found := _parent_and_state(Path(f"/proc/{process}"))) is not None and found[0] > 1:
+        process = found[0]
+        above.append(process)
+    return above
 
 
 def marked(variable: str, value: str) -> list[int]:

@@ -1,15 +1,17 @@
 """What a strategy is: how one module trains on many devices."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from midstride.engine.hooks import calling
 from midstride.engine.module import TrainingModule
+from midstride.engine.strategies.channel import Channel
 from midstride.engine.world import World
 
 __all__ = ["Strategy", "TrainingStep"]
@@ -24,8 +26,13 @@ class TrainingStep(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         """Return what the user's `training_step` returns."""
+        module = self.module  # looked up once: nn.Module takes its time
+        heartbeat = module.trainer.heartbeat
+        heartbeat.begin()
         # Only what is raised in here is the user's: around it, other ranks' deaths show as exceptions too.
-        return calling(f"{type(self.module).__name__}.training_step", self.module.training_step, *args)
+        outputs = calling(f"{type(module).__name__}.training_step", module.training_step, *args)
+        heartbeat.worked()
+        return outputs
 
 
 class Strategy(ABC):
@@ -33,14 +40,35 @@ class Strategy(ABC):
 
     A strategy never starts processes (that is a launcher), never writes files (that is a
     snapshot) and never reads the environment (that is `World`). `init_process_group` and
-    `wrap` are the two places meant to be overridden.
+    `wrap` are the two places meant to be overridden. Its constructor takes `strategy_args`.
     """
 
+    #: its row in `midstride.engine.strategies.STRATEGIES`; what is made from a class keeps that class's row
     name: ClassVar[str]
 
-    def __init__(self, world: World, device: torch.device) -> None:
-        self.world = world
-        self.device = device
+    def __init__(self) -> None:
+        self.world = World()
+        self.devices: Sequence[torch.device] = [torch.device("cpu")]
+
+    def attach(self, world: World, devices: Sequence[torch.device]) -> None:
+        """Belong to `world`; this rank has `devices`, more than one where a process splits its batches."""
+        self.world, self.devices = world, devices
+
+    @property
+    def device(self) -> torch.device:
+        """The device that batches come to and weights live on."""
+        return self.devices[0]
+
+    @property
+    def identity(self) -> str:
+        """What of the strategy decides a run's bits, in words; a class of a user's own goes by its import path."""
+        kind = type(self)
+        ours = kind.__module__.startswith("midstride.")
+        return self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
+
+    def refusals(self, module: TrainingModule) -> list[str]:
+        """Return, in words, what `module` wants and this strategy cannot do."""
+        return []
 
     @abstractmethod
     def init_process_group(self) -> None:
@@ -56,9 +84,32 @@ class Strategy(ABC):
                 backward pass runs. Otherwise `reduce_gradients` is called after each backward pass.
         """
 
+    def configured(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
+        """Change what `configure_optimizers` returned, torch's optimizers and schedulers; state is loaded after it."""
+
     @abstractmethod
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks, the same list on every rank."""
+
+    def all_agree(self, value: bool) -> bool:
+        """Return whether `value` is true on every rank; every rank calls this at the same place."""
+        return all(self.gather(value))
+
+    def store(self) -> Any:
+        """Return a new corner of the key-value store in which the ranks met; None if there is nobody to meet."""
+        return None
+
+    def channel(self) -> Channel:
+        """Return a way to exchange values beside training; every rank calls this at the same place."""
+        return Channel(self.world.size)
+
+    def evaluate(self, module: TrainingModule, step: str, *arguments: Any) -> Any:
+        """Return what the user's `validation_step`, `test_step` or `predict_step` returns."""
+        return calling(f"{type(module).__name__}.{step}", getattr(module, step), *arguments)
+
+    def joined(self, outputs: Any) -> Any:
+        """Return a training step's outputs, after `training_step_end`, with one loss for all parts of the batch."""
+        return outputs
 
     def accumulate(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Hold gradient exchange back while the block runs."""
@@ -66,6 +117,9 @@ class Strategy(ABC):
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average the gradients of `parameters` over the ranks, where `wrap` did not arrange for it."""
+
+    def exchange_collected(self) -> None:
+        """Exchange the gradients of a window whose last batch has none, where that is part of a backward pass."""
 
     def is_replicated(self, path: str) -> bool:
         """Return whether the tensor at `path` of the state tree has the same bits on every rank."""

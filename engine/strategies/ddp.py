@@ -1,17 +1,21 @@
 """One full replica per process, gradients averaged during backward."""
 
+import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from midstride.engine.errors import NotExact, WorldError
 from midstride.engine.strategies.base import Strategy, TrainingStep
+from midstride.engine.world import World
 
 __all__ = ["Ddp"]
 
@@ -26,23 +30,53 @@ class Ddp(Strategy):
     the first. A resumed process has no first pass to learn from and would sum in another order,
     which at three ranks and more gives other bits. So that order is recorded, belongs to a
     snapshot, and is replayed by two synthetic backward passes before state is loaded.
+
+    Args:
+        find_unused_parameters: some parameters may take no part in a step; costs a walk over the graph each time.
+        static_graph: every step uses the same parameters in the same way; DDP then skips checks.
+        comm_hook: exchange gradients in half the bytes, "bf16_compress" or "fp16_compress".
+        sync_batchnorm: normalise over the batches of all ranks; on GPUs.
     """
 
     name = "ddp"
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        *,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        comm_hook: Literal["bf16_compress", "fp16_compress"] | None = None,
+        sync_batchnorm: bool = False,
+    ) -> None:
+        super().__init__()
+        self._find_unused, self._static_graph = find_unused_parameters, static_graph
+        self._comm_hook, self._sync_batchnorm = comm_hook, sync_batchnorm
         self._order: list[str] | None = None
+        self._noted: list[str] = []
         self._wrapped: DistributedDataParallel | None = None
         self._parameters: set[str] = set()
+        self._corners = 0
+
+    @property
+    def identity(self) -> str:
+        """The name, with the options that change how gradients are summed."""
+        chosen = {
+            "find_unused_parameters": self._find_unused,
+            "static_graph": self._static_graph,
+            "comm_hook": self._comm_hook,
+            "sync_batchnorm": self._sync_batchnorm,
+        }
+        words = ", ".join(f"{name}={value}" for name, value in chosen.items() if value)
+        return f"{super().identity}({words})" if words else super().identity
 
     def init_process_group(self) -> None:
         """Meet the other ranks over NCCL on GPUs and gloo elsewhere."""
         if dist.is_initialized():
             return
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        rank, size = self.world.rank, self.world.size
         try:
-            dist.init_process_group(backend, rank=self.world.rank, world_size=self.world.size, timeout=TIMEOUT)
+            dist.init_process_group(backend, store=_meeting(self.world), rank=rank, world_size=size, timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise WorldError(
                 f"rank {self.world.rank} of {self.world.size} could not meet the others over {backend}: {error}"
@@ -50,15 +84,25 @@ class Ddp(Strategy):
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
-        self._order, self._wrapped = None, None
+        self._order, self._wrapped, self._noted = None, None, []
         self._parameters = {name for name, _ in step.module.named_parameters(remove_duplicate=False)}
+        if self._sync_batchnorm:
+            nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
         if not one_backward or not any(p.requires_grad for p in step.parameters()):
             _broadcast(step)
             return step
         # DDP takes no device ids on CPU and exactly one elsewhere.
         ids = None if self.device.type == "cpu" else [self.device]
-        self._wrapped = DistributedDataParallel(_Replayable(step.module), device_ids=ids)
-        self._record(self._wrapped)
+        self._wrapped = DistributedDataParallel(
+            _Replayable(step),
+            device_ids=ids,
+            find_unused_parameters=self._find_unused,
+            static_graph=self._static_graph,
+        )
+        if self._comm_hook is not None:
+            self._wrapped.register_comm_hook(None, getattr(default_hooks, f"{self._comm_hook}_hook"))
+        if not self._find_unused:  # DDP keeps its first order then, which is the same in every life
+            self._record(self._wrapped, step)
         return self._wrapped
 
     def gather(self, value: object) -> list[Any]:
@@ -66,6 +110,17 @@ class Ddp(Strategy):
         values: list[Any] = [None] * self.world.size
         dist.all_gather_object(values, value)
         return values
+
+    def all_agree(self, value: bool) -> bool:
+        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
+        lowest = torch.tensor(int(value))
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        return bool(lowest)
+
+    def store(self) -> Any:
+        """Return a new corner of torch's store; every rank calls this equally often."""
+        self._corners += 1
+        return PrefixStore(f"midstride/{self._corners}", dist.distributed_c10d._get_default_store())
 
     def accumulate(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Keep gradients on this rank while the block runs."""
@@ -90,37 +145,50 @@ class Ddp(Strategy):
         for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
             parameter.grad = part.view_as(parameter).clone()
 
+    def exchange_collected(self) -> None:
+        """Exchange the gradients of a window whose last batch has none: DDP does so in a backward pass only."""
+        if self._wrapped is not None:
+            named = self._wrapped.module.step.module.named_parameters()
+            self._wrapped(replay=[name for name, p in named if p.grad is not None]).backward()
+
     def is_replicated(self, path: str) -> bool:
         """Parameters and what optimizers keep of them are alike on every rank; buffers are each rank's own."""
         kind, _, name = path.partition("/")
         return kind == "optimizers" or (kind == "module" and name in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order in which rank 0's gradients became ready in its first backward pass."""
-        return {"gradient_order": self._order}
+        """Return the order in which rank 0's gradients became ready in its first backward pass.
+
+        And whether the next forward pass gives every rank rank 0's buffers: not inside a window.
+        """
+        shares = self._wrapped is None or self._wrapped.require_forward_param_sync
+        return {"gradient_order": self._order or self._noted or None, "shares_buffers": shares}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Replay the order, so that gradients are summed as they were in the life before."""
         self._order = state_dict["gradient_order"]
-        if self._order is None or self._wrapped is None:
+        if self._wrapped is None:
             return
-        for _ in range(2):  # DDP rebuilds its buckets between the first and the second
-            self._wrapped(None, replay=self._order).backward()
+        for _ in range(2 if self._order else 0):  # DDP rebuilds its buckets between the first and the second
+            self._wrapped(replay=self._order).backward()
         for parameter in self._wrapped.parameters():
             parameter.grad = None
+        self._wrapped.require_forward_param_sync = state_dict["shares_buffers"]
 
-    def _record(self, wrapped: DistributedDataParallel) -> None:
+    def _record(self, wrapped: DistributedDataParallel, step: TrainingStep) -> None:
         """Note the order of gradients in the first backward pass that exchanges them."""
-        order: list[str] = []
-        named = [(n, p) for n, p in wrapped.module.module.named_parameters() if p.requires_grad]
+        named = [(n, p) for n, p in step.module.named_parameters() if p.requires_grad]
 
         def noted(name: str) -> Any:
             def note(_: Tensor) -> None:
                 if not wrapped.require_backward_grad_sync or self._order is not None:
                     return
-                order.append(name)
-                if len(order) == len(named):
-                    self._order = order
+                first_pass = name not in self._noted
+                if first_pass:
+                    self._noted.append(name)
+                # A static graph may leave parameters out: the first of a second pass tells that one is over.
+                if not first_pass or len(self._noted) == len(named):
+                    self._order = self._noted
                     for handle in handles:
                         handle.remove()
 
@@ -129,13 +197,33 @@ class Ddp(Strategy):
         handles = [p.register_post_accumulate_grad_hook(noted(n)) for n, p in named]
 
 
-class _Replayable(TrainingStep):
+def _meeting(world: World) -> Store | None:
+    """Return where the ranks meet if their launcher gave them no address, as mpirun and horovodrun do not."""
+    if "MASTER_ADDR" in os.environ:
+        return None  # torch finds it by itself
+    if world.size == 1:
+        return HashStore()
+    if world.nodes > 1:
+        raise WorldError(
+            f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
+            "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
+        )
+    # Something that all ranks of this machine know and no other world does.
+    common = int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", os.getppid()))
+    return TCPStore("127.0.0.1", 20000 + (common + 1) % 20000, is_master=world.is_first)
+
+
+class _Replayable(nn.Module):
     """A training step that can also replay an order of gradients, without touching the user's code."""
+
+    def __init__(self, step: TrainingStep) -> None:
+        super().__init__()
+        self.step = step
 
     def forward(self, *args: Any, replay: list[str] | None = None) -> Any:
         if replay is None:
-            return super().forward(*args)
-        parameters = dict(self.module.named_parameters())
+            return self.step(*args)
+        parameters = dict(self.step.module.named_parameters())
         if any(parameters[name].is_sparse for name in replay):
             raise NotExact("sparse parameters under ddp: the order of their gradients cannot be replayed.")
         # Gradients become ready in the reverse of the order of use.

@@ -1,0 +1,40 @@
+"""A channel: how the ranks talk to each other beside training."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["Channel"]
+
+#: as long as training's own collectives may take
+TIMEOUT = timedelta(minutes=30)
+
+
+class Channel:
+    """Lets one background thread of every rank exchange values while training exchanges gradients.
+
+    Collectives of one group must meet in the same order on every rank, and two threads promise no order: so this is a
+    group of its own. A rank that dies closes its connections, and whoever waits for it here gets an error.
+
+    Args:
+        size: ranks in the world; every one of them makes its channel at the same place.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if size > 1 else None
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self._size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def close(self) -> None:
+        """Let go of the group; nobody may be waiting in it."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None

@@ -1,0 +1,161 @@
+"""Replicas of a module, one for each part of a batch, within one process: what `nn.DataParallel` does, repeatably.
+
+`nn.DataParallel` needs GPUs, and its threads add gradients in the order in which they come. Here the parts run one
+after the other, also on the CPU, and gradients are added in the order of the parts: the same bits each time. On GPUs
+the work of one part overlaps with that of the next, since the host does not wait for it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.devices import move
+from midstride.engine.hooks import calling
+from midstride.engine.metrics import is_metric
+from midstride.engine.module import TrainingModule
+from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.strategies.batches import cut, join
+
+__all__ = ["SplitStep", "in_parts"]
+
+
+class SplitStep(TrainingStep):
+    """A training step on the parts of a batch; what the parts return is joined.
+
+    Args:
+        step: the user's, on the whole batch.
+        devices: one for each part; the CPU several times is as good.
+    """
+
+    def __init__(self, step: TrainingStep, devices: Sequence[torch.device]) -> None:
+        super().__init__(step.module)
+        self._devices = list(devices)
+
+    def forward(self, batch: Any, *args: Any) -> Any:
+        """Return what the user's `training_step` returns for the parts of `batch`."""
+
+        def step(replica: TrainingModule, part: Any) -> Any:
+            return calling(f"{type(self.module).__name__}.training_step", replica.training_step, part, *args)
+
+        return in_parts(self.module, batch, self._devices, step)
+
+
+def in_parts(
+    module: TrainingModule,
+    batch: Any,
+    devices: Sequence[torch.device],
+    step: Callable[[TrainingModule, Any], Any],
+) -> Any:
+    """Return the joined outputs of `step(replica, part)` for the parts of `batch`, one a device.
+
+    Replicas share the weights, and the metrics, of `module`. Its buffers are those of the first replica; what the
+    others do to theirs, and what any replica does to plain attributes, is forgotten with the replica.
+    """
+    parts = cut(batch, len(devices))
+    if len(parts) == 1:
+        # As if it were several: what is joined has the same shape whatever the batch.
+        return join([step(module, batch)])
+    made: list[dict[int, Any]] = [{} for _ in parts]
+    used = devices[: len(parts)]
+    for number, (device, copies) in enumerate(zip(used, _copies(module, used), strict=True)):
+        weights = dict(zip(map(id, module.parameters()), copies, strict=True))
+        _replica(module, weights, device, own_buffers=number > 0, made=made[number])
+    logged = module.trainer.logged
+    outputs = []
+    with logged.parts():
+        for part, device, replicas in zip(parts, used, made, strict=True):
+            logged.batch = part
+            with _on(device), _metrics_at_home(module, device):
+                outputs.append(step(replicas[id(module)], move(part, device)))
+    logged.batch = batch
+    _keep_buffers(module, made[0])
+    return join(outputs)
+
+
+def _copies(module: nn.Module, devices: Sequence[torch.device]) -> list[list[Tensor]]:
+    """For each device, the module's parameters on it; gradients come back to the parameters in order."""
+    parameters = list(module.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    if not (trained and torch.is_grad_enabled()):
+        return [[p.detach().to(device) for p in parameters] for device in devices]
+    copied = iter(_Broadcast.apply(list(devices), *trained))  # type: ignore[no-untyped-call]
+    return [[next(copied) if p.requires_grad else p.to(device) for p in parameters] for device in devices]
+
+
+class _Broadcast(torch.autograd.Function):
+    """Parameters to copies for each replica; backward, the gradients of the replicas added in their order."""
+
+    @staticmethod
+    def forward(ctx: Any, devices: list[torch.device], *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.replicas, ctx.count, ctx.home = len(devices), len(parameters), [p.device for p in parameters]
+        return tuple(p.to(device).view_as(p) for device in devices for p in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        sums: list[Tensor | None] = []
+        for number in range(ctx.count):
+            total = None
+            for replica in range(ctx.replicas):
+                gradient = gradients[replica * ctx.count + number]
+                if gradient is not None:
+                    gradient = gradient.to(ctx.home[number])
+                    total = gradient if total is None else total + gradient
+            sums.append(total)
+        return (None, *sums)
+
+
+def _replica(
+    module: Any, weights: dict[int, Tensor], device: torch.device, *, own_buffers: bool, made: dict[int, Any]
+) -> Any:
+    """A shallow copy of `module` with other weights, in `made` by the original's id; what is used twice stays so."""
+    if id(module) in made or is_metric(module):
+        return made.get(id(module), module)
+    replica = made[id(module)] = module._replicate_for_data_parallel()
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, None if parameter is None else weights[id(parameter)])
+    for name, buffer in module._buffers.items():
+        replica._buffers[name] = buffer.detach().clone().to(device) if own_buffers and buffer is not None else buffer
+    for name, child in module._modules.items():
+        copied = None if child is None else _replica(child, weights, device, own_buffers=own_buffers, made=made)
+        replica._modules[name] = copied
+    if isinstance(module, TrainingModule):
+        replica.device = device
+    return replica
+
+
+def _keep_buffers(module: nn.Module, made: dict[int, Any]) -> None:
+    """Take over buffers that the replica has set anew, rather than changed in place."""
+    for original in module.modules():
+        if id(original) in made:
+            original._buffers.update(made[id(original)]._buffers)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _metrics_at_home(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Bring what a replica gives the shared metrics to the device they live on."""
+    metrics: list[Any] = [m for m in module.modules() if is_metric(m) and hasattr(m, "_update_count")]
+    away = [metric for metric in metrics if metric.device != device]
+    updates = [metric.update for metric in away]
+    for metric, update in zip(away, updates, strict=True):
+        metric.update = _brought(update, metric.device)
+    try:
+        yield
+    finally:
+        for metric, update in zip(away, updates, strict=True):
+            metric.update = update
+
+
+def _brought(update: Callable[..., None], home: torch.device) -> Callable[..., None]:
+    def brought(*args: Any, **kwargs: Any) -> None:
+        moved = [arg.to(home) if isinstance(arg, Tensor) else arg for arg in args]
+        named = {name: arg.to(home) if isinstance(arg, Tensor) else arg for name, arg in kwargs.items()}
+        update(*moved, **named)
+
+    return brought

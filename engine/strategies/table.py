@@ -1,0 +1,198 @@
+"""The strategies as rows of data: where the class is, what starts its ranks, what it takes, what it refuses.
+
+Reading the table imports neither torch nor any strategy's own library: an orchestrator reads jobs without them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["STRATEGIES", "Choice", "Conflict", "Row", "conflicts"]
+
+#: who starts the ranks of a Trainer that finds no launcher in its environment: nobody, the script run again,
+#: or processes started from within the caller
+Start = Literal["nobody", "script", "spawn", "fork"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and where; None where it is not known yet, as in a job read far from its GPUs.
+
+    Args:
+        strategy: its name.
+        options: its `strategy_args`.
+        precision: as the Trainer has it.
+        ranks: processes of the world.
+        accelerator: "cpu" or "cuda".
+        launcher: who started this process as a rank; None if nobody did.
+        interactive: there is no script to run again.
+        cuda_in_use: this process has initialised CUDA.
+    """
+
+    strategy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "32"
+    ranks: int = 1
+    accelerator: str | None = None
+    launcher: str | None = None
+    interactive: bool = False
+    cuda_in_use: bool = False
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two things that do not go together.
+
+    Args:
+        met: whether a choice has both.
+        words: what, why, and what to use instead; {} are fields of the choice.
+    """
+
+    met: Callable[[Choice], bool]
+    words: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy.
+
+    Args:
+        target: "package.module:Class".
+        start: who starts its ranks when no launcher has.
+        launcher: who starts them in a job.
+        splits: a process has several devices and splits its batch over them.
+        options: `strategy_args` by name: a type, or the values there are.
+        conflicts: what it cannot go together with.
+        remedy: what to do when its library is missing.
+    """
+
+    target: str
+    start: Start = "nobody"
+    launcher: str = "torchrun"
+    splits: bool = False
+    options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
+    conflicts: tuple[Conflict, ...] = ()
+    remedy: str = "install torch with distributed support"
+
+
+_ALONE = Conflict(lambda c: c.ranks > 1, "strategy single has one process, not {ranks}; for more choose ddp")
+_ONE_PROCESS = Conflict(
+    lambda c: c.ranks > 1,
+    "strategy dp is one process that splits its batches, and this world has {ranks}: use ddp2, which is dp in each of "
+    "several processes, or ddp, which has a device a process",
+)
+_NOT_16 = Conflict(
+    lambda c: c.precision == "16",
+    "precision 16 with {strategy}: autocast to float16 and its gradient scaler know one device a process, and "
+    "{strategy} has several: use precision bf16, or ddp, which has one device a process",
+)
+_SYNC_NEEDS_GPU = Conflict(
+    lambda c: bool(c.options.get("sync_batchnorm")) and c.accelerator == "cpu",
+    "sync_batchnorm on the CPU: torch.nn.SyncBatchNorm exists for GPUs only: leave it out, or train on GPUs",
+)
+_BF16_NEEDS_GPU = Conflict(
+    lambda c: c.options.get("comm_hook") == "bf16_compress" and c.accelerator == "cpu",
+    "comm_hook bf16_compress on the CPU: torch has it over NCCL only: use fp16_compress, or train on GPUs",
+)
+_NO_SCRIPT = Conflict(
+    lambda c: c.interactive and c.launcher is None and c.ranks > 1,
+    "strategy {strategy} in a notebook: it runs the script again once per rank, and there is no script here: "
+    "use ddp_notebook",
+)
+_STARTED_ALREADY = Conflict(
+    lambda c: c.launcher not in (None, "midstride"),
+    "strategy {strategy} starts its own processes, and {launcher} has started this one: use ddp, which joins them",
+)
+_SPAWN_IN_NOTEBOOK = Conflict(
+    lambda c: c.interactive and c.launcher is None,
+    "strategy {strategy} in a notebook: its fresh processes cannot import what is written here: use ddp_notebook",
+)
+_FORK_AFTER_CUDA = Conflict(
+    lambda c: c.cuda_in_use and c.launcher is None,
+    "strategy {strategy} after CUDA was used in this process: a forked process cannot use CUDA again: use ddp_spawn, "
+    "or start afresh and leave CUDA alone before the fit",
+)
+
+_UNKNOWN_TO_HOROVOD = Conflict(
+    lambda c: c.launcher not in (None, "horovodrun", "mpirun"),
+    "strategy horovod in a world that {launcher} started: Horovod finds its processes by horovodrun: start the script "
+    "by horovodrun -np N --gloo python SCRIPT, or use ddp",
+)
+_NO_HOROVODRUN = Conflict(
+    lambda c: c.launcher is None and c.ranks > 1 and c.accelerator is not None,
+    "strategy horovod starts no processes itself: start the script by horovodrun -np {ranks} --gloo python SCRIPT, and "
+    "leave devices out",
+)
+
+_DDP = "midstride.engine.strategies.ddp:Ddp"
+_DDP_OPTIONS: dict[str, type | tuple[str, ...]] = {
+    "find_unused_parameters": bool,
+    "static_graph": bool,
+    "sync_batchnorm": bool,
+    "comm_hook": ("bf16_compress", "fp16_compress"),
+}
+
+STRATEGIES: dict[str, Row] = {
+    "single": Row(
+        "midstride.engine.strategies.single:Single", launcher="inline", conflicts=(_ALONE,), remedy="install torch"
+    ),
+    "dp": Row(
+        "midstride.engine.strategies.dp:Dp",
+        launcher="inline",
+        splits=True,
+        conflicts=(_ONE_PROCESS, _NOT_16),
+        remedy="install torch",
+    ),
+    "ddp": Row(_DDP, "script", options=_DDP_OPTIONS, conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _NO_SCRIPT)),
+    "ddp2": Row(
+        "midstride.engine.strategies.ddp2:Ddp2",
+        splits=True,
+        options={name: _DDP_OPTIONS[name] for name in ("find_unused_parameters", "static_graph", "comm_hook")},
+        conflicts=(_NOT_16, _BF16_NEEDS_GPU),
+    ),
+    "horovod": Row(
+        "midstride.engine.strategies.horovod:Horovod",
+        launcher="horovodrun",
+        options={"scale_lr": bool},
+        conflicts=(_UNKNOWN_TO_HOROVOD, _NO_HOROVODRUN),
+        remedy="run `make horovod`, or deploy/horovod/install.py in an environment of your own",
+    ),
+    "ddp_spawn": Row(
+        _DDP,
+        "spawn",
+        options=_DDP_OPTIONS,
+        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _SPAWN_IN_NOTEBOOK),
+    ),
+    "ddp_fork": Row(
+        _DDP,
+        "fork",
+        options=_DDP_OPTIONS,
+        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+    ),
+    "ddp_notebook": Row(
+        _DDP,
+        "fork",
+        options=_DDP_OPTIONS,
+        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+    ),
+}
+
+
+def conflicts(choice: Choice) -> list[str]:
+    """Return, in words, everything about `choice` that cannot be; its strategy is a name in the table."""
+    row = STRATEGIES[choice.strategy]
+    faults = [fault for name, value in choice.options.items() if (fault := _option_fault(choice.strategy, name, value))]
+    return faults + [c.words.format_map(vars(choice)) for c in row.conflicts if c.met(choice)]
+
+
+def _option_fault(strategy: str, name: str, value: object) -> str:
+    options = STRATEGIES[strategy].options
+    if name not in options:
+        known = f"it takes {', '.join(sorted(options))}" if options else "it takes none"
+        return f"strategy_args: {strategy} takes no {name!r}; {known}"
+    wanted = options[name]
+    if isinstance(wanted, tuple):
+        right, words = value in wanted, f"one of {', '.join(wanted)}"
+    else:
+        right, words = type(value) is wanted, f"a {wanted.__name__}"
+    return "" if right else f"strategy_args.{name}: {words} is needed, not {value!r}"
