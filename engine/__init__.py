@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from midstride.engine.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+    from midstride.engine.data.combined import CombinedLoader
     from midstride.engine.module import DataModule, TrainingModule
     from midstride.engine.seeds import seed_everything
     from midstride.engine.trainer import Trainer
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BestCheckpoint",
     "Callback",
+    "CombinedLoader",
     "DataModule",
     "EarlyStopping",
     "LearningRateMonitor",
@@ -24,6 +26,7 @@ __all__ = [
 _HOMES = {
     "BestCheckpoint": "callbacks",
     "Callback": "callbacks",
+    "CombinedLoader": "data.combined",
     "DataModule": "module",
     "EarlyStopping": "callbacks",
     "LearningRateMonitor": "callbacks",

@@ -25,7 +25,7 @@ def faults_in(job: TrainingJob) -> list[str]:
     faults: list[str] = []
     module = _collect(faults, "building the module", job.build_module)
     data = _collect(faults, "building the data", job.build_data)
-    _collect(faults, "trying the store", Store.open(job.store_url).ensure_writable)
+    _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
     if module is not None and data is not None:
         _collect(faults, "checking the training", lambda: faults.extend(_training_faults(job, module, data)))
     return faults

@@ -14,11 +14,10 @@ from typing import Annotated, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
-from midstride.engine.console import WorldView, show_error, show_outcome, show_snapshots
-from midstride.engine.errors import EngineError, JobError, StopRequested, UserError
+from midstride.engine.console import WorldView, show_audit, show_error, show_outcome
+from midstride.engine.errors import EngineError, JobError, StopRequested
 from midstride.engine.job import TrainingJob
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.commands import runs_at, snapshots
 
 __all__ = ["Accepted", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
 
@@ -33,7 +32,6 @@ Accepted = Annotated[
 ]
 
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
-snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of all runs of a store.")
 app.command(snapshots)
 
 
@@ -68,52 +66,21 @@ def check(job: JobFile, *, overrides: Overrides | None = None) -> int:
     return 0
 
 
-@snapshots.command(name="list")
-def list_snapshots(url: str) -> int:
-    """List the snapshots that count, and those that were set aside."""
-    for name, history in _histories(url):
-        show_snapshots(name, history)
-    return 0
-
-
 @snapshots.command
-def verify(url: str) -> int:
-    """Read every byte of every snapshot that counts and compare it with what was written."""
-    good = [show_snapshots(name, history, verify=True) for name, history in _histories(url)]
-    return 0 if all(good) else 1
-
-
-@snapshots.command
-def prune(url: str, *, keep: int = 3) -> int:
-    """Remove older snapshots beyond the newest ones of each run.
+@app.command
+def audit(run: str) -> int:
+    """Show what each epoch of a run used: every sample once, over all its lives. Ends with 1 where that does not hold.
 
     Args:
-        url: a run, or a store of runs.
-        keep: how many stay.
+        run: folder or URL of a run, or of a store of runs.
     """
-    if keep < 1:
-        raise JobError.of("prune", [f"--keep: at least 1 is needed, not {keep}: a run without a snapshot starts over"])
-    for name, history in _histories(url):
-        removed = history.prune(keep)
-        print(f"{name}: {len(removed)} removed, {len(history.snapshots())} kept")
-    return 0
+    from midstride.engine.audit import audit as audit_of
 
-
-def _histories(url: str) -> Iterator[tuple[str, History]]:
-    """The runs at `url`: it is one, or a folder of them."""
-    store = Store.open(url)
-    if _is_run(store):
-        yield url, History(store)
-        return
-    runs = [name for name in store.list() if _is_run(store.at(name))]
-    if not runs:
-        raise UserError(f"{url} is no run and holds none: name a run's folder or URL, or the store of all runs.")
-    for name in runs:
-        yield name, History(store.at(name))
-
-
-def _is_run(store: Store) -> bool:
-    return bool({"run.json", "lease", "snapshots"} & set(store.list()))
+    with runs_at(run) as runs:
+        audits = [(name, audit_of(store.url)) for name, store in runs]
+    for name, found in audits:
+        show_audit(name, found)
+    return 0 if all(found.is_clean for _, found in audits) else 1
 
 
 @contextmanager
@@ -125,6 +92,7 @@ def stoppable() -> Iterator[None]:
 
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, stop) for number in numbers}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `launch` hears it while there is a world
     try:
         yield
     finally:

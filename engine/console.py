@@ -1,19 +1,20 @@
 """A world as a person sees it on a terminal: its output, a progress bar, and how it ended."""
 
-from datetime import datetime
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from midstride.engine.errors import SnapshotError
 from midstride.engine.events import Event
 from midstride.engine.outcome import Outcome
-from midstride.engine.snapshots.history import History, Snapshot
 
-__all__ = ["WorldView", "show_error", "show_outcome", "show_snapshots"]
+if TYPE_CHECKING:
+    from midstride.engine.audit import Audit, EpochAudit
+
+__all__ = ["WorldView", "show_audit", "show_error", "show_outcome"]
 
 
 class WorldView:
@@ -99,38 +100,32 @@ def show_error(text: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="red", markup=False)
 
 
-def show_snapshots(run: str, history: History, *, verify: bool = False) -> bool:
-    """Print the snapshots of one run as a table; return whether all that count are good.
-
-    Args:
-        run: its name.
-        history: its snapshots.
-        verify: read every byte of them.
-    """
+def show_audit(run: str, audit: "Audit") -> None:
+    """Print what each epoch of a run used, and every breach of law 3."""
     table = Table(title=run, title_justify="left")
-    for column in ("snapshot", "step", "gen", "bytes", "taken", "state"):
-        number = column in ("step", "gen", "bytes")
-        table.add_column(column, justify="right" if number else "left", no_wrap=column != "state")
-    good = True
-    for snapshot in history.snapshots():
-        state = _verified(history, snapshot) if verify else "committed"
-        good = good and state in ("committed", "verified")
-        facts = (str(snapshot.place.step), str(snapshot.generation), f"{snapshot.bytes:,}", _time(snapshot))
-        table.add_row(snapshot.name, *facts, escape(state))
-    for name, reason in history.aside():
-        table.add_row(name, "", "", "", "", f"set aside: {escape(reason)}")
-    # Into a pipe nothing is cut; on a terminal the reasons wrap.
-    Console(width=None if Console().is_terminal else 160).print(table)
-    return good
+    for column in ("epoch", "batches", "samples", "once", "repeated", "missing", "padding", "left over", "verdict"):
+        table.add_column(column, justify="left" if column == "verdict" else "right", no_wrap=column != "verdict")
+    for epoch in audit.epochs:
+        table.add_row(*_epoch_cells(epoch), escape(_verdict(epoch)))
+    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console.print(table)
+    for fault in audit.faults:
+        console.print(escape(fault), style="red")
+    state = "law 3 holds" if audit.is_clean else "law 3 is broken"
+    console.print(f"up to snapshot {audit.snapshot}, {audit.rows} rows in the metric log: {state}")
 
 
-def _verified(history: History, snapshot: Snapshot) -> str:
-    try:
-        history.verify(snapshot)
-    except SnapshotError as error:
-        return f"damaged: {error}"
-    return "verified"
+def _epoch_cells(epoch: "EpochAudit") -> list[str]:
+    cells = [str(epoch.epoch), str(epoch.batches)]
+    if epoch.expected is None:
+        return [*cells, f"{epoch.samples:,}", *"-----"]
+    counts = (epoch.expected, epoch.once, epoch.repeated, epoch.missing, epoch.padding, epoch.left_over)
+    return [*cells, *(f"{count:,}" for count in counts)]
 
 
-def _time(snapshot: Snapshot) -> str:
-    return datetime.fromtimestamp(snapshot.manifest["time"]).strftime("%m-%d %H:%M:%S")
+def _verdict(epoch: "EpochAudit") -> str:
+    left_out = f"; left out, loss not finite: batches {', '.join(map(str, epoch.left_out))}" if epoch.left_out else ""
+    if epoch.faults:
+        return "; ".join(epoch.faults) + left_out
+    over = "" if epoch.is_over else ", under way"
+    return ("each batch once" if epoch.expected is None else "each sample once") + over + left_out

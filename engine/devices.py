@@ -1,24 +1,14 @@
-"""Devices: which ones there are, and which one a rank trains on."""
+"""Batches of every shape: moved to a device, or changed tensor by tensor."""
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from midstride.engine.world import World
-
-__all__ = ["convert", "device_of", "move"]
-
-
-def device_of(world: World) -> torch.device:
-    """Return the device of this rank: its own GPU where there are any, else the CPU."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
+__all__ = ["convert", "items_of", "move", "rebuilt"]
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -40,13 +30,33 @@ def convert(
     """
     if isinstance(batch, Tensor):
         return change(batch)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: convert(value, change, change_other) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(convert(value, change, change_other) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(convert(value, change, change_other) for value in batch)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {f.name: convert(getattr(batch, f.name), change, change_other) for f in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **fields)
+    if (items := items_of(batch)) is not None:
+        return rebuilt(batch, [convert(item, change, change_other) for item in items])
     return change_other(batch) if hasattr(batch, "to") else batch
+
+
+def items_of(batch: Any) -> list[Any] | None:
+    """Return what is directly in `batch`; None if it is no dict, list, tuple or dataclass."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    # Packed sequences are tuples with a `to` of their own, and know better than we what belongs where.
+    return list(batch) if isinstance(batch, (list, tuple)) and not hasattr(batch, "to") else None
+
+
+def rebuilt(batch: Any, items: list[Any]) -> Any:
+    """Return a nest of the kind of `batch` with other `items` in it."""
+    if isinstance(batch, Mapping):
+        named = dict(zip(batch, items, strict=True))
+        if not isinstance(batch, MutableMapping):
+            return type(batch)(named)  # type: ignore[call-arg]
+        copied: Any = copy.copy(batch)  # some kinds, such as defaultdict, are made of more than items
+        copied.update(named)
+        return copied
+    if dataclasses.is_dataclass(batch):
+        copied = copy.copy(batch)
+        for field, item in zip(dataclasses.fields(batch), items, strict=True):
+            object.__setattr__(copied, field.name, item)  # also of frozen ones, and those that are no arguments
+        return copied
+    return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)

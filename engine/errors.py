@@ -15,6 +15,7 @@ EngineError                 the world ends with 1: a retry may help
 └── SnapshotError
     ├── SnapshotMissing     nothing committed there
     ├── SnapshotDamaged     committed, but its bytes are not those that were written
+    ├── StoreSilent         the store did not answer for as long as it was waited for
     ├── ReadBackDiffers     ends with 2: a part did not take back the state it gave
     └── StoreUnsafe         ends with 2: the store cannot promise what was asked of it
 """
@@ -36,6 +37,7 @@ __all__ = [
     "SnapshotError",
     "SnapshotMissing",
     "StopRequested",
+    "StoreSilent",
     "StoreUnsafe",
     "StrategyUnavailable",
     "Superseded",
@@ -140,6 +142,10 @@ class ReadBackDiffers(SnapshotError):
     """A part did not take back, bit for bit, the state it gave; ends with 2: it would not the next time either."""
 
     exit_code = 2
+
+
+class StoreSilent(SnapshotError):
+    """The store did not answer for as long as it was waited for."""
 
 
 class StoreUnsafe(SnapshotError):

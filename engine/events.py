@@ -1,12 +1,15 @@
 """What happens in a world, one JSON line per event, in a local file that the launcher names.
 
 kind        fields
+imported                                                 (torch, and the user's module)
+met                                                      (all ranks have met)
 started     step, steps_total, generation
 resumed     generation, resumed_from, step
 step        epoch, step, steps_total, loss, rate         (rank 0, at most two a second)
 snapshot    name, step, bytes, stall_s                   (committed)
 validation  step, metrics
 finished    step
+slow        rank, words                                  (from the launcher)
 """
 
 import json

@@ -31,6 +31,16 @@ PHASES = (
 )
 
 
+#: SIGKILL, SIGTERM, SIGUSR1, SIGSTOP (until somebody wakes it); an exception; waiting for ever
+Kind = Literal["kill", "stop", "snapshot", "freeze", "raise", "hang"]
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGTERM,
+    "snapshot": signal.SIGUSR1,
+    "freeze": signal.SIGSTOP,
+}
+
+
 class InjectedFault(RuntimeError):
     """What a fault of kind "raise" raises."""
 
@@ -40,14 +50,14 @@ class Fault:
     """One fault: what happens, on which rank, and where.
 
     Args:
-        kind: SIGKILL to the rank, an exception, or waiting for ever.
+        kind: what the rank does to itself: see `Kind`.
         rank: whom it strikes.
         step: it strikes once so many steps are done,
         phase: the next time this phase is reached,
         visit: or so many times later.
     """
 
-    kind: Literal["kill", "raise", "hang"]
+    kind: Kind
     rank: int
     step: int
     phase: str
@@ -78,9 +88,7 @@ class FaultPlan:
         """What to add to a world's environment so that its ranks follow this plan."""
         return {VARIABLE: str(self.folder)}
 
-    def add(
-        self, kind: Literal["kill", "raise", "hang"], *, rank: int = 0, step: int, phase: str, visit: int = 0
-    ) -> "FaultPlan":
+    def add(self, kind: Kind, *, rank: int = 0, step: int, phase: str, visit: int = 0) -> "FaultPlan":
         """Add a fault; returns the plan, so that calls can be chained."""
         if phase not in PHASES:
             raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
@@ -97,20 +105,28 @@ class FaultPlan:
             if self._visits[number] != fault.visit:
                 continue
             try:
-                os.close(os.open(self._mark(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                with self._mark(number).open("x") as mark:
+                    mark.write(str(os.getpid()))
             except FileExistsError:
                 continue
             self._strike(fault)
 
     def _strike(self, fault: Fault) -> None:
-        if fault.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault.kind == "hang":
+        if fault.kind in _SIGNALS:
+            os.kill(os.getpid(), _SIGNALS[fault.kind])
+        elif fault.kind == "hang":
             threading.Event().wait()
-        raise InjectedFault(f"injected at rank {fault.rank}, step {fault.step}, {fault.phase}")
+        else:
+            raise InjectedFault(f"injected at rank {fault.rank}, step {fault.step}, {fault.phase}")
 
     def _mark(self, number: int) -> Path:
         return self.folder / f"fired-{number:03d}"
+
+    def wake(self) -> None:
+        """Wake the ranks that froze."""
+        for number, fault in enumerate(self.faults):
+            if fault.kind == "freeze" and self._mark(number).exists():
+                os.kill(int(self._mark(number).read_text()), signal.SIGCONT)
 
     def fired(self) -> list[Fault]:
         """Return the faults that have struck."""

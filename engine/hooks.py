@@ -1,7 +1,11 @@
 """Hooks: who wants to be called when, found once, so that a hook nobody wrote costs nothing."""
 
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch.distributed
 
 from midstride.engine.callbacks import Callback
 from midstride.engine.errors import EngineError, UserCodeError
@@ -12,6 +16,8 @@ if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
 __all__ = ["Hooks", "calling"]
+
+_COMMUNICATION = str(Path(torch.distributed.__file__).parent)
 
 
 class Hooks:
@@ -43,13 +49,22 @@ def calling(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
     Raises:
         UserCodeError: the function raised.
+        Exception: communication with another rank failed in it; that is nobody's error here, and a retry may help.
     """
     try:
         return function(*arguments)
     except (EngineError, InjectedFault):
         raise
     except Exception as error:
+        if _by_another_rank(error):
+            raise
         raise UserCodeError.of(where, error) from error
+
+
+def _by_another_rank(error: Exception) -> bool:
+    """Whether `error` came out of torch's communication: a rank that died shows there as the others' exception."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, RuntimeError) and frames[-1].f_code.co_filename.startswith(_COMMUNICATION)
 
 
 def _hook_names(owner: type) -> list[str]:

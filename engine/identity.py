@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import xxhash
 
-from midstride.engine.errors import IdentityChanged, NotExact
+from midstride.engine.errors import IdentityChanged
 
 __all__ = ["FREE_ARGUMENTS", "bits_of", "changed_bits", "check_identity", "described", "is_json"]
 
@@ -88,19 +88,6 @@ def check_identity(
             ]
         )
     )
-
-
-def check_world_size(saved: int, running: int, *, where: str) -> None:
-    """Refuse another world size, whose ranks would find no state of their own.
-
-    Raises:
-        NotExact: the sizes differ.
-    """
-    if saved != running:
-        raise NotExact(
-            f"{where} was taken by {saved} processes, this world has {running}: start it with {saved}, "
-            "or start over under another run name."
-        )
 
 
 def changed_bits(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:

@@ -16,7 +16,8 @@ from midstride.engine.imports import call_with, load_attribute
 from midstride.engine.jobfile import apply_overrides, faults_of, read_mapping
 from midstride.engine.launchers import default_launcher
 from midstride.engine.options import Count, MonitorOptions, Options, SnapshotOptions, TrainerOptions
-from midstride.engine.strategies import STRATEGIES
+from midstride.engine.snapshots.store import Terms
+from midstride.engine.strategies.table import STRATEGIES, Choice, Row, conflicts
 
 if TYPE_CHECKING:
     from midstride.engine.module import DataModule, TrainingModule
@@ -26,10 +27,18 @@ __all__ = ["TrainingJob", "WorldOptions"]
 Built = TypeVar("Built")
 
 
+#: the strategies of a job: its launcher starts the ranks, so those that start them from a script have no place here
+_STRATEGIES = sorted(name for name, row in STRATEGIES.items() if row.start not in ("spawn", "fork"))
+
+
 def _known_strategy(name: str) -> str:
-    if name not in STRATEGIES:
-        raise ValueError(f"there is no strategy {name!r}; there are: {', '.join(sorted(STRATEGIES))}")
-    return name
+    if name in _STRATEGIES:
+        return name
+    if name in STRATEGIES:
+        raise ValueError(f"{name} starts its processes from a script or a notebook, a job from its launcher: say ddp")
+    if ":" in name:
+        return _importable(name)
+    raise ValueError(f"there is no strategy {name!r}; there are: {', '.join(_STRATEGIES)}")
 
 
 def _one_node(nodes: str) -> str:
@@ -51,10 +60,14 @@ def _ends(trainer: TrainerOptions) -> TrainerOptions:
 
 
 def _text(value: Any) -> Any:
-    """`nodes: 1` and `precision: 32` mean the text."""
+    """`nodes: 1` means the text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+#: host:slots of each, by commas
+_HOSTS = r"^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$"
+
+TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 ImportPath = Annotated[str, AfterValidator(_importable)]
 
@@ -66,10 +79,10 @@ IdentityKey = Literal[
     "data_args",
     "seed",
     "global_batch_size",
-    "batch_size",
     "samples",
     "drop_last",
     "shuffle",
+    "sampler",
     "accumulate_grad_batches",
     "gradient_clip_val",
     "gradient_clip_algorithm",
@@ -77,6 +90,7 @@ IdentityKey = Literal[
     "limit_train_batches",
     "limit_val_batches",
     "use_distributed_sampler",
+    "rng",
     "precision",
     "strategy",
 ]
@@ -88,14 +102,35 @@ class WorldOptions(Options):
     strategy: Annotated[str, AfterValidator(_known_strategy)] = Field(
         "single",
         title="Strategy",
-        description="How one module trains on many devices.",
-        json_schema_extra={"enum": [*sorted(STRATEGIES)]},
+        description='How one module trains on many devices: single, ddp, ..., or your own as "package.module:Class".',
+        json_schema_extra={"examples": [*_STRATEGIES]},
     )
+    strategy_args: dict[str, Any] = Field({}, title="Strategy arguments", description="Passed to the strategy by name.")
     processes: Count = Field(1, title="Processes", description="Ranks on each node.")
+    devices: Count | None = Field(
+        None, title="Devices", description="Over which each process splits its batches, with dp and ddp2."
+    )
     nodes: Annotated[str, BeforeValidator(_text), AfterValidator(_one_node)] = Field(
         "1", title="Nodes", description="How many machines."
     )
-    launcher: Literal["inline", "torchrun"] | None = Field(
+    hang_timeout_s: TimeoutS = Field(
+        600.0, title="Hang", description="Seconds without a batch after which the world is ended and retried."
+    )
+    startup_timeout_s: TimeoutS = Field(
+        1800.0, title="Hang at the start", description="The same until the first step: imports, set-up, compilation."
+    )
+    validation_timeout_s: TimeoutS = Field(
+        1800.0,
+        title="Hang in validation",
+        description="The same for a batch of validation, and at the end of an epoch.",
+    )
+    hosts: Annotated[str, Field(pattern=_HOSTS)] | None = Field(
+        None,
+        title="Hosts",
+        description="For horovodrun, host:slots of each, such as a:4,b:4; ranks fill them in this order. "
+        "Here alone if empty.",
+    )
+    launcher: Literal["horovodrun", "inline", "spawn", "torchrun"] | None = Field(
         None, title="Launcher", description="Who starts the processes; follows from the strategy if empty."
     )
 
@@ -106,11 +141,29 @@ class WorldOptions(Options):
 
     @model_validator(mode="after")
     def _fits(self) -> "WorldOptions":
-        if self.strategy == "single" and self.processes > 1:
-            raise ValueError(f"strategy single has one process, not {self.processes}; for more choose ddp")
+        row = STRATEGIES.get(self.strategy)
+        choice = Choice(self.strategy, self.strategy_args, ranks=self.processes)
+        faults = conflicts(choice) if row is not None else []
+        if row is not None and self.devices is not None and not row.splits:
+            faults.append(f"devices is for dp and ddp2; with {self.strategy} say processes: {self.devices}")
+        if faults:
+            raise ValueError("; ".join(faults))
         if self.launched_by == "inline" and self.processes > 1:
-            raise ValueError(f"launcher inline starts one process, not {self.processes}; leave it out, or say torchrun")
+            raise ValueError(f"launcher inline starts one process, not {self.processes}; leave it out, or say spawn")
+        self._fits_horovodrun(row)
         return self
+
+    def _fits_horovodrun(self, row: Row | None) -> None:
+        launcher = self.launched_by
+        if row is not None and "horovodrun" in (launcher, row.launcher) and launcher != row.launcher:
+            raise ValueError(f"launcher {launcher} does not go with strategy {self.strategy}: leave it out")
+        if self.hosts is None:
+            return
+        if launcher != "horovodrun":
+            raise ValueError(f"hosts is for horovodrun, and strategy {self.strategy} is started by {launcher}")
+        slots = sum(int(host.rpartition(":")[2]) for host in self.hosts.split(","))
+        if slots < self.processes:
+            raise ValueError(f"hosts {self.hosts} have {slots} slots, and there are {self.processes} processes")
 
 
 class TrainingJob(Options):
@@ -142,13 +195,14 @@ class TrainingJob(Options):
     )
     folder: str = Field("", title="Code folder", description="Importable in every rank; the job file's own if empty.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _numbers_as_text(cls, document: Any) -> Any:
-        trainer = document.get("trainer") if isinstance(document, dict) else None
-        if isinstance(trainer, dict) and "precision" in trainer:
-            return {**document, "trainer": {**trainer, "precision": _text(trainer["precision"])}}
-        return document
+    @model_validator(mode="after")
+    def _goes_together(self) -> "TrainingJob":
+        world = self.world
+        if world.strategy in STRATEGIES:
+            choice = Choice(world.strategy, world.strategy_args, self.trainer.precision, world.processes)
+            if faults := conflicts(choice):
+                raise ValueError("; ".join(faults))
+        return self
 
     @classmethod
     def load(cls, path: Path | str, overrides: Iterable[str] = ()) -> "TrainingJob":
@@ -205,6 +259,11 @@ class TrainingJob(Options):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run):
             raise JobError(f"run {run!r}: letters, digits and . _ - are needed, a letter or digit first")
         return f"{self.store_url}/{run}"
+
+    @property
+    def store_terms(self) -> Terms:
+        """What whoever starts a world, or looks after it, asks of the store: an answer soon."""
+        return Terms(lease=self.snapshots.lease) if self.snapshots else Terms()
 
     def build_module(self) -> "TrainingModule":
         """Return the job's module, built from its arguments.

@@ -2,10 +2,15 @@
 
 import contextlib
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
 
-from midstride.engine.errors import JobError, StoreUnsafe
+from midstride.engine.errors import JobError, StoreUnsafe, WorldError
 from midstride.engine.events import Event, EventTail
 from midstride.engine.job import TrainingJob
 from midstride.engine.launchers import build_launcher
@@ -13,12 +18,12 @@ from midstride.engine.launchers.group import ProcessGroup
 from midstride.engine.ledger import Attempt, Ledger
 from midstride.engine.lost import settle_lost
 from midstride.engine.outcome import Outcome, decide
+from midstride.engine.requests import GRACE_S, Requests
 from midstride.engine.session import Session
 from midstride.engine.snapshots.store import Store
+from midstride.engine.vigil import Vigil
 
 __all__ = ["GRACE_S", "launch"]
-
-GRACE_S = 20.0  # an orchestrator kills at 30 s after it asked; the world must be gone before
 
 _POLL_S = 0.1
 _LINES_EVERY_S = 0.5
@@ -56,32 +61,39 @@ def launch(
 
     Raises:
         JobError: the run's name or store cannot be used; nothing was started.
+        StrategyUnavailable: what starts its processes is not installed; nothing was started.
         SnapshotError: the store does not answer; a retry may help.
     """
     store = _writable(job, run)
     settle_lost(job, run)
     ledger = Ledger(store)
+    launcher = build_launcher(job.world.launched_by)
     attempt = ledger.begin()
     session = Session.create(job, run, attempt.number)
-    watch = _Watch(session, attempt, on_line, on_event)
-    launcher = build_launcher(job.world.launched_by)
+    watch = _Watch(session, attempt, Vigil(session, job.world), on_line, on_event)
     code = None
     try:
         command = launcher.command(session, job, grace_s=grace_s)
-        environment = launcher.environment(session, job, os.environ)
-        with ProcessGroup(command, environment=environment, log=session.log, grace_s=grace_s) as group:
+        environment = {**launcher.environment(session, job, os.environ), Requests.VARIABLE: str(grace_s)}
+        with (
+            watch.asked_for_snapshots(),
+            ProcessGroup(command, environment=environment, log=session.log, grace_s=grace_s) as group,
+        ):
             code = watch.until_end(group)
     finally:
         # Also on the way out of an exception: what the world did until then is worth knowing.
         with contextlib.suppress(Exception):
             watch.flush()
-        outcome = decide(session.outcomes(), code, job.world.processes)
+        outcome = watch.hang or decide(session.outcomes(), code, job.world.processes)
+        if code is None and watch.has_begun and outcome.kind == "died" and not outcome.type:
+            late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
+            outcome = replace(outcome, kind="stopped", error=late)
         _write_down(ledger, watch.attempt, outcome, session, store, on_line)
     return outcome
 
 
 def _writable(job: TrainingJob, run: str) -> Store:
-    store = Store.open(job.run_url(run))
+    store = Store.open(job.run_url(run), job.store_terms)
     try:
         store.ensure_writable()
     except StoreUnsafe as error:
@@ -96,15 +108,39 @@ class _Watch:
         self,
         session: Session,
         attempt: Attempt,
+        vigil: Vigil,
         on_line: Callable[[str], object],
         on_event: Callable[[Event], object],
     ) -> None:
         self.attempt = attempt
+        self.hang: Outcome | None = None
+        self._vigil = vigil
+        self._snapshot_asked = False
         self._tail = EventTail(session.events)
         self._on_line = on_line
         self._on_event = on_event
         self._group: ProcessGroup | None = None
         self._lines_at = time.monotonic()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there has been a world to watch."""
+        return self._group is not None
+
+    @contextmanager
+    def asked_for_snapshots(self) -> Iterator[None]:
+        """Hear SIGUSR1 until the block ends, where Python lets us."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGUSR1, self._hear)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._snapshot_asked = True
 
     def until_end(self, group: ProcessGroup) -> int:
         """Watch `group` until it ends by itself; return its exit code."""
@@ -114,8 +150,23 @@ class _Watch:
             self._events()
             if time.monotonic() - self._lines_at >= _LINES_EVERY_S:
                 self._lines()
+                self._look(group)
+                if self._snapshot_asked and self.attempt.generation is not None:  # else there is nothing to keep yet
+                    self._snapshot_asked = False
+                    group.ask_for_snapshot()
             time.sleep(_POLL_S)
         return code
+
+    def _look(self, group: ProcessGroup) -> None:
+        """End a world that hangs; name a rank that holds the others up."""
+        if slow := self._vigil.slow():
+            self._take(Event("slow", time.time(), {"rank": slow.rank, "words": str(slow)}))
+            self._on_line(str(slow))
+        if stuck := self._vigil.stuck():
+            self._vigil.write_stacks()
+            if not self._vigil.all_ended():
+                self.hang = Outcome.of(WorldError(stuck), step=self._vigil.step())
+            group.kill()
 
     def flush(self) -> None:
         """Hand on what is left."""
@@ -130,8 +181,11 @@ class _Watch:
 
     def _events(self) -> None:
         for event in self._tail.new():
-            self.attempt = self.attempt.after(event)
-            self._on_event(event)
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        self.attempt = self.attempt.after(event)
+        self._on_event(event)
 
 
 def _write_down(

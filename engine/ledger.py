@@ -15,7 +15,7 @@ from midstride.engine.events import Event
 from midstride.engine.outcome import SUPERSEDED, Outcome
 from midstride.engine.snapshots.store import Store
 
-__all__ = ["Attempt", "Ledger", "Verdict", "judge"]
+__all__ = ["Attempt", "Ledger", "Verdict", "fatal_snapshots", "judge"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Attempt:
         started: when, in seconds since the epoch.
         ended: when it ended.
         first_step_at: when its first new step was done.
+        slow: about the ranks for which the others had to wait.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Attempt:
     started: float = 0.0
     ended: float | None = None
     first_step_at: float | None = None
+    slow: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -71,6 +73,8 @@ class Attempt:
             return replace(self, step=step, snapshot=event.fields.get("name"))
         if event.kind == "step":
             return replace(self, step=step, first_step_at=self.first_step_at or event.time)
+        if event.kind == "slow":
+            return replace(self, slow=(*self.slow, event.fields["words"]))
         return self
 
 
@@ -159,6 +163,20 @@ def judge(attempts: Sequence[Attempt], retries: int, *, after: int = 0) -> Verdi
     if idle == 0:
         return Verdict(True, f"it got as far as snapshot {last.snapshot}")
     return Verdict(True, f"attempt {idle} of {retries + 1} without a newer snapshot")
+
+
+def fatal_snapshots(attempts: Sequence[Attempt]) -> dict[str, list[int]]:
+    """Return the snapshots from which the last two attempts or more died before their first new step, with those.
+
+    A stop on request, an error in the user's code and a launcher that was killed say nothing against a snapshot.
+    """
+    deaths: dict[str, list[int]] = {}
+    for attempt in attempts:
+        if attempt.resumed_from and attempt.first_step_at:
+            deaths.pop(attempt.resumed_from, None)
+        elif attempt.resumed_from and attempt.outcome == "died":
+            deaths.setdefault(attempt.resumed_from, []).append(attempt.number)
+    return {name: numbers for name, numbers in deaths.items() if len(numbers) >= 2}
 
 
 def _same_error(attempts: Sequence[Attempt], after: int) -> Attempt | None:

@@ -1,8 +1,8 @@
 """Logged values: taken batch by batch, reduced over an epoch and over the ranks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -11,64 +11,37 @@ from torch import Tensor
 from midstride.engine.errors import UserError
 from midstride.engine.metric_log import MetricLog
 from midstride.engine.metrics import Metrics, is_metric
+from midstride.engine.running import (
+    REDUCTIONS,
+    Running,
+    joined_over_ranks,
+    over_ranks,
+    steps_over_ranks,
+    weighted_over_ranks,
+)
 
-__all__ = ["Logged"]
+__all__ = ["Logged", "samples_in"]
 
-REDUCTIONS = ("mean", "sum", "min", "max")
+_TOO_LATE = {
+    "over": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
+    "predict": "in a prediction: there is nothing to log to. Return what you want to keep.",
+}
 
 
-@dataclass
-class Running:
-    """One value on its way from batches to an epoch.
+#: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx: as `TrainingModule.log` was given them
+Asked = tuple[str, bool | None, bool | None, bool, bool, str, bool]
 
-    Args:
-        reduce_fx: mean, sum, min or max.
-        sync: reduce over the ranks; otherwise the first rank that has it speaks for all.
-        on_step: the value also has one for each step.
-        total: weighted sum, sum, smallest or largest so far; None before the first batch.
-        weight: samples behind a mean.
-    """
 
-    reduce_fx: str
+class _Wanted(NamedTuple):
+    """What `self.log` was asked for, understood: under which names, if any, a value is kept."""
+
+    step: str
+    epoch: str
+    also: str
     sync: bool
-    on_step: bool = False
-    total: Any = None
-    weight: float = 0.0
-
-    def add(self, value: Any, weight: float) -> None:
-        """Take one batch in."""
-        if self.reduce_fx == "mean":
-            value = value * weight
-            self.weight += weight
-        self._join(value)
-
-    def merge(self, other: "Running") -> None:
-        """Take another rank's batches in."""
-        if other.total is not None:
-            self.weight += other.weight
-            self._join(other.total)
-
-    def _join(self, value: Any) -> None:
-        if self.total is None:
-            self.total = value
-        elif self.reduce_fx in ("mean", "sum"):
-            self.total = self.total + value
-        elif (value < self.total) == (self.reduce_fx == "min"):
-            self.total = value
-
-    @property
-    def value(self) -> float:
-        """The value of the epoch."""
-        return float(self.total) / self.weight if self.reduce_fx == "mean" else float(self.total)
-
-
-class _Kind(NamedTuple):
-    """What is wanted of a logged value."""
-
-    on_step: bool
-    on_epoch: bool
-    sync_dist: bool
     reduce_fx: str
+    #: a step's value of this rank alone, the common case
+    plain: bool
 
 
 class Logged:
@@ -83,7 +56,7 @@ class Logged:
     def __init__(self, gather: Callable[[object], list[Any]], metrics: Metrics, size: int) -> None:
         self._gather, self.metrics, self._size = gather, metrics, size
         self.rows = MetricLog()
-        #: "train", "validate", "test" or "predict"
+        #: what is going on; see `begin`
         self.stage = "train"
         #: the batch in hand, for its number of samples
         self.batch: Any = None
@@ -98,55 +71,96 @@ class Logged:
         self._steps: dict[str, list[tuple[float, float]]] = {}
         self._paths: dict[str, dict[str, str]] = {"train": {}, "evaluate": {}}
         self._ending = False
+        self._loader: int | None = None
+        self._wanted: dict[Asked, _Wanted] = {}
+        self._parts: dict[str, Running] | None = None
 
-    def log(
+    def begin(self, stage: str, loader: int | None = None) -> None:
+        """Take what is logged from now on for `stage`: "train", "validate" or "test"; "predict" and "over" refuse it.
+
+        Args:
+            stage: what is going on; "over" once the values of an evaluation are put together.
+            loader: number of the loader being evaluated, where there are several.
+        """
+        self.stage, self._loader = stage, loader
+        self._wanted.clear()
+
+    def log(self, asked: Asked, value: Any, batch_size: int | None) -> None:
+        """Take one value in; see `TrainingModule.log`."""
+        wanted = self._wanted.get(asked)
+        if wanted is None:
+            wanted = self._wanted[asked] = self._understood(*asked)
+        name = asked[0]
+        if isinstance(value, Tensor):
+            value = _number(name, value)
+        elif is_metric(value):
+            paths = self._paths["train" if self.stage == "train" else "evaluate"]
+            on_step = asked[1]
+            paths[wanted.epoch or (f"{name}_epoch" if on_step else wanted.step)] = self._path(name, value)
+            if not on_step:
+                return
+            wanted, value = wanted._replace(epoch=""), _of_batch(name, value)
+        elif not isinstance(value, Number):
+            raise UserError(f"self.log({name!r}) was given a {type(value).__name__}; a number or a tensor is needed.")
+        if wanted.plain and self._parts is None:
+            self.rows.pending(wanted.step, value)
+            if self._size == 1:
+                self.values[wanted.step] = value
+        else:
+            self._take(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
+
+    def _understood(
         self,
         name: str,
-        value: Any,
         on_step: bool | None,
         on_epoch: bool | None,
         prog_bar: bool,
-        sync_dist: bool,
+        sync: bool,
         reduce_fx: str,
-        batch_size: int | None,
-    ) -> None:
-        """Take one value in; see `TrainingModule.log`."""
+        add_dataloader_idx: bool,
+    ) -> _Wanted:
+        if self.stage in _TOO_LATE:
+            raise UserError(f"self.log({name!r}) {_TOO_LATE[self.stage]}")
+        if name in ("epoch", "step"):
+            raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
+        if reduce_fx not in REDUCTIONS:
+            raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
+        if prog_bar:
+            self.shown.add(name)
         training = self.stage == "train"
         stepping = training and not self._ending
         on_step = stepping if on_step is None else on_step
         on_epoch = not stepping if on_epoch is None else on_epoch
-        if name in ("epoch", "step"):
-            raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
-        if prog_bar:
-            self.shown.add(name)
-        if isinstance(value, Tensor):
-            value = _number(name, value)
-        elif is_metric(value):
-            self._paths["train" if training else "evaluate"][name] = self._path(name, value)
-            return
-        elif not isinstance(value, Number):
-            raise UserError(f"self.log({name!r}) was given a {type(value).__name__}; a number or a tensor is needed.")
-        if on_step and training and not (sync_dist or on_epoch):  # the common case, without ceremony
-            self.rows.pending(name, value)
-        else:
-            weight = float(_batch_size(self.batch) if batch_size is None else batch_size)
-            self._take(name, value, weight, _Kind(on_step, on_epoch, sync_dist, reduce_fx))
+        suffix = "" if self._loader is None or not add_dataloader_idx else f"/dataloader_idx_{self._loader}"
+        return _Wanted(
+            step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,
+            epoch=name + suffix if on_epoch else "",
+            also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
+            sync=sync,
+            reduce_fx=reduce_fx,
+            plain=on_step and training and not (sync or on_epoch),
+        )
 
-    def _take(self, name: str, value: Any, weight: float, kind: _Kind) -> None:
-        on_step, on_epoch, sync_dist, reduce_fx = kind
-        training = self.stage == "train"
-        if reduce_fx not in REDUCTIONS:
-            raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
-        if on_step:
-            self._log_step(f"{name}_step" if on_epoch else name, value, weight, sync_dist, reduce_fx)
-        if on_epoch:
-            running = self._running if training else self._evaluated
-            if name not in running:
-                running[name] = Running(reduce_fx, sync_dist, on_step)
-            running[name].add(value, weight)
+    def _take(self, wanted: _Wanted, value: Any, weight: float) -> None:
+        if wanted.step:
+            self._log_step(wanted.step, value, weight, wanted.sync, wanted.reduce_fx)
+        if not wanted.epoch:
+            return
+        every = self._running if self.stage == "train" else self._evaluated
+        running = every.get(wanted.epoch)
+        if running is None:
+            running = every[wanted.epoch] = Running(wanted.reduce_fx, wanted.sync, wanted.also)
+        elif (running.reduce_fx, running.sync) != (wanted.reduce_fx, wanted.sync):
+            raise UserError(
+                f"self.log({wanted.epoch!r}) was given reduce_fx={wanted.reduce_fx!r}, sync_dist={wanted.sync}, and "
+                f"earlier in this epoch reduce_fx={running.reduce_fx!r}, sync_dist={running.sync}: use two names."
+            )
+        running.add(value, weight)
 
     def _log_step(self, key: str, value: Any, weight: float, sync: bool, reduce_fx: str) -> None:
-        if self.stage != "train":
+        if self._parts is not None:
+            self._parts.setdefault(key, Running(reduce_fx, sync)).add(value, weight)
+        elif self.stage != "train":
             # No collective inside a step of evaluation: ranks may have different numbers of them.
             self._steps.setdefault(key, []).append((float(value), weight if sync else 0.0))
         elif sync and self._size > 1:
@@ -166,14 +180,39 @@ class Logged:
             )
         return path
 
+    def mark(self) -> Callable[[], None]:
+        """Return what takes back everything that is logged in training from here on."""
+        rows, values = self.rows.mark(), dict(self.values)
+        running = {name: replace(one) for name, one in self._running.items()}
+        paths = dict(self._paths["train"])
+
+        def back() -> None:
+            rows()
+            self.values, self._running, self._paths["train"] = values, running, paths
+
+        return back
+
     @contextmanager
     def ending_epoch(self) -> Iterator[None]:
         """Log for the epoch, by default, what is logged within."""
         self._ending = True
+        self._wanted.clear()
         try:
             yield
         finally:
             self._ending = False
+            self._wanted.clear()
+
+    @contextmanager
+    def parts(self) -> Iterator[None]:
+        """Make one value for the step of what the parts of its batch log within, means weighted by samples."""
+        parts = self._parts = {}
+        try:
+            yield
+        finally:
+            self._parts = None
+        for key, running in parts.items():
+            self._log_step(key, running.value, running.weight, running.sync, running.reduce_fx)
 
     def take_rows(self) -> str:
         """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
@@ -190,22 +229,22 @@ class Logged:
     def close_epoch(self) -> dict[str, float]:
         """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
         training = self.stage == "train"
-        running, paths = (
-            (self._running if training else self._evaluated),
-            self._paths["train" if training else "evaluate"],
-        )
-        everyone = self._gather((running, paths, self._steps))
-        reduced = _over_ranks([rank[0] for rank in everyone])
-        for name, path in _union([rank[1] for rank in everyone]).items():
-            reduced.update(_numbers(name, self.metrics.compute(path)))
+        running = self._running if training else self._evaluated
+        paths = self._paths["train" if training else "evaluate"]
+        everyone = self._gather(({name: one.on_host() for name, one in running.items()}, paths, self._steps))
+        reduced = over_ranks([rank[0] for rank in everyone])
+        metrics = _union([rank[1] for rank in everyone])
+        for name, value in zip(metrics, self.metrics.compute(list(metrics.values())), strict=True):
+            reduced.update(_numbers(name, value))
         if not training:
-            self.step_values = _steps_over_ranks([rank[2] for rank in everyone])
+            self.step_values = steps_over_ranks([rank[2] for rank in everyone])
             self._steps = {}
         running.clear()
         paths.clear()
         self.values.update(reduced)
+        seconds = {one.also for rank in everyone for one in rank[0].values() if one.also}
         for name, value in reduced.items():
-            if f"{name}_epoch" not in reduced:
+            if name not in seconds:
                 self.rows.put(name, value)
         return reduced
 
@@ -229,6 +268,18 @@ class Logged:
         self._steps = {name: list(values) for name, values in state_dict["steps"].items()}
         self._paths = {stage: dict(paths) for stage, paths in state_dict["paths"].items()}
 
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return for rank 0 what all ranks have logged, put together, and for the others what adds nothing."""
+        kinds = ("running", "evaluated")
+        joined: dict[str, Any] = {kind: joined_over_ranks([state[kind] for state in states]) for kind in kinds}
+        steps = weighted_over_ranks([state["steps"] for state in states])
+        if rank:
+            joined = {kind: {} for kind in kinds}
+            steps = {name: [(0.0, 0.0)] * len(values) for name, values in steps.items()}
+        rows = self.rows.resharded([state["rows"] for state in states], rank)
+        paths = {stage: _union([state["paths"][stage] for state in states]) for stage in self._paths}
+        return {"rows": rows, "values": states[0]["values"], **joined, "steps": steps, "paths": paths}
+
 
 def _number(name: str, value: Tensor) -> Any:
     if value.numel() != 1:
@@ -242,53 +293,40 @@ def _number(name: str, value: Tensor) -> Any:
     return value.detach().reshape(()).double()
 
 
+def _of_batch(name: str, metric: Any) -> Any:
+    """Return the value of the last batch alone, which a metric knows if it was called rather than updated."""
+    value = getattr(metric, "_forward_cache", None)
+    if not isinstance(value, Tensor):
+        raise UserError(
+            f"self.log({name!r}, on_step=True): the {type(metric).__name__} has no single value for this batch. "
+            "Call it, as in self.accuracy(x, y), instead of update; of a collection log the values one by one."
+        )
+    return _number(name, value)
+
+
 def _numbers(name: str, value: Any) -> dict[str, float]:
-    if isinstance(value, dict):
-        return {f"{name}/{key}": float(entry) for key, entry in value.items()}
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return {f"{name}/{i}": float(entry) for i, entry in enumerate(value.reshape(-1))}
-    return {name: float(value)}
+    """Return the numbers in what a metric computed, each under a name of its own."""
+    if isinstance(value, Tensor):
+        parts: Any = None if value.numel() == 1 else enumerate(value.reshape(-1))
+    else:
+        parts = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else None
+        )
+    if parts is None:
+        return {name: float(value)}
+    return {key: number for part, entry in parts for key, number in _numbers(f"{name}/{part}", entry).items()}
 
 
 def _union(ranks: list[dict[str, str]]) -> dict[str, str]:
     return {name: path for rank in reversed(ranks) for name, path in rank.items()}
 
 
-def _over_ranks(ranks: list[dict[str, Running]]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for name in dict.fromkeys(name for rank in ranks for name in rank):
-        having = [rank[name] for rank in ranks if name in rank]
-        first = having[0]
-        joined = Running(first.reduce_fx, first.sync, first.on_step)
-        for running in having if first.sync else having[:1]:
-            joined.merge(running)
-        values[name] = joined.value
-        if first.on_step:
-            values[f"{name}_epoch"] = joined.value
-    return values
-
-
-def _steps_over_ranks(ranks: list[dict[str, list[tuple[float, float]]]]) -> dict[str, list[float]]:
-    """Return, for each step, the mean over the ranks that have it, weighted by samples."""
-    values: dict[str, list[float]] = {}
-    for name in dict.fromkeys(name for rank in ranks for name in rank):
-        lists = [rank[name] for rank in ranks if name in rank]
-        steps = [[steps[i] for steps in lists if i < len(steps)] for i in range(max(map(len, lists)))]
-        values[name] = [_weighted(step) for step in steps]
-    return values
-
-
-def _weighted(step: list[tuple[float, float]]) -> float:
-    weight = sum(weight for _, weight in step)
-    return sum(value * weight for value, weight in step) / weight if weight else step[0][0]
-
-
-def _batch_size(batch: Any) -> int:
+def samples_in(batch: Any) -> int:
     """Return the samples in `batch`: the length of the first tensor found in it, 1 if there is none."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
     values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
     for value in values:
         if isinstance(value, (Tensor, dict, list, tuple)):
-            return _batch_size(value)
+            return samples_in(value)
     return 1

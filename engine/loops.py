@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from midstride.engine.data.loader import ExactLoader
+from midstride.engine.data.feed import Feed
 from midstride.engine.errors import NotExact, UserError
+from midstride.engine.heartbeat import Phase
 from midstride.engine.hooks import calling
+from midstride.engine.logged import samples_in
 from midstride.engine.optimization import Optimization
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
 __all__ = ["EvaluationLoop", "FitLoop"]
+
+_NONE = object()  # a batch may be None
 
 
 class FitLoop:
@@ -29,23 +33,33 @@ class FitLoop:
         validation: the loop to run when a validation is due; None without validation loaders.
     """
 
-    def __init__(self, trainer: "Trainer", loader: ExactLoader, validation: "EvaluationLoop | None") -> None:
+    def __init__(self, trainer: "Trainer", loader: Feed, validation: "EvaluationLoop | None") -> None:
         self.trainer, self.loader, self.validation = trainer, loader, validation
         self.progress = trainer.progress
-        self.batches = len(loader)
-        self.optimization = Optimization(trainer, self.batches)
-        interval = trainer.options.val_check_interval
-        if isinstance(interval, int) and interval > self.batches and validation is not None:
+        self.batches = loader.expected
+        self.optimization = Optimization(trainer, loader)
+        if loader.is_sized and self.progress.batch > len(loader):
+            raise NotExact(
+                f"the run stands at batch {self.progress.batch} of its epoch, which has {len(loader)} now: "
+                "start it with the data and batch size it had, or start over under another run name."
+            )
+        self.val_every = None if validation is None else self._val_every(trainer.options.val_check_interval)
+
+    def _val_every(self, interval: float) -> int | None:
+        """Return the batches between validations; None for one at the end of each epoch."""
+        if interval == 1.0 and isinstance(interval, float):
+            return None
+        if self.batches is None and isinstance(interval, float):
+            raise UserError(
+                f"val_check_interval={interval} is a share of an epoch, and how long one is, only reading the training "
+                "data to their end tells. Use a number of batches, or 1.0 for the end of each epoch."
+            )
+        if self.loader.is_sized and interval > len(self.loader):
             raise UserError(
                 f"val_check_interval={interval} batches, and an epoch has {self.batches}: it would never be due. "
                 "Use a smaller number, or a share of the epoch such as 1.0."
             )
-        if self.progress.batch > self.batches:
-            raise NotExact(
-                f"the run stands at batch {self.progress.batch} of its epoch, which has {self.batches} now: "
-                "start it with the data and batch size it had, or start over under another run name."
-            )
-        self.val_every = interval if isinstance(interval, int) else max(1, int(self.batches * interval))
+        return interval if isinstance(interval, int) else max(1, int((self.batches or 0) * interval))
 
     def is_done(self) -> bool:
         """Return whether the fit has come to its end."""
@@ -59,10 +73,11 @@ class FitLoop:
     def run(self) -> None:
         """Train to the end, from wherever progress stands."""
         self.validate_if_due()  # resumed between a step and its validation
-        if self.progress.in_epoch and self.progress.batch == self.batches:
+        if self.progress.at_end:
             self.end_epoch()  # resumed between an epoch's last step and its end
         while not self.is_done():
             self.epoch()
+        self.trainer.heartbeat.phase = Phase.EVALUATING  # from here on nothing beats any more
         self.trainer.hooks.call("on_train_end")
 
     def epoch(self) -> None:
@@ -72,10 +87,14 @@ class FitLoop:
             progress.in_epoch = True
             trainer.hooks.call("on_train_epoch_start")
         batches = self.loader.batches(progress.epoch, progress.batch)
-        while progress.batch < self.batches and not self.is_done():
+        while not progress.at_end and not self.is_done():
             trainer.strike("fetch")
-            self.batch(trainer.received(next(batches)))
-        if progress.batch == self.batches:
+            trainer.heartbeat.begin()
+            batch = trainer.received(next(batches))
+            trainer.heartbeat.worked()
+            trainer.heartbeat.batch()
+            self.batch(batch)
+        if progress.at_end:
             self.end_epoch()
 
     def batch(self, batch: Any) -> None:
@@ -83,34 +102,43 @@ class FitLoop:
         trainer, progress = self.trainer, self.progress
         index = progress.batch
         trainer.logged.batch = batch
+        if trainer.recorder is not None:
+            given = self.loader.given
+            trainer.samples.enter(progress.epoch, index, given, samples_in(batch) if given is None else len(given))
         trainer.hooks.call("on_train_batch_start", batch, index)
         outputs = self.optimization.train(batch, index)
         progress.batch += 1
-        stepped = self.optimization.closes_window(index)
+        progress.at_end = self.loader.at_end
+        stepped = self.optimization.stepped
         if stepped:
             progress.stepped()
         trainer.hooks.call("on_train_batch_end", outputs, batch, index)
         if stepped:
             self.optimization.step_schedulers("step", progress.step)
             trainer.stepped(self.batches, outputs)
+        else:
+            trainer.between_steps()
         self.validate_if_due()
 
     def validate_if_due(self) -> None:
         """Validate where the interval says so, once at each such place, finishing one that was broken off."""
         progress = self.progress
-        due = progress.batch and progress.batch % self.val_every == 0 and progress.validated != progress.batch
-        if due and self.validation is not None:
-            self.validation.run()
+        if self.validation is None or progress.validated == progress.batch:
+            return
+        if progress.at_end if self.val_every is None else progress.batch % self.val_every == 0:
+            with self.trainer.heartbeat.during(Phase.EVALUATING):
+                self.validation.run()
             progress.validated = progress.batch
 
     def end_epoch(self) -> None:
         """Reduce what the epoch logged, step its schedulers, and count it."""
         trainer, progress = self.trainer, self.progress
-        trainer.strike("epoch_end")
-        with trainer.logged.ending_epoch():
-            trainer.hooks.call("on_train_epoch_end", of="module")  # what it logs belongs to this epoch
-        trainer.logged.close_epoch()
-        trainer.hooks.call("on_train_epoch_end", of="callbacks")
+        with trainer.heartbeat.during(Phase.EVALUATING):
+            trainer.strike("epoch_end")
+            with trainer.logged.ending_epoch():
+                trainer.hooks.call("on_train_epoch_end", of="module")  # what it logs belongs to this epoch
+            trainer.logged.close_epoch()
+            trainer.hooks.call("on_train_epoch_end", of="callbacks")
         self.optimization.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
 
@@ -124,45 +152,55 @@ class EvaluationLoop:
         loaders: one loop over each, in order.
     """
 
-    def __init__(self, trainer: "Trainer", stage: Literal["validate", "test"], loaders: Sequence[ExactLoader]) -> None:
+    def __init__(self, trainer: "Trainer", stage: Literal["validate", "test"], loaders: Sequence[Feed]) -> None:
         self.trainer, self.stage, self.loaders = trainer, stage, loaders
         self.prefix = {"validate": "validation", "test": "test"}[stage]
 
     def run(self) -> dict[str, float]:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
         trainer, progress, hooks = self.trainer, self.trainer.progress, self.trainer.hooks
-        trainer.logged.stage = self.stage
+        trainer.logged.begin(self.stage)
         if not progress.validating:
             progress.validating, progress.val_loader, progress.val_batch = True, 0, 0
             hooks.call(f"on_{self.prefix}_start")
             hooks.call(f"on_{self.prefix}_epoch_start")
         with torch.no_grad(), trainer.modes.evaluating():
             while progress.val_loader < len(self.loaders):
+                trainer.logged.begin(self.stage, progress.val_loader if len(self.loaders) > 1 else None)
                 self.loader(progress.val_loader)
                 progress.val_loader, progress.val_batch = progress.val_loader + 1, 0
+        trainer.logged.begin(self.stage)
         hooks.call(f"on_{self.prefix}_epoch_end")
         values = trainer.logged.close_epoch()
+        trainer.logged.begin("over")
         progress.validating = False
         hooks.call(f"on_{self.prefix}_end")
         trainer.evaluated(self.stage, values)
-        trainer.logged.stage = "train"
+        trainer.logged.begin("train")
         return values
 
     def loader(self, number: int) -> None:
         """Evaluate one loader; a rank that has no batch left waits at the boundaries, not in a step."""
         trainer, progress = self.trainer, self.trainer.progress
-        loader = self.loaders[number]
-        mine = len(loader)
-        batches = loader.batches(0, progress.val_batch)
-        while progress.val_batch < loader.longest:
-            index = progress.val_batch
+        feed = self.loaders[number]
+        batches = feed.batches(0, progress.val_batch)
+        while True:
             trainer.strike("validation")
-            if index < mine:
-                self.batch(trainer.received(next(batches)), index, number)
+            batch = next(batches, _NONE)
+            if self._is_over(feed, batch is _NONE):
+                return
+            if batch is not _NONE:
+                self.batch(trainer.received(batch), progress.val_batch, number)
             progress.val_batch += 1
             progress.after += 1
             if self.stage == "validate":
                 trainer.boundary()
+
+    def _is_over(self, feed: Feed, mine: bool) -> bool:
+        """Return whether every rank has read its last batch; where no length tells, they ask each other."""
+        if feed.is_sized:
+            return self.trainer.progress.val_batch >= feed.longest
+        return self.trainer.strategy.all_agree(mine)
 
     def batch(self, batch: Any, index: int, number: int) -> None:
         """Evaluate one batch with the unwrapped module: a wrapped one would talk to the other ranks."""
@@ -172,6 +210,6 @@ class EvaluationLoop:
         trainer.hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
         with trainer.precision.forward():
             step = f"{self.prefix}_step"
-            outputs = calling(f"{name}.{step}", getattr(module, step), batch, index, *extra)
+            outputs = trainer.strategy.evaluate(module, step, batch, index, *extra)
             outputs = calling(f"{name}.{step}_end", getattr(module, f"{step}_end"), outputs)
         trainer.hooks.call(f"on_{self.prefix}_batch_end", outputs, batch, index, *extra)

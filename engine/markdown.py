@@ -29,6 +29,11 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
         parts.append(f"![curves]({picture})")
     if report.failures:
         parts += ["## Interruptions", _interruptions(report)]
+    if report.left_out:
+        batches = ", ".join(f"{batch} of epoch {epoch}" for epoch, batch in report.left_out)
+        parts += ["## Left out", f"The loss of these batches was not finite; they moved nothing: {batches}."]
+    if report.slow:
+        parts += ["## Slow ranks", "\n".join(f"- {words}" for words in report.slow)]
     if report.files:
         parts += ["## Files", "\n".join(f"- {name}: `{where}`" for name, where in report.files.items())]
     return "\n\n".join(parts) + "\n"
@@ -42,7 +47,7 @@ def facts_of(report: Report) -> list[tuple[str, str]]:
     facts += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", seconds(report.seconds))]
     facts.append(("snapshots", f"{report.snapshots} taken"))
     if report.set_aside:
-        facts.append(("set aside", f"{report.set_aside} damaged snapshots"))
+        facts.append(("set aside", "; ".join(f"{name}: {why}" for name, why in report.set_aside.items())))
     facts.append(("restarts", str(report.restarts)))
     return facts
 

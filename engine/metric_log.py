@@ -7,8 +7,10 @@ snapshot; the open row is part of the run's state.
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from midstride.engine.running import Running
 
 __all__ = ["MetricLog", "join_segments"]
 
@@ -37,6 +39,15 @@ class MetricLog:
         """Keep this rank's share of a value for that row, until the ranks meet."""
         self._pending[name] = None
         self._pending_shares[name] = share
+
+    def mark(self) -> Callable[[], None]:
+        """Return what takes back everything kept for the next row from here on."""
+        pending, shares = dict(self._pending), dict(self._pending_shares)
+
+        def back() -> None:
+            self._pending, self._pending_shares = pending, shares
+
+        return back
 
     def step(self, epoch: int, step: int) -> None:
         """Close the row before and open that of `step` with what was kept for it."""
@@ -95,6 +106,18 @@ class MetricLog:
         self._open, self._pending = dict(state_dict["open"]), dict(state_dict["pending"])
         self._pending_shares = dict(state_dict["pending_shares"])
         self._closed, self._shares = [], {}
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's, with the shares of all ranks for rank 0 and none for the others."""
+        shares: dict[str, Share] = {}
+        for name in dict.fromkeys(name for state in states for name in state["pending_shares"]):
+            having = [state["pending_shares"][name] for state in states if name in state["pending_shares"]]
+            running = Running(having[0][2], sync=True)
+            for value, weight, _ in having:
+                running.add(value, weight)
+            shares[name] = (running.value, running.weight, running.reduce_fx)
+        pending = {**dict.fromkeys(shares), **states[0]["pending"]}
+        return {**states[0], "pending": pending, "pending_shares": shares if rank == 0 else {}}
 
 
 def join_segments(segments: Iterable[str]) -> str:

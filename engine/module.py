@@ -139,20 +139,25 @@ class TrainingModule(ModuleHooks, nn.Module):
         sync_dist: bool = False,
         reduce_fx: str = "mean",
         batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
     ) -> None:
         """Log a number, a tensor of one number, or a torchmetrics metric.
 
         Args:
             name: such as "train/loss".
             value: what to log.
-            on_step: a value for this batch; the default while training.
+            on_step: a value for this batch; the default while training. With on_epoch too, the step's is called
+                "..._step" and the epoch's "..._epoch" as well. Of a metric it is that of the batch alone.
             on_epoch: one value for the epoch; the default while validating and testing.
             prog_bar: show it in the progress bar.
             sync_dist: reduce it over the ranks; a metric always is.
             reduce_fx: how batches become an epoch: mean (weighted by samples), sum, min or max.
             batch_size: samples in this batch; taken from the batch's first tensor if not given.
+            add_dataloader_idx: where several loaders are evaluated, each has a value of its own:
+                "val/loss/dataloader_idx_1". False: one value over all of them.
         """
-        self._trainer[0].logged.log(name, value, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, batch_size)
+        asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx)
+        self._trainer[0].logged.log(asked, value, batch_size)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Log several values with the same options."""

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
+from midstride.engine.data.feed import Feed
 from midstride.engine.errors import LossNotFinite, UserError
 from midstride.engine.hooks import calling
+from midstride.engine.leaving_out import LeavingOut
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
@@ -23,26 +25,30 @@ class Optimization:
 
     Args:
         trainer: whose parts are used.
-        batches: batches in an epoch; the last one closes a window that is not full.
+        feed: what is trained on; the last batch of an epoch closes a window that is not full.
     """
 
-    def __init__(self, trainer: "Trainer", batches: int) -> None:
-        self.trainer, self.batches = trainer, batches
+    def __init__(self, trainer: "Trainer", feed: Feed) -> None:
+        self.trainer, self.feed = trainer, feed
         self.module = trainer.module
         self.window = trainer.options.accumulate_grad_batches
         self._several = len(trainer.optimizers) > 1
         self._forward_only = nullcontext[None]()
         self._end = self.module.training_step_end
+        #: whether the batch that was trained on last ended with a step
+        self.stepped = False
         # A float16 loss may overflow: the scaler then skips the step.
         self._check_loss = trainer.precision.name != "16"
+        self._leaves_out = LeavingOut(trainer) if trainer.options.on_nan == "skip" and self._check_loss else None
 
     def closes_window(self, index: int) -> bool:
         """Return whether the optimizers step after batch `index` of the epoch."""
-        return (index + 1) % self.window == 0 or index + 1 == self.batches
+        return (index + 1) % self.window == 0 or self.feed.at_end
 
     def train(self, batch: Any, index: int) -> Any:
         """Run the training step on `batch`, and the optimizers where a window closes; return the step's outputs."""
         trainer = self.trainer
+        self.stepped = self.closes_window(index)
         if not self.module.automatic_optimization:
             trainer.strike("forward")
             with trainer.precision.forward():
@@ -51,21 +57,25 @@ class Optimization:
         for number, optimizer in enumerate(trainer.optimizers):
             with self._only(optimizer):
                 outputs = self._gradients(batch, index, (number,) if self._several else ())
-                if self.closes_window(index):
+                if self.stepped:
                     self._step(optimizer)
+        trainer.precision.update()
         return outputs
 
     def _gradients(self, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
         """Run forward and backward; gradients stay on this rank until the window closes."""
         trainer = self.trainer
-        closes = self.closes_window(index)
-        with self._forward_only if closes else trainer.strategy.accumulate(trainer.wrapped):
+        undo = self._leaves_out.mark() if self._leaves_out is not None else None
+        with self._forward_only if self.stepped else trainer.strategy.accumulate(trainer.wrapped):
             trainer.strike("forward")
             with trainer.precision.forward():
                 outputs = self._ended(trainer.wrapped(batch, index, *extra))
             loss = self._loss(outputs)
             if loss is None:
                 return outputs
+            if self._leaves_out is not None and self._leaves_out.is_bad(loss, undo):
+                self.stepped = self.stepped and self._leaves_out.close_window()
+                return None
             trainer.hooks.call("on_before_backward", loss)
             trainer.strike("backward")
             trainer.precision.backward(loss / self.window if self.window > 1 else loss)
@@ -73,7 +83,8 @@ class Optimization:
         return outputs
 
     def _ended(self, outputs: Any) -> Any:
-        return calling(f"{type(self.module).__name__}.training_step_end", self._end, outputs)
+        ended = calling(f"{type(self.module).__name__}.training_step_end", self._end, outputs)
+        return self.trainer.strategy.joined(ended)
 
     def _loss(self, outputs: Any) -> Tensor | None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -88,7 +99,8 @@ class Optimization:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise UserError(f'{name} returned {what}; a tensor of one number is needed, or a dict with it as "loss".')
-        self.check_finite(loss)
+        if self._leaves_out is None:
+            self.check_finite(loss)
         return loss
 
     def check_finite(self, loss: Tensor) -> None:
@@ -108,8 +120,8 @@ class Optimization:
         trainer, options = self.trainer, self.trainer.options
         trainer.strategy.reduce_gradients(self.module.parameters())
         trainer.strike("optimizer_step")
+        trainer.precision.unscale(optimizer)
         if options.gradient_clip_val is not None:
-            trainer.precision.unscale(optimizer)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             clip = clip_grad_norm_ if options.gradient_clip_algorithm == "norm" else clip_grad_value_
             clip(parameters, options.gradient_clip_val)

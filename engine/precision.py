@@ -25,6 +25,7 @@ class Precision:
         self._device = device.type
         self._autocast = {"bf16": torch.bfloat16, "16": torch.float16}.get(name)
         self._scaler = torch.amp.GradScaler(device.type) if name == "16" else None
+        self._used = False
         self._plain = nullcontext[None]()
 
     def convert(self, module: nn.Module) -> None:
@@ -34,7 +35,7 @@ class Precision:
 
     def batch(self, batch: Any) -> Any:
         """Return `batch` in the width the weights have."""
-        return batch if self.name != "64" else convert(batch, _double)
+        return batch if self.name != "64" else convert(batch, _double, _double_other)
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of one forward pass; a new one each time, so that no cached cast goes stale."""
@@ -48,16 +49,31 @@ class Precision:
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Give gradients their true size again, for clipping and hooks."""
-        if self._scaler is not None:
+        if self._scaler is not None and _has_gradients(optimizer):
             self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
         """Step `optimizer`, unless the scaler found an overflow."""
-        if self._scaler is None:
+        if self._scaler is None or not _has_gradients(optimizer):
             optimizer.step()
         else:
             self._scaler.step(optimizer)
+            self._used = True
+
+    def update(self) -> None:
+        """Adapt the scale, once all optimizers have stepped: the others' gradients are scaled by it too."""
+        if self._scaler is not None and self._used:
             self._scaler.update()
+            self._used = False
+
+    def refusals(self, *, by_hand: bool) -> list[str]:
+        """Return, in words, what this precision cannot do; `by_hand`: the module steps its optimizers itself."""
+        if self._scaler is None or not by_hand:
+            return []
+        return [
+            "precision 16 with automatic_optimization = False: gradients are scaled, and a step by hand would take "
+            "them as they are. Use precision bf16, which needs no scale, or automatic optimization."
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's state; empty without one."""
@@ -67,6 +83,14 @@ class Precision:
         """Take the scaler's state back."""
         if self._scaler is not None:
             self._scaler.load_state_dict(state_dict)
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def _double_other(other: Any) -> Any:
+    return other.double() if hasattr(other, "double") else other
 
 
 def _double(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ class Progress:
         step: optimizer steps taken.
         after: boundaries since that step (batches of validation, the end of an epoch).
         in_epoch: whether this epoch's start hooks have run.
+        at_end: whether its last batch has been trained on.
         validated: the batch of this epoch after which validation was last completed; 0 if none was.
         val_loader: the validation loader being read, while a validation is under way.
         val_batch: batches consumed of that loader.
@@ -29,6 +30,7 @@ class Progress:
     step: int = 0
     after: int = 0
     in_epoch: bool = False
+    at_end: bool = False
     validated: int = 0
     validating: bool = False
     val_loader: int = 0
@@ -46,7 +48,7 @@ class Progress:
         self.epoch += 1
         self.batch = 0
         self.validated = 0
-        self.in_epoch = False
+        self.in_epoch = self.at_end = False
         self.after += 1
 
     def state_dict(self) -> dict[str, Any]:

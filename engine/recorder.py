@@ -2,30 +2,30 @@
 
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from midstride.engine.attributes import Attributes
-from midstride.engine.callbacks import Callbacks
-from midstride.engine.data.loader import ExactLoader
-from midstride.engine.hooks import calling
+from midstride.engine.data.feed import Feed, Feeds
+from midstride.engine.elastic import Resharded, Start, fit_feeds, reshard
+from midstride.engine.errors import EngineError, StopRequested
 from midstride.engine.identity import (
     FREE_ARGUMENTS,
     bits_of,
     changed_bits,
     check_identity,
-    check_world_size,
     described,
     is_json,
 )
-from midstride.engine.module import TrainingModule
-from midstride.engine.optimizers import OptimizerList, SchedulerList
 from midstride.engine.options import SnapshotOptions
+from midstride.engine.parts import parts_of
+from midstride.engine.requests import Asked, Request
 from midstride.engine.run import Resume, Run
-from midstride.engine.seeds import Generators
-from midstride.engine.snapshots.codec import encode
+from midstride.engine.snapshots.codec import walk
+from midstride.engine.snapshots.history import Snapshot
 from midstride.engine.snapshots.place import Place
 from midstride.engine.snapshots.policy import Policy
-from midstride.engine.state import Stateful, restore_parts, state_of
+from midstride.engine.snapshots.writer import Taking
+from midstride.engine.state import restore_parts, state_of
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
@@ -43,6 +43,7 @@ DECIDING = (
     "limit_train_batches",
     "limit_val_batches",
     "use_distributed_sampler",
+    "rng",
 )
 
 
@@ -53,23 +54,24 @@ class Recorder:
         trainer: whose parts are kept, put together and ready to train.
         url: folder or URL of the run.
         options: when snapshots are taken.
-        loader: the training loader, for what decides the order of samples.
+        feeds: what the fit reads.
         data: where it came from.
     """
 
-    def __init__(
-        self, trainer: "Trainer", url: str, options: SnapshotOptions, loader: ExactLoader, data: object
-    ) -> None:
+    def __init__(self, trainer: "Trainer", url: str, options: SnapshotOptions, feeds: Feeds, data: object) -> None:
         self._trainer = trainer
-        self.run = Run(url, trainer.strategy, options.keep)
-        self._policy = Policy(options, trainer.strategy.gather)
-        self._parts = _parts(trainer)
-        self._facts = self._described(loader, data)
+        self.run = Run(url, trainer.strategy, options.keep, trainer.heartbeat, options.terms)
+        self._policy = Policy(options, trainer.strategy.gather, lambda: self.run.is_writing)
+        self._parts = parts_of(trainer, feeds)
+        self._feeds, self._data = feeds, data
+        self._start = Start.of(feeds, trainer.world.size)
+        self._facts = self._described(feeds.training, data)
+        self._write_s = 0.0  # seconds the last snapshot took until it was committed
 
     @staticmethod
-    def try_encoding(trainer: "Trainer") -> None:
+    def try_encoding(trainer: "Trainer", feeds: Feeds) -> None:
         """Raise what a snapshot of `trainer` would raise for state that cannot be written."""
-        encode(state_of(_parts(trainer)))
+        walk(state_of(parts_of(trainer, feeds)))
 
     def resume(self, resume: Resume) -> bool:
         """Take the state back from the newest good snapshot; return whether there was one."""
@@ -77,10 +79,11 @@ class Recorder:
         if found is not None:
             snapshot, tree = found
             where = f"{self.run.store.url}/snapshots/{snapshot.name}"
+            self._fit(snapshot, tree, where)
             self._check(snapshot.manifest, where)
-            restore_parts(self._parts, tree)
+            restore_parts(self._parts, self._resharded(snapshot, tree))
         else:
-            self.try_encoding(self._trainer)  # what cannot be written is refused now, not at the first snapshot
+            walk(state_of(self._parts))  # what cannot be written is refused now, not at the first snapshot
         lease = self.run.begin(found[0] if found else None)
         self._tell(lease.generation, lease.resumed_from)
         self.run.write("run.json", json.dumps({"run": self.run.name, **self._facts}, indent=2))
@@ -92,27 +95,55 @@ class Recorder:
         return self.run.lease.generation if self.run.lease is not None else None
 
     def boundary(self) -> None:
-        """Take a snapshot if one is due at this boundary."""
+        """Raise what went wrong behind training; take a snapshot if one is due at this boundary."""
+        self.run.check()
         progress = self._trainer.progress
         if self._policy.is_due(progress.val_batch if progress.validating else progress.step):
             self.take()
 
+    def answer(self, request: Request) -> None:
+        """Take the snapshot that was asked for; every rank calls this at the same boundary.
+
+        Raises:
+            StopRequested: that was asked. The message says what a retry resumes from.
+        """
+        run = self.run
+        everyone = self._trainer.strategy.gather((request.left_s, self._write_s))
+        left_s, write_s = min(left for left, _ in everyone), max(took for _, took in everyone)
+        if left_s > write_s:
+            self.take()
+            run.flush()
+        elif self._trainer.world.is_first:
+            log.warning("no snapshot is taken: the last one took %.1f s, %.1f s are left of the grace", write_s, left_s)
+        if request.asked is Asked.STOP:
+            raise StopRequested(f"asked to stop, after step {self._trainer.progress.step}; {run.resumes_from()}")
+
     def take(self) -> None:
-        """Take a snapshot here and now; every rank calls this at the same place."""
+        """Take a snapshot here and now, to be committed behind training; every rank calls this at the same place."""
         trainer, progress = self._trainer, self._trainer.progress
-        place = Place(progress.step, progress.after)
+        began = time.perf_counter()
+        place, epoch = Place(progress.step, progress.after), progress.epoch
+
+        def probe(phase: str) -> None:
+            trainer.strike(phase, place.step)
+
+        def committed(taking: Taking, snapshot: Snapshot) -> None:
+            self._write_s = taking.stall_s + taking.write_s
+            held = {"stall_s": taking.stall_s, "wait_s": taking.wait_s, "write_s": taking.write_s}
+            trainer.reporter.emit(
+                "snapshot", name=snapshot.name, step=place.step, epoch=epoch, bytes=snapshot.bytes, **held
+            )
+
         rows = trainer.logged.take_rows()
-        facts = {**self._facts, "progress": progress.state_dict()}
-        snapshot, stall_s = self.run.snapshot(place, state_of(self._parts), rows, facts, trainer.strike)
-        self._policy.taken(stall_s)
-        trainer.reporter.emit(
-            "snapshot",
-            name=snapshot.name,
-            step=progress.step,
-            epoch=progress.epoch,
-            bytes=snapshot.bytes,
-            stall_s=stall_s,
-        )
+        trainer.samples.settle(trainer.strategy.gather)
+        facts = {
+            **self._facts,
+            "start": self._start.facts(),
+            "progress": progress.state_dict(),
+            "left_out": list(trainer.samples.left_out),
+        }
+        self.run.snapshot(place, state_of(self._parts), rows, facts, probe, committed)
+        self._policy.taken(time.perf_counter() - began)
 
     def finish(self) -> None:
         """Commit the end of the fit, with the last weights and the whole metric log."""
@@ -121,8 +152,18 @@ class Recorder:
             trainer.progress.after += 1  # a boundary of its own: a snapshot may already stand at the last one
             trainer.logged.rows.close()
             self.take()
+        self.run.flush()
         self.save_weights("last")
         self.run.assemble_metric_log()
+
+    def raise_cause(self, error: Exception) -> None:
+        """Raise what went wrong behind training, where `error` is but its echo: another rank met it first and left."""
+        failure = self.run.close()
+        if isinstance(failure, EngineError) and failure is not error and not isinstance(error, EngineError):
+            raise failure from error
+
+    def close(self) -> None:
+        """Let what was taken be committed, if it still can be, and end the thread that does so."""
         self.run.close()
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
@@ -137,14 +178,16 @@ class Recorder:
             "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
             "metrics": {name: float(value) for name, value in trainer.logged.values.items()},
         }
-        self.run.save_weights(folder, module.state_dict(), facts)
+        self.run.save_weights(folder, trainer.logged.metrics.without_states(module.state_dict()), facts)
 
-    def _described(self, loader: ExactLoader, data: object) -> dict[str, Any]:
+    def _described(self, feed: Feed, data: object) -> dict[str, Any]:
         """Return what makes this run this run, and what may change its last bits."""
         trainer = self._trainer
         given = dict(trainer.identity)
         arguments = given.pop("data_args", {})
-        order, options = loader.order, trainer.options
+        options, order = trainer.options, trainer.strategy.gather(feed.facts())[0]
+        if (batch_size := order.pop("global_batch_size", None)) is not None:
+            order["global_batch_size"] = batch_size * options.accumulate_grad_batches
         identity = {
             "module": f"{type(trainer.module).__module__}:{type(trainer.module).__qualname__}",
             "module_args": trainer.module.hparams,
@@ -152,22 +195,45 @@ class Recorder:
             **given,
             "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
             "seed": trainer.seed,
-            "global_batch_size": loader.batch_size * order.size * options.accumulate_grad_batches,
-            "batch_size": loader.batch_size,
-            "samples": order.samples,
-            "drop_last": order.drop_last,
-            "shuffle": getattr(order, "shuffle", False),
+            **order,
             **{name: getattr(options, name) for name in DECIDING},
             "precision": trainer.options.precision,
-            "strategy": trainer.strategy.name,
+            "strategy": trainer.strategy.identity,
         }
         return {"identity": described(identity), "bits": bits_of([type(trainer.module)], trainer.device)}
+
+    def _fit(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
+        """Cut the global batches as this world needs them."""
+        facts, was = snapshot.manifest["facts"], snapshot.manifest["world_size"]
+        self._start = Start.from_facts(facts["start"])
+        size = self._trainer.world.size
+        validating = facts["progress"]["validating"]
+        if was == size == self._start.size and not validating:
+            return
+        if was != size:
+            self._feeds.training.load_state_dict(tree["feeds"]["training"])  # it may know why it cannot be cut
+        fit_feeds(self._feeds, self._start, was=was, size=size, validating=validating, where=where)
+        self._facts = self._described(self._feeds.training, self._data)
+
+    def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
+        """Return this rank's tree, put together from those of all ranks if the snapshot has another number of them."""
+        was, world = snapshot.manifest["world_size"], self._trainer.world
+        if was == world.size:
+            return tree
+        own = [name for name, part in self._parts.items() if isinstance(part, Resharded) and name in tree]
+        others = [{name: other[name] for name in own} for other in self.run.others(snapshot)]
+        return reshard(self._parts, [tree, *others], world.rank)
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:
         saved, world = manifest["facts"], self._trainer.world
         check_identity(saved["identity"], self._facts["identity"], where=where, accepted=self._trainer.accept_change)
-        check_world_size(manifest["world_size"], world.size, where=where)
         if world.is_first:
+            if (was := manifest["world_size"]) != world.size:
+                log.warning(
+                    "%d ranks were %d: the same samples in the same batches, but sums may differ in their last bits "
+                    "from here on",
+                    *(world.size, was),
+                )
             for line in changed_bits(saved["bits"], self._facts["bits"]):
                 log.warning("%s", line)
 
@@ -177,60 +243,3 @@ class Recorder:
             return
         log.info("generation %d resumes from snapshot %s", generation, resumed_from)
         trainer.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=trainer.progress.step)
-
-
-def _parts(trainer: "Trainer") -> dict[str, Stateful]:
-    """Return everything that decides how a fit goes on, in the order in which it is given back.
-
-    The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
-    last: building and loading the others may draw numbers.
-    """
-    return {
-        "strategy": trainer.strategy,
-        "progress": trainer.progress,
-        "module": trainer.module,
-        "optimizers": OptimizerList(trainer.optimizers),
-        "schedulers": SchedulerList(trainer.schedulers),
-        "precision": trainer.precision,
-        "callbacks": Callbacks(trainer.callbacks),
-        "logged": trainer.logged,
-        "metrics": trainer.logged.metrics,
-        "gradients": Gradients(trainer.module),
-        "modes": trainer.modes,
-        "attributes": Attributes(trainer.module),
-        "user": UserState(trainer.module),
-        "generators": Generators(),
-    }
-
-
-class Gradients:
-    """What a window that is still open has collected, on this rank; empty between steps."""
-
-    def __init__(self, module: TrainingModule) -> None:
-        self._module = module
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the gradients there are, by parameter."""
-        return {name: p.grad for name, p in self._module.named_parameters() if p.grad is not None}
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Put them back."""
-        for name, parameter in self._module.named_parameters():
-            parameter.grad = state_dict[name].to(parameter.device) if name in state_dict else None
-
-
-class UserState:
-    """What the user's `on_save_checkpoint` puts in."""
-
-    def __init__(self, module: TrainingModule) -> None:
-        self._module = module
-
-    def state_dict(self) -> dict[str, Any]:
-        """Ask the module for it."""
-        state: dict[str, Any] = {}
-        calling(f"{type(self._module).__name__}.on_save_checkpoint", self._module.on_save_checkpoint, state)
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give it back to the module."""
-        calling(f"{type(self._module).__name__}.on_load_checkpoint", self._module.on_load_checkpoint, state_dict)

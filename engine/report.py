@@ -47,8 +47,12 @@ class Report(Options):
     epochs: int = 0
     seconds: float = Field(0.0, description="Of all attempts together.")
     snapshots: int = Field(0, description="Taken by the attempts that count.")
-    set_aside: int = 0
+    set_aside: dict[str, str] = Field({}, description="Snapshots that are not used again: name -> why.")
     failures: tuple[Failure, ...] = ()
+    left_out: tuple[tuple[int, int], ...] = Field(
+        (), description="Epoch and batch, from 0, of what was left out because its loss was not finite."
+    )
+    slow: tuple[str, ...] = Field((), description="Ranks for which the others had to wait.")
     monitor: str = ""
     best: dict[str, float] = Field({}, description="What the best weights reached.")
     test: dict[str, float] = Field({}, description="What a test of the best weights gave.")
@@ -76,8 +80,10 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
         epochs=len({row["epoch"] for row in rows}),
         seconds=sum(attempt.ended - attempt.started for attempt in attempts if attempt.ended),
         snapshots=_taken(history),
-        set_aside=len(history.aside()),
+        set_aside=dict(history.aside()),
         failures=_failures(attempts),
+        left_out=_left_out(history),
+        slow=tuple(f"attempt {attempt.number}: {words}" for attempt in attempts for words in attempt.slow),
         monitor=job.monitor.metric if job.monitor else "",
         best=_weights_metrics(store, "best"),
         test=test or {},
@@ -135,6 +141,11 @@ def cause_of(error: str) -> str:
     if not lines[0].startswith("Traceback"):
         return lines[0]
     return next((line for line in reversed(lines) if ":" in line and not line.startswith(" ")), lines[-1])
+
+
+def _left_out(history: History) -> tuple[tuple[int, int], ...]:
+    snapshots = history.snapshots()
+    return tuple(snapshots[-1].manifest["facts"].get("left_out", ())) if snapshots else ()
 
 
 def _taken(history: History) -> int:

@@ -1,5 +1,6 @@
 """The reporter: tells the launcher what happens; where there is none, the person at the terminal."""
 
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reporter"]
 
+_LOG = logging.getLogger("midstride")
 #: seconds between two step events
 PERIOD_S = 0.5
 
@@ -34,15 +36,17 @@ class Reporter:
         self._log = EventLog(session.events) if session else None
         self._view: WorldView | None = None
         self._bar = bar and session is None and world.is_first and sys.stdout.isatty()
+        self._first = world.is_first
         self._next_s = 0.0
         self._from = (0.0, 0)
         self._steps: int | None = None
 
-    def begin(self, progress: Progress, batches: int, options: TrainerOptions, generation: int | None) -> None:
+    def begin(self, progress: Progress, batches: int | None, options: TrainerOptions, generation: int | None) -> None:
         """Tell that training starts, from wherever `progress` stands, and how many steps it will take."""
-        an_epoch = -(-batches // options.accumulate_grad_batches)
-        ends = [options.max_epochs * an_epoch] if options.max_epochs else []
-        self._steps = min([*ends, *([options.max_steps] if options.max_steps else [])])
+        ends = [options.max_steps] if options.max_steps else []
+        if options.max_epochs and batches is not None:
+            ends.append(options.max_epochs * -(-batches // options.accumulate_grad_batches))
+        self._steps = min(ends, default=None)
         self._from = (time.monotonic(), progress.step)
         if self._bar:
             from midstride.engine.console import WorldView
@@ -50,7 +54,7 @@ class Reporter:
             self._view = WorldView().__enter__()
         self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
 
-    def step(self, progress: Progress, batches: int, outputs: Any) -> None:
+    def step(self, progress: Progress, batches: int | None, outputs: Any) -> None:
         """Tell about a step, if the last telling was long enough ago."""
         if self._log is None and self._view is None:
             return
@@ -78,6 +82,15 @@ class Reporter:
             self._log.emit(kind, **fields)
         if self._view is not None:
             self._view.event(Event(kind, time.time(), fields))
+
+    def say(self, line: str) -> None:
+        """Say something once to whoever started the run: on the console, unless logging goes elsewhere."""
+        if not self._first:
+            return
+        if not (logging.root.handlers or _LOG.handlers):
+            _LOG.addHandler(logging.StreamHandler())
+            _LOG.setLevel(logging.INFO)
+        _LOG.info("%s", line)
 
     def close(self) -> None:
         """Take the bar away."""

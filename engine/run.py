@@ -2,26 +2,32 @@
 
 import logging
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeVar
 
 from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing
+from midstride.engine.heartbeat import Heartbeat, Phase
+from midstride.engine.ledger import Ledger, fatal_snapshots
 from midstride.engine.metric_log import join_segments
 from midstride.engine.snapshots.history import History, Snapshot
-from midstride.engine.snapshots.lease import Lease, acquire
+from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.place import Place
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.store import Store, Terms
 from midstride.engine.snapshots.weights import save_weights
-from midstride.engine.snapshots.writer import Writer
+from midstride.engine.snapshots.writer import Taking, Writer
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.channel import Channel
 
 __all__ = ["Resume", "Run"]
 
 Resume = Literal["auto", "never"] | int
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+#: what a run that ends by an error gives to snapshots that are still being written
+GRACE_S = 10.0
 
 
 class Run:
@@ -31,27 +37,43 @@ class Run:
         url: folder or fsspec URL of the run.
         strategy: through which the ranks agree.
         keep: snapshots to keep.
+        heartbeat: says that this rank waits for the store, as long as it takes.
+        terms: what is asked of the store.
     """
 
-    def __init__(self, url: str, strategy: Strategy, keep: int) -> None:
+    def __init__(
+        self, url: str, strategy: Strategy, keep: int, heartbeat: Heartbeat, terms: Terms | None = None
+    ) -> None:
         self.name = url.rstrip("/").rpartition("/")[2]
-        self.store = Store.open(url)
-        self._strategy, self._keep = strategy, keep
+        self.store = Store.open(url, terms)
+        self._strategy, self._keep, self._heartbeat = strategy, keep, heartbeat
         self._history = History(self.store)
         self._writer: Writer | None = None
+        self._channel: Channel | None = None
         self.lease: Lease | None = None
-        self._first(self.store.ensure_writable)
+        self._first(self._ensure_writable)
+
+    def _ensure_writable(self) -> None:
+        self.store.ensure_writable()
+        if self.store.terms.lease == "none":
+            log.warning(
+                "snapshots.lease is none: nothing keeps a second world from advancing %s; what two of them "
+                "write is one mess",
+                self.store.url,
+            )
 
     def resume(self, resume: Resume) -> tuple[Snapshot, Any] | None:
         """Return the snapshot to go on from and this rank's tree in it; None for a fresh start.
 
-        It is the newest one that every rank could verify; what one of them could not is set aside.
+        It is the newest one that every rank could verify; what one of them could not is set aside. A world of another
+        size gets the tree of rank 0, and `others`.
 
         Raises:
             SnapshotMissing: `resume` is a step of which there is no good snapshot.
         """
         while (snapshot := self._first(lambda: self._choose(resume))) is not None:
-            tree, fault = self._read(snapshot)
+            with self._waiting():
+                tree, fault = self._read(snapshot)
             faults = [text for text in self._strategy.gather(fault) if text]
             if not faults:
                 return snapshot, tree
@@ -62,6 +84,7 @@ class Run:
         if resume == "never":
             return None
         if resume == "auto":
+            self._leave_fatal_ones()
             return self._history.newest_good()
         found = [snapshot for snapshot in self._history.snapshots() if snapshot.place.step == resume]
         if not found:
@@ -70,55 +93,125 @@ class Run:
         self._history.verify(found[-1])
         return found[-1]
 
+    def _leave_fatal_ones(self) -> None:
+        """Set snapshots aside that attempts kept dying of; never the oldest, or nothing would be left of the run."""
+        older = [snapshot.name for snapshot in self._history.snapshots()][1:]
+        for name, attempts in fatal_snapshots(Ledger(self.store).attempts()).items():
+            if name in older:
+                numbers = " and ".join(map(str, attempts))
+                reason = f"attempts {numbers} resumed from it and died before their first new step"
+                log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
+                self._history.set_aside(name, reason)
+
     def _read(self, snapshot: Snapshot) -> tuple[Any, str]:
-        rank = self._strategy.world.rank
+        world = self._strategy.world
         try:
-            return read(self.store, snapshot, min(rank, snapshot.manifest["world_size"] - 1)), ""
+            # In a world of another size rank 0's is where putting them together begins.
+            return read(self.store, snapshot, world.rank if snapshot.manifest["world_size"] == world.size else 0), ""
         except SnapshotError as error:
             return None, str(error)
+
+    def others(self, snapshot: Snapshot) -> Iterator[Any]:
+        """Yield the trees of all ranks of `snapshot` but the first, for a world of another size."""
+        for rank in range(1, snapshot.manifest["world_size"]):
+            with self._waiting():
+                tree = read(self.store, snapshot, rank)
+            yield tree
 
     def begin(self, resumed_from: Snapshot | None) -> Lease:
         """Take the next generation: from now on older worlds of this run are superseded."""
         facts = {"host": os.uname().nodename, "pid": os.getpid()}
         name = resumed_from.name if resumed_from else None
         self.lease = lease = self._first(lambda: acquire(self.store, name, facts))
-        self._writer = Writer(self.store, lease, self._strategy.world, self._strategy.gather, self.name, self._keep)
+        self._channel = channel = self._strategy.channel()
+        self._writer = Writer(
+            *(self.store, lease, self._strategy.world, channel.gather, self.name, self._keep),
+            self._strategy.is_replicated,
+        )
         return lease
 
     def snapshot(
-        self, place: Place, state: object, rows: str, facts: dict[str, Any], probe: Callable[[str], object]
-    ) -> tuple[Snapshot, float]:
-        """Commit a snapshot; return it and the seconds training was held up."""
+        self,
+        place: Place,
+        state: object,
+        rows: str,
+        facts: dict[str, Any],
+        probe: Callable[[str], object],
+        committed: Callable[[Taking, Snapshot], object],
+    ) -> Taking:
+        """Take a snapshot, to be committed behind training; arguments as those of `Writer.take`."""
         if self._writer is None:
             raise RuntimeError("begin() comes before snapshot()")
-        began = time.monotonic()
-        taken = self._writer.take(place, state, self._strategy.is_replicated, rows, facts, probe)
-        return taken, time.monotonic() - began
+        with self._waiting():
+            return self._writer.take(place, state, rows, facts, probe, committed)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a snapshot is on its way."""
+        return self._writer is not None and self._writer.is_busy
+
+    def check(self) -> None:
+        """Raise what went wrong behind training, if anything did."""
+        if self._writer is not None:
+            self._writer.check()
+
+    def flush(self) -> None:
+        """Wait until every snapshot taken is committed; raises as `check` does."""
+        if self._writer is not None:
+            with self._waiting():
+                self._writer.flush()
 
     def save_weights(self, folder: Literal["best", "last"], state_dict: dict[str, Any], facts: dict[str, Any]) -> None:
         """Replace the weights in `folder`; rank 0 writes."""
         metrics = facts.pop("metrics")
-        self._first(lambda: save_weights(self.store, folder, state_dict, metrics, facts))
+        self._replace(lambda: save_weights(self.store, folder, state_dict, metrics, facts))
 
     def write(self, path: str, text: str) -> None:
         """Replace a small text file of the run; rank 0 writes."""
-        self._first(lambda: self.store.write(path, text.encode()))
+        self._replace(lambda: self.store.write(path, text.encode()))
 
     def assemble_metric_log(self) -> None:
         """Write `metrics.csv` from the committed segments."""
-        self._first(lambda: self.store.write("metrics.csv", join_segments(self._history.rows()).encode()))
+        self._replace(lambda: self.store.write("metrics.csv", join_segments(self._history.rows()).encode()))
 
-    def close(self) -> None:
-        """Wait until everything taken is committed."""
-        if self._writer is not None:
-            self._writer.close()
+    def resumes_from(self) -> str:
+        """Say, in words, where the next life of this run begins."""
+        newest = self._writer.newest if self._writer is not None else None
+        name = newest.name if newest else self.lease.resumed_from if self.lease else None
+        return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"
+
+    def close(self) -> Exception | None:
+        """Let what is still being written end, for a while: where ranks died it cannot. Return what went wrong."""
+        writer, channel = self._writer, self._channel
+        self._writer = self._channel = None
+        if writer is None or channel is None:
+            return None
+        with self._waiting():
+            ended = writer.close(GRACE_S)
+        if ended:
+            channel.close()
+        return writer.failure
+
+    def _replace(self, act: Callable[[], None]) -> None:
+        """Have rank 0 replace something that others read, if this world is still the one to do so."""
+
+        def replaced() -> None:
+            if self.lease is not None:
+                ensure_newest(self.store, self.lease)
+            act()
+
+        self._first(replaced)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return self._heartbeat.during(Phase.WAITING)
 
     def _first(self, act: Callable[[], T]) -> T:
         """Return what rank 0's `act` returns, on every rank; what it raises is raised on every rank."""
         result: tuple[Any, EngineError | None] = None, None
         if self._strategy.world.is_first:
             try:
-                result = act(), None
+                with self._waiting():
+                    result = act(), None
             except EngineError as error:
                 result = None, error
             except Exception as error:

@@ -1,10 +1,12 @@
 """Seeds: hashed, never drawn; and the main process's generators as one part of a run's state."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from xxhash import xxh3_64_intdigest
 
 __all__ = ["Generators", "mix", "rank_seed", "seed_everything"]
 
@@ -63,3 +65,10 @@ class Generators:
             torch.cuda.set_rng_state_all(state_dict["cuda"])
         np.random.set_state(state_dict["numpy"])
         random.setstate(state_dict["random"])
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return the state of a rank that was there; for a new one, one that nobody has, by a hash of rank 0's."""
+        if rank < len(states):
+            return states[rank]
+        seed_everything(mix(xxh3_64_intdigest(states[0]["torch"].numpy().tobytes()), rank))
+        return self.state_dict()

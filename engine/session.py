@@ -3,6 +3,7 @@
     job.json                  the resolved job, the run's name and the attempt's number
     events.jsonl              what happens, as it happens
     outcome-rank-00000.json   how each rank ended, written by that rank
+    heartbeat-rank-00000      what each rank is doing
     log.txt                   every line the world printed
 
 It is local and short-lived: what must survive the machine is in the store.
@@ -56,6 +57,10 @@ class Session:
     def events(self) -> Path:
         """The file of events."""
         return self.folder / "events.jsonl"
+
+    def heartbeat(self, rank: int) -> Path:
+        """Return the file in which `rank` says what it is doing."""
+        return self.folder / f"heartbeat-rank-{rank:05d}"
 
     @property
     def log(self) -> Path:

@@ -11,28 +11,34 @@ from torch.optim import Optimizer
 
 from midstride.engine.attributes import Modes
 from midstride.engine.callbacks import BestCheckpoint, Callback, EarlyStopping
-from midstride.engine.data.loader import ExactLoader
+from midstride.engine.data.feed import Feeds
 from midstride.engine.data.loaders import Loaders
 from midstride.engine.determinism import Determinism
-from midstride.engine.devices import device_of, move
-from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.devices import move
+from midstride.engine.errors import EngineError, JobError, StopRequested, UserError
 from midstride.engine.faults import FaultPlan
+from midstride.engine.heartbeat import Heartbeat, Phase
 from midstride.engine.hooks import Hooks, calling
+from midstride.engine.launchers.ranks import in_every_rank
+from midstride.engine.launchers.script import tie_to_first_rank
 from midstride.engine.logged import Logged
 from midstride.engine.loops import EvaluationLoop, FitLoop
 from midstride.engine.metrics import Metrics
 from midstride.engine.module import DataModule, TrainingModule
 from midstride.engine.optimizers import SchedulerConfig, read_optimizers
-from midstride.engine.options import SnapshotOptions, checked_options
+from midstride.engine.options import SnapshotOptions, checked_options, short_precision
+from midstride.engine.placement import UNSAID, Machine, Wishes, place
 from midstride.engine.precision import Precision
 from midstride.engine.progress import Progress
 from midstride.engine.recorder import Recorder
 from midstride.engine.reporter import Reporter
+from midstride.engine.requests import Asked, Request, Requests
 from midstride.engine.run import Resume
+from midstride.engine.samples import SampleAccount
 from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies import build_strategy
-from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.strategies.base import Strategy, TrainingStep
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
@@ -48,8 +54,13 @@ class Trainer:
     """Trains, validates, tests and predicts; resumes exactly.
 
     Args:
-        strategy: a name from `midstride.engine.strategies.STRATEGIES`; by itself "ddp" in a world of several
-            processes and "single" alone.
+        strategy: a name from `midstride.engine.strategies.STRATEGIES`, "package.module:Class" or an instance of
+            your own; by itself "ddp" on several devices and "single" on one.
+        strategy_args: its options, such as {"static_graph": True}.
+        devices: on each machine: a number, "auto" for all GPUs or else the CPU, or a list of GPUs; by itself one.
+        gpus: GPUs by number, -1 for all, a list or text of indices; None and 0 are the CPU.
+        num_nodes: machines, to be checked against what the launcher started.
+        auto_select_gpus: take so many GPUs of those that nobody holds.
         snapshots: when the whole state is written; None for never.
         callbacks: what acts beside the module.
         seed: of everything random. Build the Trainer before the module: it seeds every rank alike.
@@ -64,7 +75,12 @@ class Trainer:
     def __init__(
         self,
         *,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
+        strategy_args: Mapping[str, Any] | None = None,
+        devices: int | str | Sequence[int] | None = None,
+        gpus: int | str | Sequence[int] | None = UNSAID,
+        num_nodes: int | None = None,
+        auto_select_gpus: bool = False,
         snapshots: SnapshotOptions | Mapping[str, Any] | None = _DEFAULT,
         callbacks: Sequence[Callback] = (),
         seed: int = 0,
@@ -72,13 +88,24 @@ class Trainer:
         identity: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.options, self.snapshots = checked_options(options, snapshots)
-        self.world = World.from_environment()
-        self.device = device_of(self.world)
-        strategy = strategy or ("ddp" if self.world.size > 1 else "single")
-        self.strategy = build_strategy(strategy, self.world, self.device)
-        if self.strategy.name == "single" and self.world.size > 1:
-            raise JobError(f"strategy single has one process, this world has {self.world.size}; for more choose ddp")
+        tie_to_first_rank()
+        #: how this Trainer was made, for ranks that make another like it on their own devices
+        self.settings: dict[str, Any] = {
+            "strategy": strategy,
+            "strategy_args": strategy_args,
+            "snapshots": snapshots,
+            "callbacks": callbacks,
+            "seed": seed,
+            "accept_change": accept_change,
+            "identity": identity,
+            **options,
+        }
+        precision = short_precision(options.get("precision", "32"))
+        wishes = Wishes(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus, precision)
+        self.placement, faults = place(wishes, Machine.here())
+        self.options, self.snapshots = checked_options(options, snapshots, faults)
+        self.strategy, self.world = self.placement.strategy, self.placement.world
+        self.device = self.strategy.device
         self.seed, self.accept_change, self.identity = seed, tuple(accept_change), dict(identity or {})
         self.callbacks = list(callbacks)
         self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
@@ -86,6 +113,7 @@ class Trainer:
         self.is_fitting = False
         self.precision = Precision(self.options.precision, self.device)
         self.progress = Progress()
+        self.samples = SampleAccount(self.world.rank, self.world.size)
         self.module: TrainingModule = TrainingModule()
         self.wrapped: nn.Module = self.module
         self.optimizers: list[Optimizer] = []
@@ -96,7 +124,10 @@ class Trainer:
         self.recorder: Recorder | None = None
         self.reporter = Reporter(self.world, bar=self.options.enable_progress_bar)
         self._faults = FaultPlan.from_environment()
-        self._run_url: str | None = None
+        self.requests = Requests()
+        self.heartbeat = Heartbeat.of(self.world)
+        #: the run that was fitted last
+        self.run_url: str | None = None
         self._loop: FitLoop | None = None
         seed_everything(seed)
 
@@ -110,6 +141,8 @@ class Trainer:
                 callbacks.append(EarlyStopping(job.monitor.metric, job.monitor.patience, job.monitor.mode))
         return cls(
             strategy=job.world.strategy,
+            strategy_args=job.world.strategy_args,
+            devices=job.world.devices,
             snapshots=job.snapshots,
             callbacks=callbacks,
             seed=job.seed,
@@ -120,6 +153,7 @@ class Trainer:
 
     # What a user calls --------------------------------------------------------------------------
 
+    @in_every_rank
     def fit(self, module: TrainingModule, data: Any = None, *, run: str | None = None, resume: Resume = "auto") -> None:
         """Train `module` on `data` to the end, from the newest good snapshot of `run` if there is one.
 
@@ -131,20 +165,28 @@ class Trainer:
         """
         self._begin(module, data, "fit")
         self.progress = Progress()
-        for callback, state in zip(self.callbacks, self._pristine, strict=True):
-            callback.load_state_dict(copy.deepcopy(state))  # nothing of an earlier fit goes on
+        self.samples = SampleAccount(self.world.rank, self.world.size)
+        self.reset_callbacks()
         with Determinism(self.options.deterministic, on=run is not None and self.snapshots is not None):
             try:
                 self.is_fitting = True
                 self._fit(Loaders(self, module if data is None else data), run, resume)
+            except Exception as error:
+                if self.recorder is not None:
+                    self.recorder.raise_cause(error)
+                raise
             finally:
                 self.is_fitting = False
+                if self.recorder is not None:
+                    self.recorder.close()
                 self.reporter.close()
 
+    @in_every_rank
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Return the reduced values of a validation; `ckpt_path` as in `test`."""
         return self._evaluate("validate", module, data, ckpt_path)
 
+    @in_every_rank
     def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Return the reduced values of a test.
 
@@ -156,29 +198,37 @@ class Trainer:
         """
         return self._evaluate("test", module, data, ckpt_path)
 
+    @in_every_rank
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
-        """Return what `predict_step` returns for every batch of this rank; `ckpt_path` as in `test`."""
+        """Return what `predict_step` returns for every batch of this rank; `ckpt_path` as in `test`.
+
+        With `ddp_spawn` and its kin, those of rank 0 come first, then those of rank 1, and so on.
+        """
         self._begin(module, data, "predict")
         self._load_weights(ckpt_path)
-        self.module.to(self.device).eval()
+        self.logged.begin("predict")
         predictions = []
-        with torch.no_grad():
+        with torch.no_grad(), self.modes.evaluating():
             for number, loader in enumerate(Loaders(self, module if data is None else data).evaluation("predict")):
                 for index, batch in enumerate(map(self.received, loader.batches(0))):
                     with self.precision.forward():
-                        predictions.append(calling("predict_step", self.module.predict_step, batch, index, number))
+                        self.logged.batch = batch
+                        predictions.append(self.strategy.evaluate(module, "predict_step", batch, index, number))
         return predictions
 
     def check(self, module: TrainingModule, data: Any = None) -> list[str]:
         """Return what would stop a fit before its first step, tried in this process alone."""
-        self.strategy = build_strategy("single", World(), self.device)
+        refused = self._refusals(module)
+        devices = self.strategy.devices
+        self.strategy = build_strategy("single")
+        self.strategy.attach(World(), devices)
         try:
             self._begin(module, data, "fit")
-            self._put_together(Loaders(self, module if data is None else data))
-            Recorder.try_encoding(self)
+            feeds = self._put_together(Loaders(self, module if data is None else data))
+            Recorder.try_encoding(self, feeds)
         except EngineError as error:
-            return [str(error)]
-        return []
+            return [*refused, str(error)]
+        return refused
 
     # What loops, hooks and callbacks call ---------------------------------------------------------
 
@@ -191,12 +241,12 @@ class Trainer:
         """Return `batch` on this rank's device, in the width that the module trains in."""
         return self.precision.batch(move(batch, self.device))
 
-    def strike(self, phase: str) -> None:
-        """Let an injected fault strike here."""
+    def strike(self, phase: str, step: int | None = None) -> None:
+        """Let an injected fault strike here; `step` if it is not that of the progress."""
         if self._faults is not None:
-            self._faults.at(self.world.rank, self.progress.step, phase)
+            self._faults.at(self.world.rank, self.progress.step if step is None else step, phase)
 
-    def stepped(self, batches: int, outputs: Any) -> None:
+    def stepped(self, batches: int | None, outputs: Any) -> None:
         """Close a step: its row, its event, and a snapshot if one is due."""
         self.logged.rows.step(self.progress.epoch, self.progress.step)
         self.reporter.step(self.progress, batches, outputs)
@@ -204,11 +254,27 @@ class Trainer:
         self.boundary()
 
     def boundary(self) -> None:
-        """Take a snapshot if one is due here."""
+        """Take a snapshot if one is due here, and do what was asked from outside."""
+        self.heartbeat.beat(self.progress.step)
         if self.recorder is not None:
             self.recorder.boundary()
         else:
             self.logged.rows.forget()
+        if request := self.requests.boundary():
+            self._answer(request)
+
+    def between_steps(self) -> None:
+        """Do what was asked from outside, inside an accumulation window."""
+        self.heartbeat.beat(self.progress.step)
+        if request := self.requests.boundary():
+            self.progress.after += 1  # a place of its own
+            self._answer(request)
+
+    def _answer(self, request: Request) -> None:
+        if self.recorder is not None:
+            self.recorder.answer(request)
+        elif request.asked is Asked.STOP:
+            raise StopRequested(f"asked to stop, after step {self.progress.step}; no snapshots are taken in this fit")
 
     def evaluated(self, stage: str, values: dict[str, float]) -> None:
         """Tell whoever listens what an evaluation gave."""
@@ -225,18 +291,43 @@ class Trainer:
         if self.recorder is not None:
             self.recorder.save_weights(folder)
 
+    def reset_callbacks(self) -> None:
+        """Let callbacks stand where they stood when they were given: nothing of an earlier fit goes on."""
+        for callback, state in zip(self.callbacks, self._pristine, strict=True):
+            callback.load_state_dict(copy.deepcopy(state))
+
+    def weights_url(self, ckpt_path: str) -> str:
+        """Return where the weights called `ckpt_path` are: "best" and "last" are those of the run fitted last."""
+        if ckpt_path not in ("best", "last"):
+            return ckpt_path
+        if self.run_url is None:
+            raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
+        return f"{self.run_url.rstrip('/')}/{ckpt_path}"
+
     # Putting together -----------------------------------------------------------------------------
+
+    def _refusals(self, module: TrainingModule) -> list[str]:
+        """Return, in words, what `module` wants and this Trainer cannot do."""
+        by_hand = not module.automatic_optimization
+        return [*self.strategy.refusals(module), *self.precision.refusals(by_hand=by_hand)]
 
     def _begin(self, module: TrainingModule, data: Any, stage: str) -> None:
         """Meet the other ranks and get module and data ready for `stage`."""
+        if refused := self._refusals(module):
+            raise JobError("\n".join(refused))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.reporter.emit("imported")
         self.strategy.init_process_group()
+        self.reporter.emit("met")
         # Whatever setup draws is the same on every rank and in every life.
         seed_everything(self.seed)
         self.module = module
         module._trainer = [self]
         if isinstance(data, DataModule):
             if stage == "fit" and self.world.local_rank == 0:
-                calling(f"{type(data).__name__}.prepare_data", data.prepare_data)
+                with self.heartbeat.during(Phase.WAITING):
+                    calling(f"{type(data).__name__}.prepare_data", data.prepare_data)
             self.strategy.gather(None)
             calling(f"{type(data).__name__}.setup", data.setup, stage)
         self.precision = Precision(self.options.precision, self.device)
@@ -249,40 +340,51 @@ class Trainer:
         self.modes = Modes(module)
 
     def _fit(self, loaders: Loaders, run: str | None, resume: Resume) -> None:
-        training, validation = self._put_together(loaders)
+        feeds = self._put_together(loaders)
         self.hooks.call("on_fit_start")
         self.module.train()
         # Before state is loaded: what this hook changes or draws must not come on top of it.
         self.hooks.call("on_train_start")
-        self._run_url, self.recorder = run, None
+        self.run_url, self.recorder = run, None
         resumed = False
         if run is not None and self.snapshots is not None:
-            self.recorder = Recorder(self, run, self.snapshots, training, loaders.source)
+            self.recorder = Recorder(self, run, self.snapshots, feeds, loaders.source)
             resumed = self.recorder.resume(resume)
         if not resumed:
             seed_everything(rank_seed(self.seed, self.world.rank))
-        self._loop = loop = FitLoop(
-            self, training, EvaluationLoop(self, "validate", validation) if validation else None
-        )
+        validation = EvaluationLoop(self, "validate", feeds.validation) if feeds.validation else None
+        self._loop = loop = FitLoop(self, feeds.training, validation)
+        self.reporter.say(self._described(feeds))
         generation = self.recorder.generation if self.recorder is not None else None
         self.reporter.begin(self.progress, loop.batches, self.options, generation)
-        if not (self.progress.finished and loop.is_done()):
-            self.progress.finished = False
-            loop.run()
-            self.progress.finished = True
-        if self.recorder is not None:
-            self.recorder.finish()
+        with self.requests.heard(self.strategy.store(), self.world):
+            if not (self.progress.finished and loop.is_done()):
+                self.progress.finished = False
+                loop.run()
+                self.progress.finished = True
+            if self.recorder is not None:
+                self.recorder.finish()
         self.hooks.call("on_fit_end")
         self.reporter.emit("finished", step=self.progress.step, epoch=self.progress.epoch)
 
-    def _put_together(self, loaders: Loaders) -> tuple[ExactLoader, list[ExactLoader]]:
-        """Make the loaders, the optimizers and the wrapped module."""
-        training, validation = loaders.training(), loaders.evaluation("validate")
+    def _described(self, feeds: Feeds) -> str:
+        """Return in a line who trains, where, and on how many samples a step."""
+        batch, accumulated = feeds.training.batch_size, self.options.accumulate_grad_batches
+        samples = feeds.training.facts().get("global_batch_size")
+        if batch is None or samples is None:
+            return self.placement.words
+        windows = f" and {accumulated} of them" if accumulated > 1 else ""
+        return f"{self.placement.words}; batches of {batch}{windows} make {samples * accumulated} samples a step"
+
+    def _put_together(self, loaders: Loaders) -> Feeds:
+        """Make the feeds, the optimizers and the wrapped module."""
+        feeds = Feeds(loaders.training(), loaders.evaluation("validate"))
         configured = calling("configure_optimizers", self.module.configure_optimizers)
         self.optimizers, self.schedulers = read_optimizers(configured, self.module)
+        self.strategy.configured(self.optimizers, [config.scheduler for config in self.schedulers])
         one = self.module.automatic_optimization and len(self.optimizers) == 1
         self.wrapped = self.strategy.wrap(TrainingStep(self.module), one_backward=one)
-        return training, validation
+        return feeds
 
     def _evaluate(
         self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None
@@ -302,10 +404,4 @@ class Trainer:
     def _load_weights(self, ckpt_path: str | None) -> None:
         if ckpt_path is None:
             return
-        if ckpt_path in ("best", "last"):
-            if self._run_url is None:
-                raise UserError(
-                    f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path."
-                )
-            ckpt_path = f"{self._run_url.rstrip('/')}/{ckpt_path}"
-        self.module.load_state_dict(weights_at(ckpt_path).state_dict)
+        self.module.load_state_dict(weights_at(self.weights_url(ckpt_path)).state_dict)

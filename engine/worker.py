@@ -1,6 +1,7 @@
 """What each rank of a world runs: `python -m midstride.engine.worker SESSION`."""
 
 import contextlib
+import faulthandler
 import io
 import os
 import signal
@@ -11,11 +12,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from midstride.engine.errors import StopRequested
+from midstride.engine.heartbeat import Heartbeat, Phase
 from midstride.engine.imports import make_importable
 from midstride.engine.job import TrainingJob
 from midstride.engine.launchers.lifeline import PARENT, die_with_parent
 from midstride.engine.outcome import Outcome
 from midstride.engine.session import Session
+from midstride.engine.vigil import STACKS
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ class Rank:
 
     def run(self) -> int:
         """Train as the session says; write how it ended, and return the exit code."""
+        self._heartbeat = Heartbeat.of(self.world)  # kept: the launcher wants to know our process from here on
         if decided := self.session.outcomes():
             # Some rank has ended already: to go and meet the others now would be to wait for it in vain.
             return self._end(self._left(decided[0]))
@@ -64,11 +68,13 @@ class Rank:
             self._fit(job, run)
             return self._end(Outcome("done", rank=self.world.rank, step=self._step()))
         except BaseException as error:
+            _ignore_stops()  # a launcher asks the others to stop as soon as one has left
             outcome = Outcome.of(error, rank=self.world.rank, step=self._step())
             if outcome.kind == "died":
                 traceback.print_exc()
-            else:  # the launcher tells it in full, once
-                print(f"rank {self.world.rank}: {outcome.kind.replace('_', ' ')}", file=sys.stderr, flush=True)
+            else:  # a user's error the launcher tells in full, once
+                words = outcome.error if outcome.kind == "stopped" else "user error"
+                print(f"rank {self.world.rank}: {words}", file=sys.stderr, flush=True)
             return self._end(outcome)
 
     def _fit(self, job: TrainingJob, run: str) -> None:
@@ -94,6 +100,7 @@ class Rank:
     def _end(self, outcome: Outcome) -> int:
         _ignore_stops()  # the last word is being written
         self.session.write_outcome(outcome)
+        self._heartbeat.phase = Phase.ENDED
         return outcome.code
 
 
@@ -102,9 +109,11 @@ def main() -> None:
     if parent := os.environ.pop(PARENT, None):
         die_with_parent(int(parent))
     print_whole_lines()
+    faulthandler.register(STACKS, all_threads=True)  # the launcher asks for it when we hang
     # Importing torch takes seconds; a stop in that time is a stop, not a death. `fit` has its own handler.
     signal.signal(signal.SIGTERM, _stop_early)
     signal.signal(signal.SIGINT, _stop_early)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing yet to take a snapshot of
     with contextlib.suppress(ValueError):  # what `python -m` put there is not importable elsewhere
         sys.path.remove(str(Path.cwd()))
     session = Session(sys.argv[1])

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 __all__ = ["World"]
 
@@ -17,18 +18,39 @@ class World:
         local_rank: this process on its node.
         local_size: processes on this node.
         node: this node, from 0.
+        launcher: who started this process as a rank; None if nobody did.
     """
+
+    #: environment variable in which a Trainer that starts ranks says so
+    STARTED: ClassVar[str] = "MIDSTRIDE_STARTED"
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
     node: int = 0
+    launcher: str | None = None
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, the one that speaks for all."""
         return self.rank == 0
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes, each with as many processes as this one."""
+        return self.size // self.local_size
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables in which this place is written down, as torchrun writes it."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "GROUP_RANK": str(self.node),
+        }
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
@@ -37,15 +59,32 @@ class World:
         >>> World.from_environment({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}).node
         1
         """
-        size = int(environment.get("WORLD_SIZE", "1"))
-        if size == 1:
+        launcher = next((name for name, written in _LAUNCHERS.items() if {*written[:2]} <= {*environment}), None)
+        if launcher is None:
             return cls()
-        rank = int(environment["RANK"])
-        local_size = int(environment.get("LOCAL_WORLD_SIZE", str(size)))
+        rank_in, size_in, local_rank_in, local_size_in = _LAUNCHERS[launcher]
+        rank, size = int(environment[rank_in]), int(environment[size_in])
+        local_size = int(environment.get(local_size_in, str(size)))
+        started = launcher == "torchrun" and cls.STARTED in environment
         return cls(
             rank=rank,
             size=size,
-            local_rank=int(environment.get("LOCAL_RANK", str(rank % local_size))),
+            local_rank=int(environment.get(local_rank_in, str(rank % local_size))),
             local_size=local_size,
             node=int(environment.get("GROUP_RANK", str(rank // local_size))),
+            launcher="midstride" if started else launcher,
         )
+
+
+#: launcher -> where it writes rank, size, local rank and local size
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    "mpirun": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}

@@ -87,6 +87,7 @@ def _signals() -> Iterator[None]:
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, stop) for number in numbers}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `launch` hears it while there is a world
     try:
         yield
     finally:

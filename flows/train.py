@@ -27,7 +27,9 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
         run: name of the run; the flow run's id if empty.
     """
     name = run or str(flow_run.id)
-    tried = Ledger(Store.open(job.run_url(name))).attempts()
+    store = Store.open(job.run_url(name))
+    with store.in_words("read"):
+        tried = Ledger(store).attempts()
     if not still_there(prepare_data(job)):  # the manifest came from a cache, the data are gone
         prepare_data.with_options(refresh_cache=True)(job)
     try:

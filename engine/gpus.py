@@ -1,0 +1,119 @@
+"""Which GPUs are meant, which there are, and which are free; without touching CUDA in this process."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["free_gpus", "parse_devices", "parse_gpus"]
+
+_PROBE_S = 120.0
+
+#: run in a process of its own: looking at a GPU takes memory on it, and a process that did so can no longer fork
+_PROBE = """
+import json, torch
+free = []
+for gpu in range(torch.cuda.device_count()):
+    try:
+        torch.zeros(1, device=f"cuda:{gpu}")
+        left, whole = torch.cuda.mem_get_info(gpu)
+        free.append(left / whole)
+    except RuntimeError:
+        free.append(0.0)  # in exclusive mode, and held by another process
+print(json.dumps(free))
+"""
+#: a GPU with less of its memory left is held by somebody; a context of our own takes a few percent
+_FREE = 0.9
+
+
+def parse_gpus(gpus: Any, available: int) -> list[int]:
+    """Return the indices that `gpus` means; none of them is the CPU.
+
+    Args:
+        gpus: None or 0 for the CPU, k for the first k, -1 or "-1" for all, a list of indices, or text that
+            names indices: "3" is GPU 3, "1, 3" are two.
+        available: GPUs there are.
+
+    Raises:
+        ValueError: it means nothing, or a GPU that is not there; both are named.
+
+    >>> parse_gpus("1, 3", available=4)
+    [1, 3]
+    """
+    if gpus is None:
+        return []
+    if type(gpus) is int or gpus == "-1":
+        return _first(int(gpus), available)
+    indices = gpus
+    if isinstance(gpus, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", gpus):
+        indices = [int(index) for index in gpus.split(",")]
+    if not isinstance(indices, list) or not indices or any(type(index) is not int or index < 0 for index in indices):
+        raise ValueError(_meaningless(gpus, available))
+    if len(set(indices)) < len(indices):
+        raise ValueError(f"gpus={gpus!r} names a GPU twice; {_there_are(available)}")
+    if missing := [index for index in indices if index >= available]:
+        raise ValueError(f"gpus={gpus!r}: there is no GPU {' nor '.join(map(str, missing))}; {_there_are(available)}")
+    return indices
+
+
+def _first(count: int, available: int) -> list[int]:
+    if count < -1:
+        raise ValueError(_meaningless(count, available))
+    if count == -1 and not available:
+        raise ValueError(f"gpus=-1 means all GPUs; {_there_are(available)}: for the CPU say gpus=0")
+    if count > available:
+        raise ValueError(f"gpus={count} means {count} GPUs; {_there_are(available)}")
+    return list(range(available if count == -1 else count))
+
+
+def _meaningless(gpus: Any, available: int) -> str:
+    return (
+        f"gpus={gpus!r} names no GPUs: a number of them is needed, -1 for all, a list of indices such as [1, 3], or "
+        f'text such as "1, 3"; {_there_are(available)}'
+    )
+
+
+def _there_are(available: int) -> str:
+    if not available:
+        return "there is no GPU here (torch.cuda sees none)"
+    return "there is GPU 0 here" if available == 1 else f"there are GPUs 0 to {available - 1} here"
+
+
+def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
+    """Return the GPUs that `devices` means and how many devices that is; with no GPU here, it counts on the CPU.
+
+    Args:
+        devices: None for one, "auto" for all GPUs or else the CPU, k for so many, -1 for all GPUs, or a list of
+            their indices.
+        available: GPUs there are.
+
+    Raises:
+        ValueError: it means nothing, or a GPU that is not there.
+
+    >>> parse_devices(2, available=0)
+    ([], 2)
+    """
+    if devices in (None, "auto"):
+        gpus = list(range(available if devices == "auto" else min(1, available)))
+        return gpus, len(gpus) or 1
+    if type(devices) is int and devices > 0 and not available:
+        return [], devices
+    if isinstance(devices, list) or (type(devices) is int and (devices == -1 or devices > 0)):
+        try:
+            gpus = parse_gpus(devices, available)
+        except ValueError as error:
+            raise ValueError(str(error).replace("gpus=", "devices=", 1)) from None
+        return gpus, len(gpus)
+    raise ValueError(
+        f'devices={devices!r} names no devices: a number of them is needed, "auto", -1 for all GPUs, or a list of the '
+        f"indices of GPUs; {_there_are(available)}"
+    )
+
+
+def free_gpus() -> list[int]:
+    """Return the GPUs that nobody holds: those with nearly all their memory left, and not taken in exclusive mode."""
+    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=True)
+    shares: Sequence[float] = json.loads(probe.stdout.splitlines()[-1])
+    return [gpu for gpu, share in enumerate(shares) if share >= _FREE]

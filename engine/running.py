@@ -1,0 +1,108 @@
+"""A logged value on its way from batches to an epoch, and from ranks to a run."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["REDUCTIONS", "Running", "over_ranks", "steps_over_ranks"]
+
+REDUCTIONS = ("mean", "sum", "min", "max")
+
+
+@dataclass
+class Running:
+    """One value over the batches so far.
+
+    Args:
+        reduce_fx: mean, sum, min or max.
+        sync: reduce over the ranks; otherwise the first rank that has it speaks for all.
+        also: a second name of the epoch's value, where the first stands for the steps'.
+        total: weighted sum, sum, smallest or largest so far; None before the first batch.
+        weight: samples behind a mean.
+    """
+
+    reduce_fx: str
+    sync: bool
+    also: str = ""
+    total: Any = None
+    weight: float = 0.0
+
+    def add(self, value: Any, weight: float) -> None:
+        """Take one batch in."""
+        if self.reduce_fx == "mean":
+            value = value * weight
+            self.weight += weight
+        self._join(value)
+
+    def merge(self, other: "Running") -> None:
+        """Take another rank's batches in."""
+        if other.total is not None:
+            self.weight += other.weight
+            self._join(other.total)
+
+    def _join(self, value: Any) -> None:
+        if self.total is None:
+            self.total = value
+        elif self.reduce_fx in ("mean", "sum"):
+            self.total = self.total + value
+        elif (value < self.total) == (self.reduce_fx == "min"):
+            self.total = value
+
+    @property
+    def value(self) -> float:
+        """The value of the epoch."""
+        if self.reduce_fx != "mean":
+            return float(self.total)
+        return float(self.total) / self.weight if self.weight else float("nan")
+
+    def on_host(self) -> "Running":
+        """Return the same with a plain number, which every other rank can read, whatever its devices."""
+        return Running(self.reduce_fx, self.sync, self.also, float(self.total), self.weight)
+
+
+def over_ranks(ranks: Sequence[dict[str, Running]]) -> dict[str, float]:
+    """Return the value of every name that any rank has, given what each rank has."""
+    values: dict[str, float] = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        having = [rank[name] for rank in ranks if name in rank]
+        first = having[0]
+        joined = Running(first.reduce_fx, first.sync)
+        for running in having if first.sync else having[:1]:
+            joined.merge(running)
+        values[name] = joined.value
+        if first.also:
+            values[first.also] = joined.value
+    return values
+
+
+def joined_over_ranks(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return one state for every name, of what each rank has: the fields of `Running`."""
+    joined: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        having = [Running(**rank[name]) for rank in ranks if name in rank]
+        for other in having[1:] if having[0].sync else ():
+            having[0].merge(other)
+        joined[name] = asdict(having[0])
+    return joined
+
+
+def steps_over_ranks(ranks: Sequence[dict[str, list[tuple[float, float]]]]) -> dict[str, list[float]]:
+    """Return, for each step, the mean over the ranks that have it, weighted by samples."""
+    return {name: [value for value, _ in steps] for name, steps in weighted_over_ranks(ranks).items()}
+
+
+def weighted_over_ranks(
+    ranks: Sequence[dict[str, list[tuple[float, float]]]],
+) -> dict[str, list[tuple[float, float]]]:
+    """Return, for each step, that mean and the samples behind it."""
+    values: dict[str, list[tuple[float, float]]] = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        lists = [rank[name] for rank in ranks if name in rank]
+        steps = [[steps[i] for steps in lists if i < len(steps)] for i in range(max(map(len, lists)))]
+        values[name] = [_weighted(step) for step in steps]
+    return values
+
+
+def _weighted(step: list[tuple[float, float]]) -> tuple[float, float]:
+    weight = sum(weight for _, weight in step)
+    return (sum(value * weight for value, weight in step) / weight if weight else step[0][0]), weight
