@@ -1,6 +1,7 @@
 """What holds for every test: one thread, repeatable, in a folder of its own, and nothing left behind."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,7 +18,10 @@ TOKEN = os.environ["MIDSTRIDE_TESTS"] = uuid.uuid4().hex
 
 import hypothesis
 import pytest
+from seaweed import Seaweed
 
+# A shell's background job ignores Ctrl-C, and so would all that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
@@ -26,7 +30,9 @@ GRACE_S = 5.0
 #: set by pytest for each test, and by torch (its compiler) and scikit-learn when they are first imported
 ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 #: threads of libraries that live as long as the process and belong to no test
-LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_", "AnyIO worker thread")
+LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_", "AnyIO worker thread", "seaweed")
+#: processes that live as long as the tests and belong to none
+LASTING_PROCESSES: set[int] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put flows last: where Prefect's threads run, whatever is forked (workers, lives of a check) ends with code 1."""
+    items.sort(key=lambda item: "flows" in item.path.parts)
+
+
 def _nothing() -> None:
     pass
 
@@ -45,13 +56,39 @@ def _nothing() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _warm(request: pytest.FixtureRequest) -> None:
     """Start the process that ranks are forked from before any test counts processes."""
-    if any({"laws", "distributed", "test_random.py"} & set(item.path.parts) for item in request.session.items):
+    forking = {"laws", "distributed", "faults", "test_random.py"}
+    if any(forking & set(item.path.parts) for item in request.session.items):
         import torch
 
         from midstride.engine.testing import PRELOAD, run_ranks
 
         torch.set_num_threads(1)
         run_ranks(_nothing, preload=(*PRELOAD, "torchmetrics"))
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """The S3 server that all tests share, who leave it as it is; `own_s3` is for harming."""
+    server = Seaweed(tmp_path_factory.mktemp("s3"))
+    LASTING_PROCESSES.add(server.pid)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def bucket(s3: Seaweed) -> Iterator[str]:
+    """The URL of a fresh bucket, which this process and those it starts can reach."""
+    with s3.reached():
+        yield s3.bucket()
+
+
+@pytest.fixture
+def own_s3(tmp_path: Path) -> Iterator[Seaweed]:
+    """An S3 server of this test alone, which it can reach."""
+    server = Seaweed(tmp_path / "s3")
+    with server.reached():
+        yield server
+    server.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +151,7 @@ def _processes() -> dict[int, str]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if int(folder.name) != os.getpid() and _is_ours(folder):
+            if int(folder.name) not in {os.getpid(), *LASTING_PROCESSES} and _is_ours(folder):
                 found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
         except OSError:
             continue  # it has ended meanwhile

@@ -44,6 +44,24 @@ def results(job: TrainingJob, run: str) -> dict[str, bytes]:
     return {**weights, "metrics.csv": (folder / "metrics.csv").read_bytes()}
 
 
+def train_forked(job: TrainingJob, run: str) -> None:
+    """Train `job` to its end in forked ranks, which takes a second: who launches a life changes no bit of it."""
+    from midstride.engine.testing import run_ranks
+
+    assert run_ranks(_train, job, run, processes=job.world.processes) == [0] * job.world.processes
+
+
+def _train(job: TrainingJob, run: str) -> None:
+    from midstride.engine.imports import make_importable
+    from midstride.engine.seeds import seed_everything
+    from midstride.engine.trainer import Trainer
+
+    make_importable(job.folder)
+    seed_everything(job.seed)
+    module, data = job.build_module(), job.build_data()
+    Trainer.from_job(job).fit(module, data, run=job.run_url(run))
+
+
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """Return what `condition` gives as soon as it is true."""
     until = time.monotonic() + timeout_s

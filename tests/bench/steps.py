@@ -1,11 +1,22 @@
-"""What the engine adds to a step, with everything on, against a bare PyTorch loop over the same data: interleaved runs.
+"""What the engine adds to a training step, with everything on, beside a bare PyTorch loop over the same data.
 
 make bench-steps
+
+Everything on: a run that is kept, a logged loss, the metric log, the account of samples, hooks, the heartbeat and a
+snapshot policy that decides at every step; only the snapshots themselves are measured apart (bench-snapshots). Rounds
+go through all engines, each round in the other direction. Start-up is left out. Microseconds are CPU time of the
+training thread, which a busy machine hardly changes; the ratio is of wall time. Lightning has a column where it is
+installed; it runs with a CSV logger and without checkpoints.
 """
 
+import argparse
+import importlib.util
+import logging
 import statistics
 import tempfile
 import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,26 +27,57 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 
-STEPS = 2000
-ROUNDS = 5
+WARM = 100
 
-NETS = {
-    "BoringModel, batch 1": (lambda: nn.Linear(32, 2), 1, 32),
-    "BoringModel, batch 32": (lambda: nn.Linear(32, 2), 32, 32),
-    "MLP of 70k weights, batch 32": (
-        lambda: nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)),
-        32,
-        128,
-    ),
+Net = Callable[[], nn.Module]
+
+
+def mlp(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(128, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 128))
+
+
+def convolutions() -> nn.Module:
+    """The net of docs/examples/digits."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(48, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(192, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+
+
+#: workload -> net, batch size, shape of a sample, steps
+WORKLOADS: dict[str, tuple[Net, int, tuple[int, ...], int]] = {
+    "BoringModel, batch 1": (lambda: nn.Linear(32, 2), 1, (32,), 2000),
+    "BoringModel, batch 32": (lambda: nn.Linear(32, 2), 32, (32,), 2000),
+    "MLP of 1M weights, batch 64": (lambda: mlp(900), 64, (128,), 400),
+    "digits net, batch 32": (convolutions, 32, (1, 8, 8), 400),
 }
 
 
+class Meter:
+    """Times the steps between the first WARM ones and the last."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.count = steps, 0
+        self.cpu_us = self.wall_us = 0.0
+
+    def step(self) -> None:
+        """Count a step, at its start."""
+        self.count += 1
+        if self.count == WARM:
+            self._began = time.thread_time(), time.perf_counter()
+        elif self.count == self.steps:
+            cpu, wall = time.thread_time() - self._began[0], time.perf_counter() - self._began[1]
+            self.cpu_us, self.wall_us = (s / (self.steps - WARM) * 1e6 for s in (cpu, wall))
+
+
 class Module(TrainingModule):
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, meter: Meter) -> None:
         super().__init__()
-        self.net = net
+        self.net, self._meter = net, meter
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self._meter.step()
         loss = self.net(batch[0]).square().mean()
         self.log("train/loss", loss)
         return loss
@@ -44,43 +86,75 @@ class Module(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def loader(batch: int, width: int) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(torch.randn(STEPS * batch, width)), batch, shuffle=True)
-
-
-def bare(net: nn.Module, data: DataLoader[Any]) -> float:
+def bare(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    began = time.perf_counter()
     for (x,) in data:
+        meter.step()
         loss = net(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return (time.perf_counter() - began) / STEPS * 1e6
 
 
-def ours(net: nn.Module, data: DataLoader[Any], folder: str) -> float:
-    trainer = Trainer(max_epochs=1, snapshots={"every_steps": 10 * STEPS}, enable_progress_bar=False)
-    began = time.perf_counter()
-    trainer.fit(Module(net), data, run=folder)
-    return (time.perf_counter() - began) / STEPS * 1e6
+def ours(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(max_epochs=1, snapshots={"every_seconds": 3600}, enable_progress_bar=False)
+        trainer.fit(Module(net, meter), data, run=folder)
+
+
+def lightning(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
+    import lightning
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Boring(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        training_step = Module.training_step
+        configure_optimizers = Module.configure_optimizers
+
+    module = Boring()
+    module.net, module._meter = net, meter
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = lightning.Trainer(max_epochs=1, logger=CSVLogger(folder), log_every_n_steps=1, **quiet)
+        trainer.fit(module, data)
+
+
+Engine = Callable[[nn.Module, DataLoader[Any], Meter], None]
+ENGINES: dict[str, Engine] = {"bare": bare, "midstride": ours}
+if importlib.util.find_spec("lightning") is not None:
+    ENGINES["lightning"] = lightning
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+
+
+def measured(engine: Engine, make: Net, batch: int, shape: tuple[int, ...], steps: int) -> Meter:
+    meter = Meter(steps)
+    data = DataLoader(TensorDataset(torch.randn(steps * batch, *shape)), batch, shuffle=True)
+    engine(make(), data, meter)
+    return meter
 
 
 def main() -> None:
-    """Print microseconds a step, and what the engine adds."""
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    table = Table("workload", "bare us/step", "midstride us/step", "adds us", "ratio")
-    table.title = f"{STEPS} steps, best of {ROUNDS}"
-    for name, (make, batch, width) in NETS.items():
-        rounds: list[tuple[float, float]] = []
-        for _ in range(ROUNDS):
-            with tempfile.TemporaryDirectory() as folder:
-                rounds.append((bare(make(), loader(batch, width)), ours(make(), loader(batch, width), folder)))
-        alone, with_engine = (min(column) for column in zip(*rounds, strict=True))
-        ratio = statistics.median(b / a for a, b in rounds)
-        row = f"{alone:.0f}", f"{with_engine:.0f}", f"{with_engine - alone:.0f}", f"{ratio:.2f}"
-        table.add_row(name, *row)
-    Console().print(table)
+    logging.disable(logging.WARNING)
+    table = Table("workload", "engine", "us a step", "adds us", "ratio", "from-to")
+    table.title = f"median of {rounds} interleaved rounds; us: CPU time of the training thread; ratio: wall time"
+    for name, workload in WORKLOADS.items():
+        found: dict[str, list[Meter]] = {engine: [] for engine in ENGINES}
+        for number in range(rounds):
+            for engine in list(ENGINES)[:: -1 if number % 2 else 1]:
+                found[engine].append(measured(ENGINES[engine], *workload))
+        alone = statistics.median(meter.cpu_us for meter in found["bare"])
+        for engine, meters in found.items():
+            mine = statistics.median(meter.cpu_us for meter in meters)
+            ratios = sorted(b.wall_us / a.wall_us for a, b in zip(found["bare"], meters, strict=True))
+            spread = f"{ratios[0]:.2f}-{ratios[-1]:.2f}"
+            cells = f"{mine:.0f}", f"{mine - alone:.0f}", f"{statistics.median(ratios):.2f}", spread
+            table.add_row(name if engine == "bare" else "", engine, *cells)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 import json
 import math
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from laws.horovod_world import run_horovod_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import CatMetric, MeanMetric
@@ -40,15 +41,17 @@ class Counts(TrainingModule):
         return self.layer(batch).mean()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.log("sum", batch.sum(), reduce_fx="sum", sync_dist=True)
-        self.log("mean", batch.mean(), on_step=True, sync_dist=True)
-        self.log("largest", batch.max(), reduce_fx="max", sync_dist=True)
-        self.log("smallest", batch.min(), reduce_fx="min", sync_dist=True)
-        self.log("count", float(len(batch)), reduce_fx="sum", sync_dist=True)
+        over_all: dict[str, Any] = {"sync_dist": True, "add_dataloader_idx": False}
+        self.log("sum", batch.sum(), reduce_fx="sum", **over_all)
+        self.log("mean", batch.mean(), on_step=True, **over_all)
+        self.log("largest", batch.max(), reduce_fx="max", **over_all)
+        self.log("smallest", batch.min(), reduce_fx="min", **over_all)
+        self.log("count", float(len(batch)), reduce_fx="sum", **over_all)
+        self.log("own", float(len(batch)), on_step=True, on_epoch=True, reduce_fx="sum", sync_dist=True)
         self.mean.update(batch)
         self.all.update(batch)
-        self.log("metric", self.mean)
-        self.log("all", self.all)
+        self.log("metric", self.mean, add_dataloader_idx=False)
+        self.log("all", self.all, add_dataloader_idx=False)
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -66,13 +69,15 @@ def validate(folder: str, sizes: list[int]) -> None:
     trainer = Trainer(max_epochs=1)
     values = trainer.validate(Counts(), Data(sizes))
     found = {"values": values, "steps": trainer.logged.step_values["mean_step"]}
-    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("ranks", "start"), [(1, run_ranks), (2, run_ranks), (3, run_ranks), (3, run_horovod_ranks)])
 @pytest.mark.parametrize("sizes", [[5], [2], [7, 1]])
-def test_every_sample_counts_once(sizes: list[int], ranks: int, tmp_path: Path) -> None:
-    assert run_ranks(validate, str(tmp_path), sizes, processes=ranks) == [0] * ranks
+def test_every_sample_counts_once(
+    sizes: list[int], ranks: int, start: Callable[..., list[int]], tmp_path: Path
+) -> None:
+    assert start(validate, str(tmp_path), sizes, processes=ranks) == [0] * ranks
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     values, steps = found[0]["values"], found[0]["steps"]
     assert all(other == found[0] for other in found)
@@ -83,4 +88,7 @@ def test_every_sample_counts_once(sizes: list[int], ranks: int, tmp_path: Path) 
     assert values["mean"] == pytest.approx(sum(numbers) / len(numbers), abs=1e-12)
     assert values["metric"] == pytest.approx(sum(numbers) / len(numbers), abs=1e-6)
     assert sorted(values[name] for name in values if name.startswith("all")) == sorted(numbers)
+    for number, size in enumerate(sizes):
+        suffix = f"/dataloader_idx_{number}" if len(sizes) > 1 else ""
+        assert values[f"own{suffix}"] == values[f"own_epoch{suffix}"] == size
     assert len(steps) == sum(math.ceil(math.ceil(size / ranks) / 2) for size in sizes)

@@ -5,6 +5,7 @@ The ranks here are small stand-ins, so that every way to end can be tried; torch
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from midstride.engine.launchers import LAUNCHERS, build_launcher
 from midstride.engine.launchers.base import Launcher
 from midstride.engine.launchers.group import ProcessGroup
 from midstride.engine.launchers.lifeline import descendants
+from midstride.engine.launchers.wards import Wards
 from midstride.engine.ledger import Ledger
 from midstride.engine.session import Session
 from midstride.engine.snapshots.store import Store
@@ -35,8 +37,13 @@ GRACE_S = 1.0
 RANK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from midstride.engine.launchers.lifeline import PARENT, die_with_parent
-if parent := os.environ.pop(PARENT, None):
+from midstride.engine.launchers.lifeline import PARENT, die_with_parent, end_with_ancestors
+parent = os.environ.pop(PARENT, None)
+if "HOROVOD_RANK" in os.environ:
+    end_with_ancestors("MIDSTRIDE_SESSION")
+    heartbeat = Path(sys.argv[1]) / f"heartbeat-rank-r{os.environ['HOROVOD_RANK']}"
+    heartbeat.write_bytes(os.getpid().to_bytes(8, sys.byteorder))
+elif parent:
     die_with_parent(int(parent))
 folder, mode = Path(sys.argv[1]), sys.argv[2]
 def note(name, pid):
@@ -57,6 +64,19 @@ if mode == "leaves":
 time.sleep(600)
 """
 
+#: The spawner, its ranks such scripts.
+SPAWNER = """
+import runpy, sys
+from midstride.engine.launchers import spawner
+script, folder, mode = sys.argv[1:]
+def rank():
+    sys.argv = [script, folder, mode]
+    runpy.run_path(script, run_name="__main__")
+spawner._PRELOAD, spawner.be_a_rank = (), rank
+sys.argv = ["spawner", folder, "2", "30"]
+spawner.main()
+"""
+
 #: The process a flow is: it watches a group until it ends.
 WATCHER = """
 import os, sys, time
@@ -65,6 +85,8 @@ from midstride.engine.cli import stoppable
 from midstride.engine.launchers.group import ProcessGroup
 folder, grace_s, *command = sys.argv[1:]
 environment = {**os.environ, "MIDSTRIDE_SESSION": folder}
+if "--gloo" in command:
+    environment["MIDSTRIDE_ASKS_RANKS"] = "all"
 log = Path(folder) / "log.txt"
 with stoppable(), ProcessGroup(command, environment=environment, log=log, grace_s=float(grace_s)) as group:
     (Path(folder) / f"keeper-{group.pid}").touch()
@@ -89,6 +111,10 @@ def alive(pid: int) -> bool:
         return False
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 class Scene:
     """A folder in which the processes of one world write themselves down."""
 
@@ -105,6 +131,11 @@ class Scene:
         rank = [self.rank_script, str(self.folder), mode]
         if launcher == "inline":
             return [sys.executable, *rank]
+        if launcher == "horovodrun":
+            agent = [sys.executable, "-m", "midstride.engine.launchers.horovod_agent", "--gloo", "--disable-cache"]
+            return [*agent, "--start-timeout", "120", "-np", "2", sys.executable, *rank]
+        if launcher == "spawn":
+            return [sys.executable, self.script("spawner", SPAWNER), *rank]
         agent = [sys.executable, "-m", "midstride.engine.launchers.agent", "--standalone", "--nproc-per-node=2"]
         return [*agent, "--monitor-interval=0.1", "--shutdown-timeout=30", *rank]
 
@@ -112,7 +143,7 @@ class Scene:
         return [int(path.name.rpartition("-")[2]) for path in self.folder.glob(f"{name}-[0-9]*")]
 
     def wait_until_up(self, launcher: str) -> None:
-        ranks = 2 if launcher == "torchrun" else 1
+        ranks = 1 if launcher == "inline" else 2
         until(lambda: len(self.pids("rank")) == ranks, "all ranks to be up")
         assert len(self.pids("grandchild")) == ranks
         assert all(alive(pid) for pid in self.pids())
@@ -147,7 +178,7 @@ def watcher(scene: Scene) -> Iterator[Callable[[str, str], subprocess.Popen[byte
         process.wait()
 
 
-LAUNCHED = pytest.mark.parametrize("launcher", ["inline", "torchrun"])
+LAUNCHED = pytest.mark.parametrize("launcher", ["inline", "spawn", "torchrun"])
 
 
 @LAUNCHED
@@ -188,11 +219,59 @@ def test_the_first_process_is_killed(
     process.wait(10)
 
 
-def test_a_rank_is_killed(scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]]) -> None:
-    process = watcher("torchrun", "waits")
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_a_rank_is_killed(scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str) -> None:
+    process = watcher(launcher, "waits")
     os.kill(scene.pids("rank")[0], signal.SIGKILL)
     scene.nobody_left()
     process.wait(10)
+
+
+#: who is killed under horovodrun -> how far above the rank, whose parent is a shell
+ABOVE_A_RANK = {"rank": 0, "middleman": 2, "horovodrun": 3, "keeper": 4, "watcher": 5}
+
+
+@pytest.mark.parametrize("victim", ABOVE_A_RANK)
+def test_horovodrun_leaves_nobody(scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], victim: str) -> None:
+    process = watcher("horovodrun", "waits")
+    pid = scene.pids("rank")[0]
+    chain = [pid]
+    while pid != process.pid:
+        pid = parent_of(pid)
+        chain.append(pid)
+    if len(chain) == 5:  # a shell that becomes the rank
+        chain.insert(1, chain[0])
+    os.kill(chain[ABOVE_A_RANK[victim]], signal.SIGKILL)
+    scene.nobody_left()
+    process.wait(10)
+
+
+#: A rank that needs longer to leave than horovodrun would give it.
+SLOW_TO_LEAVE = """
+import os, signal, sys, time
+from pathlib import Path
+from midstride.engine.launchers.lifeline import PARENT
+folder = Path(sys.argv[1])
+(folder / f"heartbeat-rank-r{os.environ['HOROVOD_RANK']}").write_bytes(os.getpid().to_bytes(8, sys.byteorder))
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+(folder / f"grandchild-{os.getpid()}").touch()
+(folder / f"rank-{os.getpid()}").touch()
+while not told:
+    time.sleep(0.02)
+time.sleep(6.0)
+(folder / f"left-{os.getpid()}").touch()
+"""
+
+
+def test_ranks_under_horovodrun_have_the_whole_grace(scene: Scene) -> None:
+    scene.rank_script = scene.script("slow", SLOW_TO_LEAVE)
+    environment = {**os.environ, "MIDSTRIDE_SESSION": str(scene.folder), Wards.VARIABLE: "here"}
+    command = scene.command("horovodrun", "waits")
+    with ProcessGroup(command, environment=environment, log=scene.folder / "log.txt", grace_s=60.0) as group:
+        scene.wait_until_up("horovodrun")
+        assert group.stop() == 0
+    assert len(scene.pids("left")) == 2
 
 
 def test_watcher_and_keeper_are_killed_together(scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]]) -> None:
@@ -330,13 +409,13 @@ if rank == 0:
     events.emit("resumed", generation=attempt, resumed_from=None, step=0)
     events.emit("step", step=1, epoch=0, loss=0.5)
     events.emit("snapshot", name=f"{20 * attempt:012d}-g{attempt:06d}", step=20)
-print("rank", rank, "runs with", os.environ["OMP_NUM_THREADS"], "threads", flush=True)
+print("rank", rank, "runs with", os.environ["OMP_NUM_THREADS"], "threads", hash("text"), flush=True)
 def end(outcome):
     session.write_outcome(outcome)
     sys.exit(outcome.code)
 def stop(*_):
     end(Outcome.of(StopRequested("asked to stop"), rank=rank, step=1))
-signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else stop)
 if mode == "done":
     session.write_outcome(Outcome("done", rank=rank, step=20))
     while len(session.outcomes()) < int(os.environ.get("WORLD_SIZE", "1")):
@@ -398,6 +477,11 @@ def test_how_it_ended(job_of: Callable[..., TrainingJob], strategy: str, mode: s
     assert outcome.kind == kind
     assert [event.kind for event in events] == ["resumed", "step", "snapshot"]
     assert "rank 0 runs with" in "\n".join(lines)
+    # Sets of text have the same order in every rank and every life.
+    hashes = set(re.findall(r"runs with \S+ threads (\S+)", "\n".join(lines)))
+    python = [sys.executable, "-c", "print(hash('text'))"]
+    same = subprocess.run(python, env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
+    assert hashes == {same.stdout.strip()}
     assert "OMP_NUM_THREADS" not in "\n".join(lines)
     attempt = ledger_of(job).attempts()[0]
     assert (attempt.outcome, attempt.generation, attempt.snapshot) == (kind, 1, "000000000020-g000001")
@@ -416,6 +500,19 @@ def test_an_exception_in_the_pump(job_of: Callable[..., TrainingJob], callback: 
         launch(job, "night", grace_s=5, **{callback: fail})  # type: ignore[arg-type]
     attempt = ledger_of(job).attempts()[0]
     assert (attempt.outcome, attempt.code) == ("stopped", 75)
+
+
+def test_a_world_that_does_not_stop_in_time_was_stopped_all_the_same(job_of: Callable[..., TrainingJob]) -> None:
+    def interrupt(event: Event) -> None:
+        if event.kind == "snapshot":
+            raise Interrupted
+
+    job = job_of("deaf")
+    with pytest.raises(Interrupted):
+        launch(job, "night", on_event=interrupt, grace_s=1)
+    attempt = ledger_of(job).attempts()[0]
+    assert (attempt.outcome, attempt.code) == ("stopped", 75)
+    assert attempt.error.startswith("asked to stop, and ended when the grace of 1 s was over; rank 0 ended")
 
 
 def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
@@ -449,5 +546,5 @@ def test_a_store_that_cannot_be_written(job_of: Callable[..., TrainingJob], tmp_
 
 def test_every_launcher_can_be_built() -> None:
     assert [build_launcher(name).name for name in LAUNCHERS] == list(LAUNCHERS)
-    with pytest.raises(JobError, match="there are: inline, torchrun"):
+    with pytest.raises(JobError, match="there are: horovodrun, inline, spawn, torchrun"):
         build_launcher("slurm")

@@ -3,7 +3,8 @@
 import json
 import os
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine.audit import audit
 from midstride.engine.faults import FaultPlan
 from midstride.engine.snapshots.codec import differences
+from midstride.engine.snapshots.store import Store
 from midstride.engine.testing import final_state, run_ranks
 
-__all__ = ["Samples", "Setting", "Tangled", "assert_alike", "live", "note_samples"]
+__all__ = ["BATCH", "STEPS", "SampleData", "Samples", "Setting", "Tangled", "assert_alike", "live", "note_samples"]
 
 STEPS = 12
 BATCH = 4
@@ -48,11 +51,13 @@ class Tangled(TrainingModule):
         self.last = nn.Linear(5, 3)
         self.first = nn.Linear(6, 40)
         self.middle = nn.Linear(40, 5)
-        self.norm = nn.BatchNorm1d(40)
+        self.norm = nn.BatchNorm1d(20)
         self.drop = nn.Dropout(0.3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.relu(self.middle(self.drop(torch.relu(self.norm(self.first(x)))))))
+        # Two values a channel: a strategy may split a batch down to single samples.
+        normed = self.norm(self.first(x).view(-1, 20, 2)).flatten(1)
+        return self.last(torch.relu(self.middle(self.drop(torch.relu(normed)))))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y, index = batch
@@ -75,6 +80,8 @@ def note_samples(module: TrainingModule, index: Tensor) -> None:
     """Note which samples reached the training step, once per life and place."""
     if journal := os.environ.get("LAWS_JOURNAL"):
         place = [module.global_rank, module.trainer.progress.epoch, module.trainer.progress.batch]
+        if getattr(module, "_is_replica", False):  # one of several parts of the batch
+            place.append(int(index[0]))
         with Path(journal).open("a") as file:
             file.write(json.dumps([place, index.tolist()]) + "\n")
 
@@ -82,16 +89,17 @@ def note_samples(module: TrainingModule, index: Tensor) -> None:
 class SampleData(DataModule):
     """Six uneven batches of training data a rank, and validation data that no number of ranks divides."""
 
-    def __init__(self, ranks: int, workers: int) -> None:
+    def __init__(self, ranks: int, workers: int, validation: Sequence[int] = (7,)) -> None:
+        self.ranks = ranks
         self.training = Samples(6 * BATCH * ranks - 2)
-        self.validation = Samples(7, noise=0.0)
+        self.validation = [Samples(samples, noise=0.0) for samples in validation]
         self.workers = workers
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.training, batch_size=BATCH, shuffle=True, num_workers=self.workers)
 
-    def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.validation, batch_size=2)
+    def val_dataloader(self) -> list[DataLoader[Any]]:
+        return [DataLoader(samples, batch_size=2) for samples in self.validation]
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,8 @@ class Setting:
         options: for the Trainer.
         module: what is trained.
         patience: of early stopping.
+        validation: samples of each validation loader.
+        data: what it is trained on; `laws.loaders` has kinds of it.
     """
 
     ranks: int = 1
@@ -113,6 +123,8 @@ class Setting:
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     module: type[TrainingModule] = Tangled
     patience: int = 100
+    validation: tuple[int, ...] = (7,)
+    data: Callable[..., SampleData] = SampleData
 
     def train(self, run: str) -> None:
         """Train to the end, from wherever `run` stands; called in each rank."""
@@ -123,7 +135,7 @@ class Setting:
             LearningRateMonitor(),
         ]
         trainer = Trainer(seed=7, callbacks=callbacks, enable_progress_bar=False, **options)
-        trainer.fit(self.module(), SampleData(self.ranks, self.workers), run=run)
+        trainer.fit(self.module(), self.data(self.ranks, self.workers, self.validation), run=run)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -140,17 +152,29 @@ def live(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[
     environment = {**os.environ, "LAWS_JOURNAL": str(folder / "journal.jsonl")}
     if plan is not None:
         environment |= plan.environment
-    return run_ranks(setting.train, str(folder / "run"), processes=setting.ranks, environment=environment)
+    start = run_ranks
+    if setting.options.get("strategy") == "horovod":
+        from laws.horovod_world import run_horovod_ranks as start
+    return start(setting.train, str(folder / "run"), processes=setting.ranks, environment=environment)
 
 
-def assert_alike(found: Path, expected: Path) -> None:
-    """Compare two finished runs: state of every rank, weights, metric log and order of samples, bit for bit."""
-    pairs = zip(final_state(str(found / "run")), final_state(str(expected / "run")), strict=True)
+def assert_alike(found: Path, expected: Path, run: str | None = None) -> None:
+    """Compare two finished runs: state of every rank, weights, metric log and order of samples, bit for bit.
+
+    The one in the folder `found` may have been kept elsewhere, at `run`.
+    """
+    theirs_at = str(expected / "run")
+    ours_at = run or str(found / "run")
+    pairs = zip(final_state(ours_at), final_state(theirs_at), strict=True)
     for rank, (ours, theirs) in enumerate(pairs):
-        assert not differences(ours, theirs), f"rank {rank}"
-    ours, theirs = ((folder / "run" / "metrics.csv").read_bytes() for folder in (found, expected))
+        paths = differences(ours, theirs)
+        assert not paths, f"rank {rank}: {paths}"
+    ours, theirs = (Store.open(url).read("metrics.csv") for url in (ours_at, theirs_at))
     assert ours == theirs
     assert journal(found) == journal(expected)
+    account = audit(ours_at)
+    assert account.is_clean, account
+    assert account == replace(audit(theirs_at), snapshot=account.snapshot)
 
 
 def journal(folder: Path) -> dict[str, list[int]]:

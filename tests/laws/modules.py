@@ -1,5 +1,6 @@
 """Modules that are easily resumed wrongly, one row each: a new kind of training is one more row."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -13,31 +14,106 @@ from midstride.engine import TrainingModule
 __all__ = ["MODULES"]
 
 
-class Metered(Tangled):
-    """torchmetrics with sum, mean and cat states, one of them logged in training."""
+class Pieces(torchmetrics.Metric):
+    """A list that no reduction joins, a mean that resume must not count anew, and a count in a plain attribute."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.add_state("pieces", default=[], dist_reduce_fx=None)
+        self.add_state("running", default=torch.tensor(0.0), dist_reduce_fx="mean")
+        self.add_state("largest", default=torch.tensor(-torch.inf), dist_reduce_fx="max")
+        self.calls = 0
+
+    def update(self, x: Tensor) -> None:
+        self.calls += 1
+        self.pieces.append(x * self.calls)
+        self.running = (self.running * (self._update_count - 1) + x.mean()) / self._update_count
+        self.largest = torch.maximum(self.largest, x.max())
+
+    def compute(self) -> dict[str, Tensor]:
+        return {"sum": sum(p.sum() for p in self.pieces), "mean": self.running, "largest": self.largest}
+
+
+class Metered(Tangled):
+    """torchmetrics of every kind: sums, lists, shared and nested states, wrappers, some updated on some ranks only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        classes: dict[str, Any] = {"task": "multiclass", "num_classes": 3}
         self.seen = torchmetrics.MeanMetric()
-        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3)
-        self.area = torchmetrics.AUROC(task="multiclass", num_classes=3)
-        self.both = torchmetrics.MetricCollection({"micro": torchmetrics.Accuracy(task="multiclass", num_classes=3)})
+        self.step = torchmetrics.Accuracy(**classes)
+        self.recent = torchmetrics.wrappers.Running(torchmetrics.SumMetric(), window=3)
+        self.accuracy = torchmetrics.Accuracy(**classes)
+        self.area = torchmetrics.AUROC(**classes)
+        # Two that share their sums, and one that does not.
+        shared = {name: getattr(torchmetrics, name)(**classes, average="macro") for name in ("Recall", "Precision")}
+        self.both = torchmetrics.MetricCollection({**shared, "F": torchmetrics.Accuracy(**classes, average="micro")})
+        self.range = torchmetrics.MinMaxMetric(torchmetrics.MeanMetric())
+        self.spread = torchmetrics.BootStrapper(torchmetrics.MeanMetric(), num_bootstraps=3)
+        self.pieces = Pieces()
+        self.sum = torchmetrics.MeanMetric() + torchmetrics.MaxMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         self.seen.update(loss.detach())
+        self.recent.update(loss.detach())
+        self.step(self(batch[0]).detach(), batch[1])
+        self.both.update(self(batch[0]).detach(), batch[1])
         self.log("train/seen", self.seen)
+        self.log("train/step", self.step, on_step=True, on_epoch=True, sync_dist=True)
+        self.log("train/recent", self.recent)
+        self.log("train/both", self.both)
+        for reduce_fx in ("sum", "min", "max"):
+            self.log(f"train/{reduce_fx}", loss, on_epoch=True, reduce_fx=reduce_fx)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         x, y, _ = batch
-        for metric in (self.accuracy, self.area, self.both):
+        for metric in (self.accuracy, self.area):
             metric.update(self(x), y)
-        self.log("val/accuracy", self.accuracy)
-        self.log("val/area", self.area)
-        self.log("val/both", self.both)
+        for one in (self.range, self.spread, self.sum):
+            one.update(cross_entropy(self(x), y, reduction="none"))
+        if self.global_rank != 1:
+            self.pieces.update(x)
+        for name in ("accuracy", "area", "range", "spread", "sum", "pieces"):
+            self.log(f"val/{name}", getattr(self, name))
+        self.log("val/again", self.accuracy)
         self.log("val/each", float(y.sum()), on_step=True, sync_dist=True)
+
+
+class Watched(Tangled):
+    """Draws in validation, and counts how often its hooks are called; what they did must not be done again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.seen = torchmetrics.MeanMetric()
+
+    def on_validation_start(self) -> None:
+        self.calls["start"] += 1
+        self.bias = float(torch.rand(()))
+
+    def on_validation_epoch_start(self) -> None:
+        self.calls["epoch start"] += 1
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.calls[f"batch of {dataloader_idx}"] += 1
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
+        x, y, _ = batch
+        loss = cross_entropy(self(x + 0.1 * torch.randn(()) + self.bias), y)
+        self.seen.update(loss, len(y))
+        self.log("val/loss", loss, sync_dist=True, add_dataloader_idx=False)
+        self.log("val/own", loss, on_step=True, on_epoch=True, sync_dist=True)
+        self.log("val/seen", self.seen, add_dataloader_idx=False)
+
+    def on_validation_epoch_end(self) -> None:
+        self.calls["epoch end"] += 1
+        self.log("val/calls", float(self.calls.total()), reduce_fx="max")
+
+    def on_validation_end(self) -> None:
+        self.calls["end"] += 1
 
 
 class Plateau(Tangled):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from midstride.engine.seeds import rank_seed, seed_everything
 
-__all__ = ["Net", "plain"]
+__all__ = ["Net", "plain", "plain_parts"]
 
 SEED, EPOCHS, BATCH = 7, 2, 4
 
@@ -67,3 +67,63 @@ def plain(path: str, samples: int, window: int, clip: float | None) -> None:
                 optimizer.zero_grad()
         scheduler.step()
     torch.save({"weights": net.state_dict(), "optimizer": optimizer.state_dict()}, f"{path}/rank-{rank}.pt")
+
+
+def plain_parts(path: str, samples: int, batch: int, parts: int, window: int) -> None:
+    """Train with every batch split into parts, by hand: what dp does, and ddp2 with two ranks.
+
+    Each part has its own mean and its own batch statistics; gradients are added in the order of the parts; the
+    buffers are those of the first part. Over two ranks a sum has no order, so a plain all-reduce is DDP's.
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size > 1:
+        dist.init_process_group("gloo")
+    seed_everything(SEED)
+    net = Net()
+    seed_everything(rank_seed(SEED, rank))
+    parameters = list(net.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    dataset = Samples(samples, noise=0.0)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
+    loader = DataLoader(dataset, batch, sampler=sampler, generator=torch.Generator())
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for index, (x, y, _) in enumerate(loader):
+            if size > 1 and index % window == 0:  # as DDP: rank 0's buffers, wherever a window opens
+                _broadcast_buffers(net)
+            total = _summed_over_parts(net, x.chunk(parts), y.chunk(parts), window)
+            for parameter, gradient in zip(parameters, total, strict=True):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            if (index + 1) % window == 0 or index + 1 == len(loader):
+                if size > 1:
+                    _average(parameters, size)
+                optimizer.step()
+                optimizer.zero_grad()
+        scheduler.step()
+    torch.save({"weights": net.state_dict(), "optimizer": optimizer.state_dict()}, f"{path}/rank-{rank}.pt")
+
+
+def _summed_over_parts(net: Net, xs: Any, ys: Any, window: int) -> list[Tensor]:
+    total: list[Tensor] = []
+    for number, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        kept = [buffer.clone() for buffer in net.buffers()]
+        loss = cross_entropy(net(x), y) / len(xs) / window
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        total = [a + b for a, b in zip(total, gradients, strict=True)] if number else list(gradients)
+        if number:
+            for buffer, old in zip(net.buffers(), kept, strict=True):
+                buffer.copy_(old)
+    return total
+
+
+def _broadcast_buffers(net: Net) -> None:
+    for buffer in net.buffers():
+        dist.broadcast(buffer, 0)
+
+
+def _average(parameters: list[nn.Parameter], size: int) -> None:
+    for parameter in parameters:
+        assert parameter.grad is not None
+        parameter.grad /= size
+        dist.all_reduce(parameter.grad)

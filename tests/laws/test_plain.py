@@ -1,12 +1,14 @@
 """Law 4: undisturbed, a run gives the bits of the hand-written script."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from laws.lives import Samples
-from laws.plain import BATCH, EPOCHS, SEED, Net, plain
+from laws.plain import BATCH, EPOCHS, SEED, Net, plain, plain_parts
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -30,7 +32,7 @@ class NetModule(TrainingModule, Net):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
-def ours(path: str, samples: int, window: int, clip: float | None) -> None:
+def ours(path: str, samples: int, window: int, clip: float | None, batch: int = BATCH, **options: Any) -> None:
     trainer = Trainer(
         seed=SEED,
         max_epochs=EPOCHS,
@@ -38,9 +40,10 @@ def ours(path: str, samples: int, window: int, clip: float | None) -> None:
         gradient_clip_val=clip,
         snapshots={"every_steps": 2},
         enable_progress_bar=False,
+        **options,
     )
     module = NetModule()
-    trainer.fit(module, DataLoader(Samples(samples, noise=0.0), BATCH, shuffle=True), run=f"{path}/run")
+    trainer.fit(module, DataLoader(Samples(samples, noise=0.0), batch, shuffle=True), run=f"{path}/run")
     state = {"weights": module.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
     torch.save(state, f"{path}/rank-{trainer.world.rank}.pt")
 
@@ -50,12 +53,52 @@ def ours(path: str, samples: int, window: int, clip: float | None) -> None:
 def test_an_undisturbed_run_has_the_bits_of_the_plain_script(
     ranks: int, window: int, clip: float | None, tmp_path: Path
 ) -> None:
+    samples = 7 * BATCH * ranks - ranks - 1
+    assert_same_bits(
+        tmp_path,
+        ranks,
+        partial(plain, samples=samples, window=window, clip=clip),
+        partial(ours, samples=samples, window=window, clip=clip),
+    )
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize(("strategy", "ranks", "parts"), [("dp", 1, 2), ("dp", 1, 4), ("ddp2", 2, 2), ("ddp2", 2, 4)])
+def test_split_batches_have_the_bits_of_the_script_that_splits_by_hand(
+    strategy: str, ranks: int, parts: int, window: int, tmp_path: Path
+) -> None:
+    batch = 2 * parts
+    samples = 7 * batch * ranks  # whole batches: batch statistics need two samples
+    assert_same_bits(
+        tmp_path,
+        ranks,
+        partial(plain_parts, samples=samples, batch=batch, parts=parts, window=window),
+        partial(ours, samples=samples, window=window, clip=None, batch=batch, strategy=strategy, devices=parts),
+    )
+
+
+@pytest.mark.parametrize(("ranks", "window", "clip"), [(2, 1, None), (3, 1, None), (3, 3, 0.5)])
+def test_horovod_has_the_bits_of_the_script_for_horovodrun(
+    ranks: int, window: int, clip: float | None, tmp_path: Path
+) -> None:
+    from laws.horovod_world import run_horovod_ranks
+    from laws.plain_horovod import plain_flat, plain_horovod
+
+    samples = 7 * BATCH * ranks - ranks - 1
+    script = partial(plain_flat, samples=samples, window=window, clip=clip)
+    if ranks == 2:
+        script = partial(plain_horovod, samples=samples)
+    mine = partial(ours, samples=samples, window=window, clip=clip)
+    assert_same_bits(tmp_path, ranks, script, mine, start=run_horovod_ranks)
+
+
+def assert_same_bits(folder: Path, ranks: int, *trainings: Callable[[str], None], start: Any = run_ranks) -> None:
+    """Let every training write its state, in ranks that `start` starts, and compare."""
     states = []
-    for train in (plain, ours):
-        folder = tmp_path / train.__name__
-        folder.mkdir()
-        codes = run_ranks(train, str(folder), 7 * BATCH * ranks - ranks - 1, window, clip, processes=ranks)
-        assert codes == [0] * ranks
-        states.append([torch.load(folder / f"rank-{rank}.pt") for rank in range(ranks)])
+    for number, train in enumerate(trainings):
+        place = folder / str(number)
+        place.mkdir()
+        assert start(train, str(place), processes=ranks) == [0] * ranks
+        states.append([torch.load(place / f"rank-{rank}.pt") for rank in range(ranks)])
     for rank, (expected, found) in enumerate(zip(*states, strict=True)):
         assert not differences(expected, found), f"rank {rank}"

@@ -2,15 +2,21 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from laws.axes import cover, product
 from laws.lives import LAYOUTS, STEPS, Setting, assert_alike, live
-from laws.modules import MODULES
+from laws.modules import MODULES, Watched
 
 from midstride.engine.faults import PHASES, FaultPlan
+from midstride.engine.ledger import Ledger
+from midstride.engine.outcome import Outcome
+from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.store import Store
+from midstride.engine.testing import final_state
 
 AXES: dict[str, list[Any]] = {
     "step": list(range(STEPS)),
@@ -50,6 +56,31 @@ def test_every_kind_of_module_resumes(
     assert live(setting, tmp_path, plan) == [0] * ranks
     plan.assert_all_fired()
     assert_alike(tmp_path, undisturbed(setting))
+
+
+@pytest.mark.parametrize(("ranks", "interval"), [(1, 0.5), (2, 1.0), (3, 2)])
+def test_a_validation_goes_on_in_the_batch_and_loader_where_it_was_broken_off(
+    ranks: int, interval: float, tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting(
+        ranks=ranks,
+        layout="every step",
+        module=Watched,
+        validation=(5, 2),
+        options={"val_check_interval": interval},
+    )
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan")
+    for visit in range(3):  # of the four or two boundaries there are, and in the validations that follow
+        plan.add("kill", rank=visit % ranks, step=2, phase="validation", visit=visit)
+    while len(plan.fired()) < 3:  # two ranks may be struck in one life
+        assert -9 in live(setting, tmp_path, plan)
+    assert live(setting, tmp_path, plan) == [0] * ranks
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))
+    calls = final_state(str(tmp_path / "run"))[0]["attributes"][""]["calls"]
+    validations = STEPS // (6 * interval if interval <= 1 else interval)
+    assert [calls[name] for name in ("start", "epoch start", "epoch end", "end")] == [validations] * 4
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -132,7 +163,7 @@ def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_taken(
     """Law 2."""
     setting = Setting(ranks=2)
     (tmp_path / "plan").mkdir()
-    plan = FaultPlan(tmp_path / "plan").add("kill", rank=0, step=8, phase="forward")
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=0, step=9, phase="before_commit")  # that of step 8 is there
     assert -9 in live(setting, tmp_path, plan)
     newest = max((tmp_path / "run" / "snapshots").glob("*/manifest.json")).parent
     damage(newest / file)
@@ -144,6 +175,29 @@ def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_taken(
     assert resumed_from < newest.name
     if newest.exists() and (newest / "manifest.json").exists():  # else it never happened
         assert (newest / "aside.json").exists()
+    assert_alike(tmp_path, undisturbed(setting))
+
+
+def test_a_snapshot_that_attempts_die_of_is_set_aside_but_never_the_last_one(
+    tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting()
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", step=8, phase="before_commit")
+    assert live(setting, tmp_path, plan) == [-9]
+    ledger = Ledger(Store.open(tmp_path / "run"))
+    names = sorted(path.parent.name for path in (tmp_path / "run" / "snapshots").glob("*/manifest.json"))
+    for name in [*names[1:], *names]:  # twice of each but the oldest
+        ledger.record(replace(ledger.begin(), resumed_from=name), Outcome("died", "killed"))
+    ledger.record(replace(ledger.begin(), resumed_from=names[0]), Outcome("died", "killed"))
+
+    assert live(setting, tmp_path, plan) == [0]
+
+    plan.assert_all_fired()
+    assert json.loads((tmp_path / "run" / "lease" / "000002.json").read_text())["resumed_from"] == names[0]
+    aside = dict(History(Store.open(tmp_path / "run")).aside())
+    assert list(aside) == names[1:]
+    assert "resumed from it and died before their first new step" in aside[names[-1]]
     assert_alike(tmp_path, undisturbed(setting))
 
 

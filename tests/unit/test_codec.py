@@ -7,7 +7,9 @@ import itertools
 import json
 import math
 import struct
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -464,6 +466,15 @@ class Tracker:
 
 
 Point = collections.namedtuple("Point", "x y")
+
+
+def _quietly(make: Callable[[], Any]) -> Any:
+    """Return what torch makes with a warning: of something deprecated, or in beta."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make()
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "object": (Tracker(), "Tracker"),
     "lambda": (lambda epoch: 1.0, "function"),
@@ -476,7 +487,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "object array": (np.array([{}], dtype=object), "object"),
     "factory": (defaultdict(lambda: 1), "defaultdict"),
     "graph": (torch.ones(1, requires_grad=True) * 2, r"\.detach\(\)"),
-    "meta": (torch.empty(2, device="meta"), "meta"),
+    "meta": (torch.empty(2, device="meta"), "a meta tensor of torch.float32"),
+    "quantised": (
+        _quietly(lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
+        "a quantised tensor of torch.qint8",
+    ),
+    "nested": (_quietly(lambda: torch.nested.nested_tensor([torch.ones(2)])), "a nested tensor of torch.float32"),
+    "compressed rows": (_quietly(lambda: torch.eye(3).to_sparse_csr()), "a sparse_csr tensor of torch.float32"),
     "key": ({torch.ones(1): 1}, "a tensor as a key"),
     "key object": ({Tracker(): 1}, "Tracker"),
 }

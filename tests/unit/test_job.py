@@ -82,7 +82,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     assert faults(tmp_path, text + "sed: 3\nretries: -1\n", "name.x=1", "nothing") == [
         "--set name.x=1: name has no keys",
         "--set nothing: write it as key=value, such as trainer.max_epochs=2",
-        "world.strategy: there is no strategy 'dpd'; there are: ddp, single",
+        "world.strategy: there is no strategy 'dpd'; there are: ddp, ddp2, dp, horovod, single",
         "world.processes: should be greater than or equal to 1, not 0",
         "trainer.max_epochs: should be a valid integer, not 'x'",
         "retries: should be greater than or equal to 0, not -1",
@@ -100,10 +100,30 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("max_epochs=3", "max_epochs: has its place under trainer: trainer.max_epochs"),
         ("trainer.max_epoch=3", "trainer.max_epoch: is unknown, did you mean trainer.max_epochs?"),
         ("monitor.every_step=3", "monitor.every_step: is unknown, did you mean snapshots.every_steps?"),
-        ("world.zzz=3", "world.zzz: is unknown; here may stand launcher, nodes, processes, strategy"),
+        (
+            "world.zzz=3",
+            "world.zzz: is unknown; here may stand devices, hang_timeout_s, hosts, launcher, nodes, processes, "
+            "startup_timeout_s, strategy, strategy_args, validation_timeout_s",
+        ),
         ("world.strategy=single", "world: strategy single has one process, not 2; for more choose ddp"),
-        ("world.launcher=inline", "world: launcher inline starts one process, not 2; leave it out, or say torchrun"),
-        ("world.launcher=slurm", "world.launcher: should be 'inline' or 'torchrun', not 'slurm'"),
+        ("world.launcher=inline", "world: launcher inline starts one process, not 2; leave it out, or say spawn"),
+        (
+            "world.launcher=horovodrun",
+            "world: launcher horovodrun does not go with strategy ddp: leave it out",
+        ),
+        ("world.hosts=a:4", "world: hosts is for horovodrun, and strategy ddp is started by torchrun"),
+        (
+            "world={strategy: horovod, processes: 9, hosts: 'a:4,b:4'}",
+            "world: hosts a:4,b:4 have 8 slots, and there are 9 processes",
+        ),
+        (
+            "world={strategy: horovod, processes: 2, launcher: torchrun}",
+            "world: launcher torchrun does not go with strategy horovod: leave it out",
+        ),
+        (
+            "world.launcher=slurm",
+            "world.launcher: should be 'horovodrun', 'inline', 'spawn' or 'torchrun', not 'slurm'",
+        ),
         ("trainer.max_epochs=null", "trainer: say max_epochs or max_steps: the training would never end"),
         ("module=model.py", "module: \"package.module:attribute\" is needed, such as model:Classifier, not 'model.py'"),
         (

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.errors import Superseded
-from midstride.engine.ledger import Attempt, Ledger, judge
+from midstride.engine.ledger import Attempt, Ledger, fatal_snapshots, judge
 from midstride.engine.outcome import Outcome
 from midstride.engine.snapshots.store import Store
 
@@ -92,3 +92,20 @@ def test_who_asks_by_hand_gets_as_many_again() -> None:
     assert not judge(attempts, 3).retry
     third = died(3, type="builtins.ValueError", step=7)
     assert judge([*attempts, third], 3, after=2).retry
+
+
+def test_a_snapshot_is_fatal_once_two_attempts_died_of_it_before_a_new_step() -> None:
+    at, other = place(8, 1), place(6, 1)
+    once = died(1, resumed_from=at)
+    for harmless in (
+        [once],
+        [once, died(2, resumed_from=other)],
+        [once, died(2, resumed_from=at, first_step_at=3.0)],
+        [once, Attempt(2, outcome="stopped", resumed_from=at)],
+        [once, Attempt(2, outcome="user_error", resumed_from=at)],
+        [once, Attempt(2, outcome="lost", resumed_from=at)],
+        [died(1), died(2)],
+        [once, died(2, resumed_from=at), Attempt(3, outcome="lost", resumed_from=at, first_step_at=3.0)],
+    ):
+        assert fatal_snapshots(harmless) == {}
+    assert fatal_snapshots([once, died(2, resumed_from=other), died(3, resumed_from=at)]) == {at: [1, 3]}

@@ -3,49 +3,59 @@
 from collections import Counter
 from itertools import chain
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from torch.utils.data import DistributedSampler
 
-from midstride.engine.data.order import EvaluationOrder, TrainingOrder
+from midstride.engine.data.order import BLOCK, InOrder, Shard, Shuffled
+from midstride.engine.data.permutation import LARGE, Feistel
 
 worlds = some.tuples(some.integers(1, 200), some.integers(1, 7), some.integers(1, 9))  # samples, ranks, batch size
+seeds = some.integers(0, 2**40)
 
 
-@given(worlds, some.integers(0, 2**40), some.integers(0, 5), some.booleans())
+def read(shard: Shard, epoch: int = 0, start: int = 0) -> list[tuple[int, int]]:
+    """Return place and index of every sample from batch `start` on."""
+    shard.sequence.open(epoch, resumed=start > 0)
+    fetches = shard.fetches(0, start)
+    return [(f.first + number * f.stride, index) for f in fetches for number, index in enumerate(f.indices)]
+
+
+@given(worlds, seeds, some.integers(0, 5), some.booleans(), some.booleans())
 def test_training_order_is_that_of_distributed_sampler(
-    world: tuple[int, int, int], seed: int, epoch: int, shuffle: bool
+    world: tuple[int, int, int], seed: int, epoch: int, shuffle: bool, drop: bool
 ) -> None:
     samples, size, batch = world
+    sequence = Shuffled(samples, seed) if shuffle else InOrder(samples)
     for rank in range(size):
-        order = TrainingOrder(samples, batch, rank=rank, size=size, seed=seed, shuffle=shuffle)
-        sampler = DistributedSampler(range(samples), size, rank, shuffle=shuffle, seed=seed)
+        shard = Shard(sequence, batch, rank=rank, size=size, rest="dropped" if drop else "padded")
+        sampler = DistributedSampler(range(samples), size, rank, shuffle=shuffle, seed=seed, drop_last=drop)
         sampler.set_epoch(epoch)
-        assert order.indices(epoch) == list(sampler)
-        assert order.rank_samples() == len(sampler)
+        assert [index for _, index in read(shard, epoch)] == list(sampler)
+        if samples >= size or not drop:  # else its length is one too many
+            assert shard.rank_samples() == len(sampler)
 
 
-@given(worlds, some.integers(0, 2**40))
+@given(worlds, seeds)
 def test_every_sample_is_trained_on_and_only_the_end_is_padded(world: tuple[int, int, int], seed: int) -> None:
     samples, size, batch = world
-    orders = [TrainingOrder(samples, batch, rank=rank, size=size, seed=seed) for rank in range(size)]
-    places: dict[int, int] = {}
-    for order in orders:
-        for _, first, stride, indices in order.fetches(0, 3, 0):
-            places |= {first + number * stride: index for number, index in enumerate(indices)}
+    shards = [Shard(Shuffled(samples, seed), batch, rank=rank, size=size) for rank in range(size)]
+    places = dict(chain.from_iterable(read(shard, 3) for shard in shards))
     assert sorted(places) == list(range(len(places)))  # global positions, without holes
     assert sorted(places[place] for place in range(samples)) == list(range(samples))
     assert len(places) - samples < size
-    assert len({len(order) for order in orders}) == 1
+    assert len({len(shard) for shard in shards}) == 1
 
 
 @given(worlds)
 def test_every_sample_is_evaluated_once(world: tuple[int, int, int]) -> None:
     samples, size, batch = world
-    orders = [EvaluationOrder(samples, batch, rank=rank, size=size) for rank in range(size)]
-    seen = Counter(chain.from_iterable(indices for order in orders for _, _, _, indices in order.fetches(0, 0, 0)))
+    shards = [Shard(InOrder(samples), batch, rank=rank, size=size, rest="kept") for rank in range(size)]
+    seen = Counter(index for shard in shards for _, index in read(shard))
     assert seen == Counter(range(samples))
+    assert max(len(shard) for shard in shards) == len(shards[0])
 
 
 @given(worlds, some.data())
@@ -53,11 +63,71 @@ def test_a_pass_that_starts_in_the_middle_is_the_end_of_the_whole_one(
     world: tuple[int, int, int], data: some.DataObject
 ) -> None:
     samples, size, batch = world
-    order = TrainingOrder(samples, batch, rank=size - 1, size=size, seed=1)
-    start = data.draw(some.integers(0, len(order)))
-    assert list(order.fetches(9, 2, 0))[start:] == list(order.fetches(9, 2, start))
+    shard = Shard(Shuffled(samples, 1), batch, rank=size - 1, size=size)
+    shard.sequence.open(2, resumed=False)
+    start = data.draw(some.integers(0, len(shard)))
+    assert list(shard.fetches(9, 0))[start:] == list(shard.fetches(9, start))
+
+
+@given(some.integers(1, 300), some.lists(some.sampled_from([1, 2, 3, 4, 6, 12]), min_size=1, max_size=4), some.data())
+def test_another_number_of_ranks_reads_the_same_global_batches(
+    samples: int, sizes: list[int], data: some.DataObject
+) -> None:
+    """Twelve samples a global batch, by one world after the other: each place has the sample it would have had."""
+    expected = dict(read(Shard(Shuffled(samples, 5), 12), 1))
+    batches, found, start = -(-samples // 12), dict[int, int](), 0
+    for size in sizes:
+        end = batches if size is sizes[-1] else data.draw(some.integers(start, batches))
+        for rank in range(size):
+            shard = Shard(Shuffled(samples, 5), 12 // size, rank=rank, size=size)
+            assert len(shard) == batches
+            for place, index in read(shard, 1, start):
+                if place < 12 * end:
+                    assert found.setdefault(place, index) == index
+        start = end
+    for place, index in expected.items():
+        if place in found:
+            assert found[place] == index
+    assert {place for place in found if place < samples} == set(range(samples))
 
 
 @pytest.mark.parametrize(("drop_last", "batches"), [(True, 2), (False, 3)])
 def test_a_batch_that_is_not_full_is_dropped_when_asked(drop_last: bool, batches: int) -> None:
-    assert len(TrainingOrder(11, 4, drop_last)) == batches
+    assert len(Shard(InOrder(11), 4, drop_last)) == batches
+
+
+@given(some.integers(1, 5000), seeds)
+def test_a_computed_permutation_is_one(samples: int, seed: int) -> None:
+    computed = Feistel(samples, seed)(np.arange(samples))
+    assert sorted(computed.tolist()) == list(range(samples))
+
+
+def test_a_computed_permutation_looks_drawn() -> None:
+    samples = 100_000
+    orders = [Feistel(samples, seed)(np.arange(samples)) for seed in range(20)]
+    neighbours = [abs(np.corrcoef(order[:-1], order[1:])[0, 1]) for order in orders]
+    assert np.mean(neighbours) < 3 / np.sqrt(samples)
+    fixed = [int((order == np.arange(samples)).sum()) for order in orders]
+    assert 0 < np.mean(fixed) < 3  # one is expected
+    assert len({order[0] for order in orders}) == len(orders)
+
+
+def test_a_huge_epoch_is_computed_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is counted, not timed: far into an epoch costs what its start costs."""
+    samples, asked = 1_000_000_000, list[int]()
+    whole = Feistel.__call__
+
+    def counted(self: Feistel, places: np.ndarray) -> np.ndarray:
+        asked.append(len(places))
+        return whole(self, places)
+
+    monkeypatch.setattr(Feistel, "__call__", counted)
+    shard = Shard(Shuffled(samples, 3), 32, rank=1, size=4)
+    assert samples > LARGE
+    costs = []
+    for start in (10, 1_000_000):
+        asked.clear()
+        shard.sequence.open(0, resumed=True)
+        next(shard.fetches(0, start))
+        costs.append(list(asked))
+    assert costs[0] == costs[1] == [BLOCK]

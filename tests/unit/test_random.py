@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from midstride.engine.data.loader import ExactLoader, training_loader
+from midstride.engine.data.loader import ExactLoader
+from midstride.engine.data.reading import training_loader
 from midstride.engine.seeds import Generators
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.testing import run_ranks
@@ -55,6 +56,24 @@ def loader(source: str, *, first: int = 0, rank: int = 0, size: int = 1, **optio
 
 
 @pytest.mark.parametrize("source", SOURCES)
+def test_one_seed_for_a_batch_reads_every_sample_once(source: str) -> None:
+    reads: list[int] = []
+    draw = SOURCES[source]
+
+    def counted() -> float:
+        reads.append(1)
+        return draw()
+
+    def batches(start: int) -> list[Any]:
+        plain = DataLoader(Drawn(counted), 4, shuffle=True, collate_fn=Noisy(draw))
+        return list(training_loader(plain, World(), seed=5, shard=False, limit=1.0, rng="batch").batches(1, start))
+
+    whole = batches(0)
+    assert len(reads) == 23
+    assert batches(2) == whole[2:]
+
+
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("first", [0, 20])
 def test_batches_are_functions_of_their_place(source: str, first: int) -> None:
     whole = list(loader(source, first=first).batches(1))
@@ -64,6 +83,30 @@ def test_batches_are_functions_of_their_place(source: str, first: int) -> None:
         values = [sample[1] for batch in whole for sample in batch[0] if sample[0] >= first]
         assert len(set(values)) == len(values)
         assert whole != list(loader(source, first=first).batches(2))
+
+
+class ByMany:
+    """Has only `__getitems__`; its samples refer to themselves."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        samples: list[dict[str, Any]] = [{"index": index, "value": random.random()} for index in indices]
+        for sample in samples:
+            sample["itself"] = [sample]
+        return samples
+
+
+def test_a_data_set_that_is_asked_for_many_samples_reads_each_by_its_own_seed() -> None:
+    def read(start: int) -> list[Any]:
+        plain: DataLoader[Any] = DataLoader(ByMany(), 4, shuffle=True, collate_fn=list)  # type: ignore[arg-type]
+        exact = training_loader(plain, World(), seed=5, shard=False, limit=1.0)
+        return [[(sample["index"], sample["value"]) for sample in batch] for batch in exact.batches(1, start)]
+
+    whole = read(0)
+    assert len({value for batch in whole for _, value in batch}) == 23
+    assert read(3) == whole[3:]
 
 
 def _several(workers: int) -> None:

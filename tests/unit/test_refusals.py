@@ -1,14 +1,16 @@
 """Bad input: each a clear error that says what, both values, where and the way out, with nothing written or lost."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from midstride.engine import BestCheckpoint, Trainer, TrainingModule
 from midstride.engine.errors import (
@@ -42,6 +44,25 @@ class Endless(IterableDataset[Tensor]):
         yield torch.zeros(2)
 
 
+class Empty(IterableDataset[Tensor]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class Torn(IterableDataset[Tensor]):
+    def __iter__(self) -> Any:
+        yield torch.zeros(2)
+        raise OSError("no line 1")
+
+
+class Secretive(Endless):
+    def state_dict(self) -> dict[str, Any]:
+        return {"source": Numbers()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
 class Module(TrainingModule):
     def __init__(self, act: Callable[[Any, int], Tensor] | None = None) -> None:
         super().__init__()
@@ -61,8 +82,47 @@ def fit(run: Path | None = None, *, module: TrainingModule | None = None, data: 
     Trainer(**options).fit(module or Module(), loader, run=None if run is None else str(run))
 
 
-def weighted() -> DataLoader[Any]:
-    return DataLoader(Numbers(), 2, sampler=WeightedRandomSampler([1.0] * 8, 8))
+class Forgets(Sampler[int]):
+    """What it does next stands where nobody can read it."""
+
+    def __init__(self) -> None:
+        self.starts = itertools.count()
+
+    def __iter__(self) -> Iterator[int]:
+        start = next(self.starts)
+        return iter([(start + number) % 8 for number in range(8)])
+
+
+class Forever(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(8))
+
+
+class Shrinking(Sampler[int]):
+    def __init__(self) -> None:
+        self.length = 9
+
+    def __iter__(self) -> Iterator[int]:
+        self.length -= 1
+        return iter(range(self.length))
+
+
+class Rows(Numbers):
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.zeros(self.samples, 2)[index]
+
+
+class Counting(Numbers):
+    calls = 0
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.calls += 1
+        return super().__getitem__(index) + self.calls
+
+
+class Unseeded(Numbers):
+    def __getitem__(self, index: int) -> Tensor:
+        return super().__getitem__(index) + float(np.random.default_rng().random())
 
 
 def broken(module: Module, batch_idx: int) -> Tensor:
@@ -125,8 +185,47 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         UserError,
         ["batch_size 4", "3 samples", "drop_last=False"],
     ),
-    "an iterable": ({"data": DataLoader(Endless(), 2)}, NotExact, ["Endless", "__getitem__"]),
-    "a foreign sampler": ({"data": weighted()}, NotExact, ["WeightedRandomSampler", "shuffle=True"]),
+    "a sampler that forgets": (
+        {"data": DataLoader(Numbers(), 2, sampler=Forgets())},
+        NotExact,
+        ["Forgets", "another order", "state_dict"],
+    ),
+    "a sampler without end": ({"data": DataLoader(Numbers(), 2, sampler=Forever())}, NotExact, ["Forever", "end"]),
+    "a sampler that gives less": (
+        {"data": DataLoader(Numbers(), 2, sampler=Shrinking())},
+        UserError,
+        ["Shrinking", "8 items", "7 in the next"],
+    ),
+    "an index out of range": (
+        {"data": DataLoader(Rows(), 2, sampler=[0, 9, 1, 2])},
+        UserCodeError,
+        ["IndexError", "sampler gave [9]", "8 samples", "batch 0 of epoch 0"],
+    ),
+    "a data set that counts": ({"data": DataLoader(Counting(), 2)}, NotExact, ["Counting[0]", "reseed", "batch"]),
+    "a data set beyond reach": ({"data": DataLoader(Unseeded(), 2)}, NotExact, ["Unseeded[0]", "reseed(seed)"]),
+    "a share of an iterable": (
+        {"data": DataLoader(Endless(), 2), "limit_train_batches": 0.5},
+        UserError,
+        ["Endless", "0.5", "number of batches"],
+    ),
+    "an empty iterable": ({"data": DataLoader(Empty(), 2)}, UserError, ["Empty", "no batch"]),
+    "an iterable that raises": ({"data": DataLoader(Torn(), 2)}, UserCodeError, ["OSError", "no line 1", "Torn"]),
+    "state of an iterable that cannot be written": (
+        {"data": DataLoader(Secretive(), 2)},
+        UnsupportedState,
+        ["Secretive", "Numbers"],
+    ),
+    "a data pipe": ({"data": DataLoader(IterableWrapper([1.0]), 2)}, NotExact, ["data pipe", "IterableDataset"]),
+    "a nest with something else in it": (
+        {"data": {"a": DataLoader(Numbers(), 2), "b": [3]}},
+        UserError,
+        ["['b'][0]", "int", "DataLoader"],
+    ),
+    "two loaders, one without a batch": (
+        {"data": [DataLoader(Numbers(), 2), DataLoader(Numbers(3), 4, drop_last=True)]},
+        UserError,
+        ["no batch", "batch_size 4"],
+    ),
     "no loader": ({"data": [1]}, UserError, ["train_dataloader"]),
     "no optimizer": ({"module": TrainingModule()}, UserCodeError, ["configure_optimizers"]),
     "an unknown option": ({"max_epoch": 3}, JobError, ["max_epoch", "max_epochs", "3"]),
@@ -190,10 +289,10 @@ def test_another_identity_is_refused_with_both_values_and_accepted_by_name(tmp_p
         fit(tmp_path, seed=2, data=larger)
     for words in ("seed: the snapshot has 1, this run has 2", "global_batch_size: the snapshot has 2, this run has 4"):
         assert words in str(caught.value)
-    accept = "--accept-change batch_size --accept-change global_batch_size --accept-change seed"
+    accept = "--accept-change global_batch_size --accept-change seed"
     assert accept in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
-    fit(tmp_path, seed=2, data=larger, accept_change=["seed", "global_batch_size", "batch_size"], max_epochs=2)
+    fit(tmp_path, seed=2, data=larger, accept_change=["seed", "global_batch_size"], max_epochs=2)
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_users_can_check_their_own_module() -> None:
             self._seen += 1
             return super().training_step(batch, batch_idx) * (1 + self._seen % 3)
 
-    with pytest.raises(AssertionError, match=r"resumed from step 1.*\n.*layer\.weight"):
+    with pytest.raises(AssertionError, match=r"resumed after step 1.*\n.*layer\.weight"):
         assert_resumes_exactly(Secretive, Points, steps=4)
 
 

@@ -52,9 +52,16 @@ class Net(TrainingModule):
     """A net that can do harm at a step: fail, or wait once until somebody has done harm to it."""
 
     def __init__(
-        self, fail_at: int = -1, wait_at: int = -1, mark: str = "", wait_s: float = 2.0, loses_data: bool = False
+        self,
+        fail_at: int = -1,
+        wait_at: int = -1,
+        mark: str = "",
+        wait_s: float = 2.0,
+        loses_data: bool = False,
+        slow_rank: int = -1,
     ) -> None:
         super().__init__()
+        self.slow_rank = slow_rank
         self.loses_data = loses_data
         self.fail_at, self.wait_at, self.mark, self.wait_s = fail_at, wait_at, mark, wait_s
         self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
@@ -66,6 +73,8 @@ class Net(TrainingModule):
             raise ValueError("the model is not in the mood")
         if self.global_step == self.wait_at and self.global_rank == 0:
             self._wait_once()
+        if self.global_rank == self.slow_rank:
+            time.sleep(0.1)
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         self.log("train/loss", loss)
         return loss

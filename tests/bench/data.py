@@ -1,0 +1,137 @@
+"""What reading exactly costs: midstride's loader, torchdata's StatefulDataLoader and a plain DataLoader, interleaved.
+
+make bench-data
+
+Rounds go through all of them, each in the other direction; a ratio is of wall time against the plain loader of the
+same round. StatefulDataLoader (where torchdata is installed) gives its state at every step, once as most use it, which
+loses the workers' random numbers, and once with the generators in the data set's state, which is exact.
+"""
+
+import argparse
+import importlib.util
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from midstride.engine.data.reading import training_loader
+from midstride.engine.world import World
+
+BATCH = 32
+
+
+class Rows(Dataset[Tensor]):
+    """Rows of 32 numbers.
+
+    Args:
+        samples: how many.
+        work_s: seconds spent on each.
+        noise: draw from torch's generator for each.
+    """
+
+    def __init__(self, samples: int, work_s: float = 0.0, *, noise: bool = False) -> None:
+        self.rows, self.work_s, self.noise = torch.randn(samples, 32), work_s, noise
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if self.work_s:
+            until = time.perf_counter() + self.work_s
+            while time.perf_counter() < until:
+                pass
+        row = self.rows[index]
+        return row + torch.randn(32) if self.noise else row
+
+
+class Remembering(Rows):
+    """Gives the generators as its state, which is what makes StatefulDataLoader exact."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "random": random.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["torch"])
+
+
+#: what the data do -> samples, seconds a sample, whether they draw, workers
+CASES: dict[str, tuple[int, float, bool, int]] = {
+    "trivial, 0 workers": (32_000, 0.0, False, 0),
+    "trivial, 2 workers": (32_000, 0.0, False, 2),
+    "draws from torch, 0 workers": (32_000, 0.0, True, 0),
+    "0.6 ms a sample, 0 workers": (2_000, 6e-4, False, 0),
+    "0.6 ms a sample, 2 workers": (2_000, 6e-4, False, 2),
+}
+
+Reader = Callable[[Rows, int], Iterator[Any]]
+
+
+def plain(dataset: Rows, workers: int) -> Iterator[Any]:
+    return iter(DataLoader(dataset, BATCH, shuffle=True, num_workers=workers))
+
+
+def ours(dataset: Rows, workers: int) -> Iterator[Any]:
+    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers)
+    return training_loader(loader, World(), seed=0, shard=False, limit=1.0).batches(0)
+
+
+def stateful(dataset: Rows, workers: int) -> Iterator[Any]:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = StatefulDataLoader(dataset, BATCH, shuffle=True, num_workers=workers)
+    for batch in loader:
+        loader.state_dict()
+        yield batch
+
+
+def stateful_exact(dataset: Rows, workers: int) -> Iterator[Any]:
+    return stateful(Remembering(len(dataset), dataset.work_s, noise=dataset.noise), workers)
+
+
+READERS: dict[str, Reader] = {"plain DataLoader": plain, "midstride": ours}
+if importlib.util.find_spec("torchdata") is not None:
+    READERS |= {"StatefulDataLoader": stateful, "StatefulDataLoader, exact": stateful_exact}
+
+
+def us_a_batch(reader: Reader, dataset: Rows, workers: int) -> float:
+    """Read an epoch; the first batch, with the start of the workers, is left out."""
+    batches = reader(dataset, workers)
+    next(batches)
+    began = time.perf_counter()
+    count = sum(1 for _ in batches)
+    return (time.perf_counter() - began) / count * 1e6
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="torch")
+    table = Table("data", "loader", "us a batch", "ratio", "from-to")
+    table.title = f"batches of {BATCH}, median of {rounds} interleaved rounds"
+    for case, (samples, work_s, noise, workers) in CASES.items():
+        dataset = Rows(samples, work_s, noise=noise)
+        found: dict[str, list[float]] = {name: [] for name in READERS}
+        for number in range(rounds):
+            for name in list(READERS)[:: -1 if number % 2 else 1]:
+                found[name].append(us_a_batch(READERS[name], dataset, workers))
+        for name, times in found.items():
+            ratios = sorted(b / a for a, b in zip(found["plain DataLoader"], times, strict=True))
+            cells = f"{statistics.median(times):.0f}", f"{statistics.median(ratios):.2f}"
+            table.add_row(case if name == "plain DataLoader" else "", name, *cells, f"{ratios[0]:.2f}-{ratios[-1]:.2f}")
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The strategy horovod by its parts, in a world of three."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws.horovod_world import run_horovod_ranks
+from laws.lives import SampleData, Tangled
+from torch import nn
+from torch.optim import SGD, lr_scheduler
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.errors import StrategyUnavailable, UserError
+from midstride.engine.launchers import build_launcher
+from midstride.engine.strategies import build_strategy
+from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.world import World
+
+
+def here(**options: Any) -> Any:
+    strategy = build_strategy("horovod", options)
+    strategy.attach(World.from_environment(), [torch.device("cpu")])
+    strategy.init_process_group()
+    return strategy
+
+
+def exchange(folder: str) -> None:
+    strategy = here()
+    rank = strategy.world.rank
+    ranks = range(strategy.world.size)
+    values = [None, {"of": torch.ones(2, 3)}, "a" * 10_000]  # of other types and lengths on each rank
+    assert str(strategy.gather(values[rank])) == str(values)
+    assert [strategy.all_agree(rank != other) for other in (0, 2, 7)] == [False, False, True]
+    channel = strategy.channel()
+    assert channel.gather(rank) == list(ranks)
+    store = strategy.store()
+    store.set(f"{rank}", "here")
+    store.wait([f"{other}" for other in ranks])
+
+    everywhere, on_one, nowhere, frozen = (nn.Parameter(torch.zeros(2, 2, dtype=d)) for d in DTYPES)
+    frozen.requires_grad_(False)
+    everywhere.grad = torch.full((2, 2), float(rank))
+    on_one.grad = torch.full((2, 2), 3.0, dtype=on_one.dtype) if rank == 1 else None
+    strategy.reduce_gradients([everywhere, on_one, nowhere, frozen])
+    assert torch.equal(everywhere.grad, torch.ones(2, 2))
+    assert torch.equal(on_one.grad, torch.ones(2, 2, dtype=on_one.dtype))
+    assert nowhere.grad is None
+    assert frozen.grad is None
+    store.set(f"done-{rank}", "")
+    if rank == 0:  # it keeps the store, and leaves when nobody waits there any more
+        store.wait([f"done-{other}" for other in ranks])
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
+
+
+def test_what_ranks_exchange(tmp_path: Path) -> None:
+    assert run_horovod_ranks(exchange, str(tmp_path), processes=3) == [0, 0, 0]
+
+
+def scale(folder: str) -> None:
+    factors: dict[str, Any] = {}
+    for scaled in (True, False):
+        strategy = here(scale_lr=scaled)
+        optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.5)
+        scheduler = lr_scheduler.StepLR(optimizer, 1)
+        strategy.configured([optimizer], [scheduler])
+        factors[str(scaled)] = [optimizer.param_groups[0]["lr"], *scheduler.base_lrs, strategy.state_dict()]
+        # A later life keeps what the first one had, whatever it would choose itself.
+        strategy.load_state_dict({"learning_rate_factor": 7})
+        assert strategy.state_dict() == {"learning_rate_factor": 7}
+    Path(folder, os.environ["HOROVOD_RANK"]).write_text(json.dumps(factors))
+
+
+def test_learning_rates_grow_with_the_world(tmp_path: Path) -> None:
+    assert run_horovod_ranks(scale, str(tmp_path), processes=2) == [0, 0]
+    for rank in (0, 1):
+        assert json.loads((tmp_path / str(rank)).read_text()) == {
+            "True": [1.0, 1.0, {"learning_rate_factor": 2}],
+            "False": [0.5, 0.5, {"learning_rate_factor": 1}],
+        }
+
+
+class Uneven(TrainingModule):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        with torch.no_grad():
+            self.layer.weight.fill_(float(rank == 1))
+
+
+def start_unevenly(folder: str) -> None:
+    strategy = here()
+    module = Uneven(strategy.world.rank)
+    with pytest.raises(UserError, match=r"ranks \d and \d start from different values of layer.weight"):
+        strategy.wrap(TrainingStep(module), one_backward=True)
+
+
+def test_ranks_that_start_differently_are_refused(tmp_path: Path) -> None:
+    assert run_horovod_ranks(start_unevenly, str(tmp_path), processes=3) == [0, 0, 0]
+
+
+def fit_twice(folder: str) -> None:
+    module = Tangled()  # its batch statistics are each rank's own, and differ after the first fit
+    for _ in range(2):
+        trainer = Trainer(max_steps=2, snapshots=None, enable_progress_bar=False)
+        trainer.fit(module, SampleData(2, 0))
+        assert trainer.progress.step == 2
+    assert math.isfinite(trainer.validate(module, SampleData(2, 0))["val/loss"])
+
+
+def test_a_module_is_fitted_again(tmp_path: Path) -> None:
+    assert run_horovod_ranks(fit_twice, str(tmp_path), processes=2) == [0, 0]
+
+
+class Unsuited(TrainingModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(3, 2, sparse=True)
+        self.phase = nn.Parameter(torch.zeros(1, dtype=torch.complex64))
+
+
+def test_what_cannot_be_summed_is_named() -> None:
+    sparse, wave = build_strategy("horovod").refusals(Unsuited())
+    assert "words has sparse gradients" in sparse
+    assert "phase is complex" in wave
+
+
+def test_without_horovod_the_launcher_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midstride.engine.launchers.horovodrun.find_spec", lambda name: None)
+    with pytest.raises(StrategyUnavailable, match="make horovod"):
+        build_launcher("horovodrun")

@@ -1,0 +1,150 @@
+"""What a step is made of: parts of a batch, batches of several processes, float16 with its scale."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.errors import JobError
+from midstride.engine.testing import run_ranks
+
+
+class Sums(TrainingModule):
+    """Notes what reaches `*_step_end`, and logs what only the whole batch can tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("seen", torch.zeros(1))
+        self.mean = MeanMetric()
+        self._ends: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen = self.seen + len(batch[0])
+        self.mean.update(batch[0][:, 0])
+        self.log("mean", self.mean, on_epoch=True, on_step=False)
+        self.log("first", batch[0][:, 0].mean())
+        return self.layer(batch[0]).sum(1)
+
+    def training_step_end(self, outputs: Any) -> Tensor:
+        self._ends.append(tuple(outputs.shape))
+        return outputs.square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch[0]
+
+    test_step = validation_step
+
+    def validation_step_end(self, outputs: Any) -> None:
+        self.log("val/samples", float(len(outputs)), reduce_fx="sum")
+
+    def test_step_end(self, outputs: Any) -> None:
+        self.log("test/samples", float(len(outputs)), reduce_fx="sum")
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.arange(20.0).view(10, 2)), 5)
+
+    test_dataloader = predict_dataloader = val_dataloader = train_dataloader
+
+
+def test_dp_hands_whole_batches_to_step_end_and_keeps_the_first_replicas_buffers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "midstride")
+    module = Sums()
+    trainer = Trainer(strategy="dp", devices=2, max_epochs=1)
+    trainer.fit(module)
+    assert module._ends == [(5,), (5,)]
+    assert module.seen.item() == 3 + 3  # of 3 and 2 samples, twice
+    assert trainer.callback_metrics["mean"] == 9.0  # over all samples, whichever replica saw them
+    assert trainer.callback_metrics["first"] == pytest.approx((10 + 12 + 14 + 16 + 18) / 5)  # weighted by samples
+    assert trainer.callback_metrics["val/samples"] == 10
+    assert trainer.test(module)["test/samples"] == 10
+    assert len(torch.cat(trainer.predict(PredictsTwice(module)))) == 10
+    assert "dp, 1 process on the CPU" in caplog.text
+    assert "each batch in 2 parts; batches of 5 make 5 samples a step" in caplog.text
+
+
+class PredictsTwice(Sums):
+    def __init__(self, other: Sums) -> None:
+        super().__init__()
+        self.layer = other.layer
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return 2 * batch[0]
+
+
+def ends(folder: str, strategy: str, launcher: str = "") -> None:
+    """Fit in a rank and note what reached `training_step_end`, and what was said."""
+    rank = os.environ["RANK"]
+    if launcher == "mpirun":
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+            value = os.environ.pop(name)
+            if name in ("RANK", "WORLD_SIZE"):
+                key = name.removeprefix("WORLD_")
+                os.environ[f"OMPI_COMM_WORLD_{key}"] = os.environ[f"OMPI_COMM_WORLD_LOCAL_{key}"] = value
+    logging.basicConfig(filename=f"{folder}/{rank}.log", level=logging.INFO)
+    module = Sums()
+    trainer = Trainer(strategy=strategy, **({"devices": 2} if strategy == "ddp2" else {}), max_epochs=1)
+    trainer.fit(module)
+    Path(folder, f"{rank}.ends").write_text(repr(module._ends))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp2"])
+def test_a_step_takes_a_batch_from_every_process(strategy: str, tmp_path: Path) -> None:
+    """With ddp2 that is a batch a node, and the node's whole batch reaches training_step_end."""
+    assert run_ranks(ends, str(tmp_path), strategy, processes=2) == [0, 0]
+    assert (tmp_path / "1.ends").read_text() == "[(5,)]"
+    assert "batches of 5 make 10 samples a step" in (tmp_path / "0.log").read_text()
+    assert "samples a step" not in (tmp_path / "1.log").read_text()
+
+
+def test_ranks_that_mpirun_started_meet_without_an_address(tmp_path: Path) -> None:
+    assert run_ranks(ends, str(tmp_path), "ddp", "mpirun", processes=2) == [0, 0]
+    assert "2 processes" in (tmp_path / "0.log").read_text()
+
+
+class ByHand(Sums):
+    automatic_optimization = False
+
+
+@pytest.mark.parametrize("options", [{"strategy": "dp", "devices": 2}, {"precision": 16}], ids=["dp", "16"])
+def test_optimization_by_hand_is_refused_where_it_would_be_wrong(options: dict[str, Any]) -> None:
+    with pytest.raises(JobError, match="automatic_optimization = False"):
+        Trainer(max_epochs=1, **options).fit(ByHand())
+
+
+class Overflows(Sums):
+    """Its second batch is too large for float16."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0] / 100) * (1e30 if batch_idx == 1 else 1.0)
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self._ends.append(self.layer.weight.flatten().tolist())
+
+    def training_step_end(self, outputs: Any) -> Tensor:
+        return outputs.float().square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_an_overflow_leaves_out_the_step_and_halves_the_scale() -> None:
+    module = Overflows()
+    trainer = Trainer(max_epochs=1, precision="16-mixed")
+    before = module.layer.weight.flatten().tolist()
+    trainer.fit(module)
+    first, second = module._ends
+    assert before != first == second
+    assert trainer.precision.state_dict()["scale"] == 2.0**15

@@ -1,0 +1,186 @@
+"""Ranks that a Trainer starts by itself: from a script, from within the caller, in a notebook."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstride.engine.launchers.lifeline import descendants
+
+MODULE = """
+import os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from midstride.engine import Trainer, TrainingModule
+
+class Line(TrainingModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).square().mean()
+
+    def test_step(self, batch, batch_idx):
+        self.log("samples", float(len(batch[0])), reduce_fx="sum", sync_dist=True)
+        self.log("weight", self.layer.weight.sum(), reduce_fx="max", sync_dist=True)
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return batch[0][:, 0]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.arange(40.0).view(-1, 4)), 2)
+
+    test_dataloader = predict_dataloader = train_dataloader
+
+"""
+
+CALLS = """
+trainer = Trainer(devices=2, max_epochs=1, seed=3, **{options})
+module = Line()
+before = module.layer.weight.clone()
+trainer.fit(module, run=sys.argv[1])
+assert trainer.progress.step == 3, trainer.progress
+assert not torch.equal(before, module.layer.weight)
+values = trainer.test(module, ckpt_path="last")
+assert values["samples"] == 10, values
+assert values["weight"] == module.layer.weight.sum().item(), values
+seen = torch.cat(trainer.predict(module)).tolist()
+assert len(seen) == {predictions}, seen
+second = Line()
+trainer.fit(second)
+assert trainer.progress.step == 3, trainer.progress
+print("did it all")
+"""
+
+OUTSIDE = {name: value for name, value in os.environ.items() if not name.endswith(("RANK", "WORLD_SIZE"))}
+
+
+def run(code: str, folder: Path, *, script: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` as a script, or as a notebook does: from no file."""
+    path = folder / "script.py"
+    path.write_text(code)
+    return subprocess.run(
+        [sys.executable, *([str(path)] if script else ["-"]), str(folder / "run")],
+        input=None if script else code,
+        env={**OUTSIDE, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def guarded(code: str) -> str:
+    return 'if __name__ == "__main__":\n' + "".join(f"    {line}\n" for line in code.strip().splitlines())
+
+
+@pytest.mark.parametrize("strategy", ["a script", "ddp_spawn", "a notebook"])
+def test_fit_test_predict_and_fit_again(strategy: str, tmp_path: Path) -> None:
+    options = {"strategy": strategy} if strategy.startswith("ddp") else {}
+    calls = CALLS.format(options=options, predictions=5 if strategy == "a script" else 10)
+    done = run(MODULE + guarded(calls), tmp_path, script=strategy != "a notebook")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("did it all") == (2 if strategy == "a script" else 1)
+    if not options:  # whoever did not choose is told what was chosen
+        assert "ddp (by itself: several devices and no strategy given), 2 processes on the CPU" in done.stderr
+    assert "batches of 2 make 4 samples a step" in done.stderr
+
+
+BROKEN = """
+class Broken(Line):
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1:
+            raise KeyError("colour")
+        return super().training_step(batch, batch_idx)
+
+try:
+    Trainer(devices=2, max_epochs=1, strategy="ddp_fork").fit(Broken())
+except Exception as error:
+    print(type(error).__name__, str(error))
+try:
+    Trainer(devices=2, max_epochs=1, strategy="ddp_fork").fit(Line(), lambda: 1 / 0)
+except Exception as error:
+    print(type(error).__name__, str(error))
+"""
+
+
+def test_an_error_of_a_rank_reaches_the_caller_as_itself(tmp_path: Path) -> None:
+    done = run(MODULE + BROKEN, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "UserCodeError Traceback (most recent call last)" in done.stdout
+    assert 'in training_step\n    raise KeyError("colour")' in done.stdout
+    assert "raised in Broken.training_step" in done.stdout
+    assert "UserError there is no training loader" in done.stdout
+
+
+UNPICKLABLE = """
+class Plain:
+    pass
+
+if __name__ == "__main__":
+    module = Line()
+    module.transform = Plain()
+    module.transform.fn = lambda x: x
+    trainer = Trainer(devices=2, max_epochs=1, strategy="ddp_spawn")
+    try:
+        trainer.fit(module, {"files": [open(__file__)]})
+    except Exception as error:
+        print(type(error).__name__, str(error))
+    trainer.placement.strategy  # still here
+"""
+
+
+def test_what_cannot_be_pickled_is_named_before_any_process_starts(tmp_path: Path) -> None:
+    done = run(MODULE + UNPICKLABLE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "module.transform.fn: " in done.stdout
+    assert "data['files'][0]: " in done.stdout
+    assert "ddp_fork can" in done.stdout
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "ddp_fork"}], ids=["script", "fork"])
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_no_rank_outlives_its_caller(ending: signal.Signals, options: dict[str, Any], tmp_path: Path) -> None:
+    """Law 6; asked nicely, the ranks take a snapshot first."""
+    code = (
+        'Trainer(devices=2, max_epochs=10**5, snapshots={"every_steps": 10**6}, **OPTIONS).fit(Line(), run=sys.argv[1])'
+    )
+    code = code.replace("OPTIONS", str(options))
+    script = tmp_path / "script.py"
+    script.write_text(MODULE + guarded(code))
+    log = tmp_path / "log.txt"
+    with log.open("wb") as output:
+        caller = subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "run")],
+            env=OUTSIDE,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        deadline = time.monotonic() + 80
+        while "samples a step" not in log.read_text():
+            assert caller.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        while not (ranks := descendants(caller.pid)):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        caller.send_signal(ending)
+        caller.wait(60)
+        while [rank for rank in ranks if Path(f"/proc/{rank}").exists()]:
+            assert time.monotonic() < deadline + 30, "ranks live on"
+            time.sleep(0.05)
+    finally:
+        caller.kill()
+        caller.wait()
+    snapshots = list((tmp_path / "run" / "snapshots").glob("*/manifest.json"))
+    assert bool(snapshots) == (ending == signal.SIGTERM), log.read_text()

@@ -1,0 +1,243 @@
+"""The table of faults: what can befall a run, what happens then, and what a person reads. `docs/faults.md` shows it."""
+
+import re
+from dataclasses import dataclass, field
+
+from faults.strikes import (
+    Strike,
+    damage,
+    disk_full,
+    flipped,
+    frozen_and_killed,
+    itself,
+    misread,
+    missing,
+    overtaken,
+    read_only,
+    server,
+    slow,
+    torn,
+    wrong_secret,
+)
+
+__all__ = ["CODES", "ROWS", "Cell", "Row"]
+
+#: what some rank ends with
+KILLED, FAILED, REFUSED, STOPPED, DONE = -9, 1, 2, 75, 0
+#: what the world ends with then
+CODES = {KILLED: 1, FAILED: 1, REFUSED: 2, STOPPED: 75, DONE: 0}
+#: what stands in a message for what differs from time to time
+BLANKS = {
+    "name": r"[\d.]+-g\d{6}",
+    "file": r"[\w.-]+",
+    "path": r"\S+",
+    "number": r"\d+",
+    "checksum": r"\w{32}",
+    "reason": r".+",
+    "perhaps": r"(snapshot [\d.]+-g\d{6} was not taken, rank 0 says: )?",
+    "server": r"http://127\.0\.0\.1:\d+",
+}
+
+_TENSORS, _TREE = "rank-00001-of-00002.safetensors", "rank-00001-of-00002.json"
+_METRICS, _MANIFEST = "metrics.csv", "manifest.json"
+#: what a person calls them
+_CALLED = {_TENSORS: "tensors", _TREE: "tree", _METRICS: "metric rows"}
+_ASIDE = "snapshot {name} is set aside, an older one is taken: {url}/snapshots/{name}/{file}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A fault at a moment, on a store.
+
+    Args:
+        name: of the moment.
+        strike: what happens.
+        store: "local" or "s3".
+        own: whether the store's server is harmed, and so must be of this test alone.
+    """
+
+    name: str
+    strike: Strike
+    store: str = "local"
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault.
+
+    Args:
+        fault: what befalls the run.
+        then: what happens, in a sentence for people.
+        code: what some rank ends with; 0 where the run gets over it in the same life.
+        cells: when and where.
+        says: a line that a person reads; for the {blanks}, see `BLANKS`, and {url} is the run's.
+    """
+
+    fault: str
+    then: str
+    code: int
+    cells: list[Cell] = field(default_factory=list)
+    says: str = ""
+
+    def is_said(self, line: str, url: str) -> bool:
+        """Whether `line` is what this row says, word by word."""
+        pattern = re.escape(self.says.replace("{url}", url))
+        for blank, form in BLANKS.items():
+            pattern = pattern.replace(re.escape(f"{{{blank}}}"), form)
+        return re.fullmatch(pattern, line) is not None
+
+
+_DAMAGED = "It is found before a bit of it is used, set aside, and the snapshot before it is taken."
+
+ROWS = [
+    Row(
+        "A rank is killed (SIGKILL, out of memory, a lost machine)",
+        "The world ends; the next attempt resumes from the newest snapshot.",
+        KILLED,
+        [
+            Cell("in backward", itself("kill", 1, step=5, phase="backward")),
+            Cell("while writing", itself("kill", 1, step=6, phase="snapshot_write")),
+            Cell("before the commit", itself("kill", 0, step=6, phase="before_commit")),
+            Cell("in validation", itself("kill", 1, step=3, phase="validation")),
+            Cell("while writing", itself("kill", 1, step=6, phase="snapshot_write"), "s3"),
+        ],
+    ),
+    Row(
+        "All ranks are killed at once",
+        "The world ends; the next attempt resumes from the newest snapshot.",
+        KILLED,
+        [
+            Cell("before the commit", itself("kill", 0, 1, step=6, phase="before_commit")),
+        ],
+    ),
+    Row(
+        "A rank freezes (SIGSTOP), and is killed",
+        "The others wait for it; once it is killed, the next attempt resumes.",
+        KILLED,
+        [Cell("in backward", frozen_and_killed)],
+    ),
+    Row(
+        "A rank is asked to stop (SIGTERM)",
+        "All ranks take a snapshot together and end with 75; the next attempt resumes from it.",
+        STOPPED,
+        [
+            Cell("in forward", itself("stop", 1, step=5, phase="forward")),
+            Cell("in backward", itself("stop", 0, step=7, phase="backward"), "s3"),
+        ],
+    ),
+    Row(
+        "An exception in the engine or below it",
+        "The world ends; the next attempt resumes from the newest snapshot.",
+        FAILED,
+        [
+            Cell("in the optimizer", itself("raise", 1, step=5, phase="optimizer_step")),
+            Cell("while writing", itself("raise", 1, step=6, phase="snapshot_write")),
+        ],
+    ),
+    Row(
+        "A world that was taken for dead wakes up, after a newer one has taken over",
+        "It finds out before it commits anything, and stops; nothing of it is ever read.",
+        STOPPED,
+        [Cell("before the commit", overtaken), Cell("before the commit", overtaken, "s3")],
+        says="{perhaps}generation 2 advances {url} now, this world is generation 1: it stops",
+    ),
+    Row(
+        "A file of the newest snapshot is torn",
+        _DAMAGED,
+        KILLED,
+        [
+            Cell("tensors, nothing left", damage(_TENSORS, torn(0.0))),
+            Cell("tensors, half", damage(_TENSORS, torn(0.5))),
+            Cell("tensors, all but a byte", damage(_TENSORS, torn(1.0))),
+            Cell("tree, half", damage(_TREE, torn(0.5))),
+            Cell("tensors, half", damage(_TENSORS, torn(0.5)), "s3"),
+        ],
+        says=_ASIDE + " has {number} bytes, its manifest says {number}",
+    ),
+    Row(
+        "A bit of the newest snapshot flips",
+        _DAMAGED,
+        KILLED,
+        [
+            *(Cell(_CALLED[file], damage(file, flipped)) for file in (_TENSORS, _TREE, _METRICS)),
+        ],
+        says=_ASIDE + " has checksum {checksum}, its manifest says {checksum}",
+    ),
+    Row(
+        "The manifest of the newest snapshot is torn",
+        _DAMAGED,
+        KILLED,
+        [Cell("half", damage(_MANIFEST, torn(0.5)))],
+        says=_ASIDE + " is not a sealed document: {reason}",
+    ),
+    Row(
+        "A bit of the manifest of the newest snapshot flips",
+        _DAMAGED,
+        KILLED,
+        [Cell("in a digit", damage(_MANIFEST, misread), "s3")],
+        says=_ASIDE + " does not match its own checksum {reason}",
+    ),
+    Row(
+        "A file of the newest snapshot is missing",
+        _DAMAGED,
+        KILLED,
+        [
+            *(Cell(_CALLED[file], damage(file, missing)) for file in (_TENSORS, _METRICS)),
+            Cell("tree", damage(_TREE, missing), "s3"),
+        ],
+        says=_ASIDE + " is missing, its manifest says {number} bytes",
+    ),
+    Row(
+        "The manifest of the newest snapshot is missing",
+        "That snapshot never happened; the one before it is taken.",
+        KILLED,
+        [Cell("gone", damage(_MANIFEST, missing))],
+    ),
+    Row(
+        "The disk is full",
+        "What was begun is removed again and the world ends; once there is room, the next attempt resumes.",
+        FAILED,
+        [Cell("at a later snapshot", disk_full)],
+        says="snapshot {name} was not taken, rank {number} says: OSError: [Errno {number}] {reason}",
+    ),
+    Row(
+        "The store may not be written",
+        "Refused within seconds, before training starts, with 2.",
+        REFUSED,
+        [Cell("at the start", read_only)],
+        says="{url} cannot be written: [Errno {number}] {reason}: {path} "
+        "Allow it, or choose another place with snapshots.url.",
+    ),
+    Row(
+        "The S3 server is killed and restarted",
+        "The store is asked again until it answers (snapshots.store_patience_s); nothing is lost or half written.",
+        DONE,
+        [
+            Cell("while writing", server("killed", step=6, phase="snapshot_write"), "s3", own=True),
+            Cell("before the commit", server("killed", step=6, phase="before_commit"), "s3", own=True),
+        ],
+        says="{url} does not answer, waiting up to 300 s: {server}: Connect call failed {reason}",
+    ),
+    Row(
+        "The S3 server does not answer for a while",
+        "The store is asked again until it answers (snapshots.store_patience_s); nothing is lost or half written.",
+        DONE,
+        [Cell("while writing", server("frozen", step=6, phase="snapshot_write"), "s3", own=True)],
+        says="{url} does not answer, waiting up to 300 s: {server}: ReadTimeoutError",
+    ),
+    Row(
+        "The S3 server is slow",
+        "The training goes on.",
+        DONE,
+        [Cell("all the time", slow, "s3")],
+    ),
+    Row(
+        "The credentials are wrong",
+        "Refused within seconds, before training starts, with 2.",
+        REFUSED,
+        [Cell("at the start", wrong_secret, "s3")],
+        says="{url} cannot be written: SignatureDoesNotMatch: {reason}. Set AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or choose another place with snapshots.url.",
+    ),
+]

@@ -1,0 +1,61 @@
+"""A world that hangs is ended with every rank's stack in its log, and goes on from its last snapshot."""
+
+from pathlib import Path
+
+import pytest
+from flow_runs import results, tiny_job, train_forked
+
+from midstride.engine import vigil
+from midstride.engine.faults import FaultPlan
+from midstride.engine.job import TrainingJob
+from midstride.engine.launch import launch
+from midstride.engine.ledger import Ledger
+from midstride.engine.report import report_of
+from midstride.engine.snapshots.store import Store
+
+LIMIT_S = 5.0
+
+
+def hasty(job: TrainingJob) -> TrainingJob:
+    limits = {"hang_timeout_s": LIMIT_S, "validation_timeout_s": LIMIT_S}
+    return job.model_copy(update={"world": job.world.model_copy(update=limits)})
+
+
+@pytest.mark.parametrize(
+    ("processes", "phase", "option"),
+    [(2, "backward", "hang_timeout_s"), (1, "validation", "validation_timeout_s")],
+)
+def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, option: str, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, processes=processes)
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("hang", rank=processes - 1, step=8, phase=phase)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*next(iter(plan.environment.items())))
+        outcome = launch(hasty(job), "night")
+    plan.assert_all_fired()
+    assert (outcome.kind, outcome.type) == ("died", "midstride.engine.errors.WorldError")
+    assert f"{LIMIT_S:g} s (world.{option})" in outcome.error
+    store = Store.open(job.run_url("night"))
+    log = store.read("attempts/000001.log").decode()
+    for rank in range(processes):
+        own = log.partition(f"--- rank {rank}, process")[2].partition("--- rank")[0]
+        assert "training_step" in own or "in batch" in own or "in run" in own, f"rank {rank} has no stack"
+    assert "faults.py" in log, "the stack shows where it hung"
+    assert Ledger(store).verdict(job.retries).retry
+
+    if processes == 2:
+        train_forked(job, "night")
+        train_forked(job, "calm")
+        assert results(job, "night") == results(job, "calm")
+
+
+def test_a_slow_rank_is_named_in_log_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tiny_job(tmp_path, slow_rank=1)
+    monkeypatch.setattr(vigil, "WINDOW_S", 0.1)
+    monkeypatch.setattr(vigil, "_BATCHES", 2)
+    lines: list[str] = []
+    assert launch(job, "night", on_line=lines.append).kind == "done"
+    told = [line for line in lines if "is slow" in line]
+    assert told
+    assert all(line.startswith("rank 1 is slow") for line in told)
+    assert report_of(job, "night").slow == (f"attempt 1: {told[0]}",)

@@ -1,0 +1,84 @@
+"""Law 1 under the real horovodrun: killed, stopped, gone on with on two hosts, and the bits of the undisturbed run."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flow_runs import results, tiny_job
+from laws.horovod_world import run_horovod_ranks
+
+from midstride.engine.errors import StopRequested
+from midstride.engine.events import Event
+from midstride.engine.faults import FaultPlan
+from midstride.engine.job import TrainingJob, WorldOptions
+from midstride.engine.launch import launch
+from midstride.engine.ledger import Ledger
+from midstride.engine.session import Session
+from midstride.engine.snapshots.store import Store
+from midstride.engine.worker import Rank
+from midstride.engine.world import World
+
+#: Stands in for ssh: runs the command here, as if it were there.
+SSH = f"""#!{sys.executable}
+import os, sys
+words = sys.argv[1:]
+def options(words):
+    while words and words[0].startswith("-"):
+        words = words[2:] if words[0] in ("-o", "-p", "-i") else words[1:]
+    return words
+command = options(options(words)[1:])  # after the host there may be more of them
+os.execv("/bin/sh", ["/bin/sh", "-c", " ".join(command)])
+"""
+
+
+def on_horovod(job: TrainingJob, **world: object) -> TrainingJob:
+    return job.model_copy(
+        update={"world": WorldOptions.model_validate({"strategy": "horovod", "processes": 3, **world})}
+    )
+
+
+def fit(job: TrainingJob, run: str) -> None:
+    """Be one rank, as a worker is, of a run that nothing befalls."""
+    code = Rank(Session.create(job, run, 1), World.from_environment()).run()
+    if code:
+        raise SystemExit(code)
+
+
+@pytest.fixture
+def environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.mark.timeout(300)  # four worlds of three processes
+def test_a_run_of_several_lives_ends_with_the_same_bits(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+    job = on_horovod(tiny_job(tmp_path))
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=2, step=7, phase="backward")
+    environment.setenv(*next(iter(plan.environment.items())))
+    outcome = launch(job, "night")
+    assert (outcome.kind, outcome.rank) == ("died", 2)
+    assert "rank 2 ended without a word" in outcome.error
+    plan.assert_all_fired()
+
+    def stop(event: Event) -> None:
+        if event.kind == "snapshot":
+            raise StopRequested("by whoever launched")
+
+    with pytest.raises(StopRequested):
+        launch(job, "night", on_event=stop)
+    attempts = Ledger(Store.open(job.run_url("night"))).attempts()
+    assert [attempt.outcome for attempt in attempts] == ["died", "stopped"]
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    environment.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    lines: list[str] = []
+    outcome = launch(on_horovod(job, hosts="127.0.0.1:2,127.0.0.2:1"), "night", on_line=lines.append)
+    assert outcome.kind == "done", "\n".join(lines)
+
+    assert run_horovod_ranks(fit, job, "calm", processes=3) == [0, 0, 0]
+    assert results(job, "night") == results(job, "calm")

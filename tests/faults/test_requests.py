@@ -1,0 +1,116 @@
+"""Asked to stop, or for a snapshot, at any moment: all ranks do it together, and not a bit is other for it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from laws.axes import cover
+from laws.lives import LAYOUTS, Setting, Tangled, assert_alike, live
+
+from midstride.engine.faults import FaultPlan
+
+STOPPED = 75
+
+AXES: dict[str, list[Any]] = {
+    "phase": ["fetch", "backward", "validation", "snapshot_write", "before_commit", "epoch_end"],
+    "step": [0, 2, 5],
+    "ranks": [1, 2, 3],
+    "layout": list(LAYOUTS),
+    "asked": ["first", "last", "all", "twice"],
+}
+
+
+def plan_of(folder: Path, case: dict[str, Any], kind: Any = "stop") -> FaultPlan:
+    folder.mkdir()
+    plan = FaultPlan(folder)
+    ranks = {"first": [0], "last": [case["ranks"] - 1], "all": range(case["ranks"]), "twice": [0, 0]}[case["asked"]]
+    step = 1 if case["layout"] == "accumulation" and case["step"] == 5 else case["step"]
+    for rank in ranks:
+        plan.add(kind, rank=rank, step=step, phase=case["phase"])
+    return plan
+
+
+def resumed_from(folder: Path, generation: int) -> str:
+    return json.loads((folder / "run" / "lease" / f"{generation:06d}.json").read_text())["resumed_from"] or ""
+
+
+@pytest.mark.parametrize("case", cover(AXES), ids=lambda case: "-".join(map(str, case.values())).replace(" ", "_"))
+def test_asked_to_stop_a_world_stops_together_and_resumes_where_it_stood(
+    case: dict[str, Any], tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    # A writer may be so far behind that a fit with few snapshots is done when it is asked.
+    behind = case["phase"] in ("snapshot_write", "before_commit") and case["layout"] == "epoch ends"
+    setting = Setting(ranks=case["ranks"], layout="every step" if behind else case["layout"])
+    plan = plan_of(tmp_path / "plan", case)
+    assert live(setting, tmp_path, plan) == [STOPPED] * setting.ranks
+    plan.assert_all_fired()
+    assert live(setting, tmp_path, plan) == [0] * setting.ranks
+    place = resumed_from(tmp_path, 2).rpartition("-g")[0]
+    assert place, "a snapshot was taken for the stop"
+    assert_alike(tmp_path, undisturbed(setting))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_asked_to_stop_when_all_is_done_a_fit_is_done(
+    ranks: int, tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting(ranks=ranks)
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("stop", rank=ranks - 1, step=12, phase="before_commit", visit=1)
+    assert live(setting, tmp_path, plan) == [0] * ranks
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))
+
+
+@pytest.mark.parametrize(("ranks", "phase"), [(1, "validation"), (1, "forward"), (3, "backward"), (3, "validation")])
+def test_asked_for_a_snapshot_a_world_takes_one_and_goes_on(
+    ranks: int, phase: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting(ranks=ranks, layout="epoch ends")
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("snapshot", rank=ranks - 1, step=1, phase=phase)
+    plan.add("kill", step=5, phase="forward")  # before the first snapshot that is due
+    assert -9 in live(setting, tmp_path, plan)
+    assert live(setting, tmp_path, plan) == [0] * ranks
+    plan.assert_all_fired()
+    assert 1 <= int(resumed_from(tmp_path, 2)[:12]) <= 4
+    assert_alike(tmp_path, undisturbed(setting))
+
+
+@pytest.mark.parametrize(("step", "newest"), [(2, 0), (7, 6)])
+def test_without_time_for_a_snapshot_the_last_one_is_as_exact(
+    step: int, newest: int, tmp_path: Path, undisturbed: Callable[[Setting], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(ranks=2, layout="epoch ends")
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("stop", rank=1, step=step, phase="forward")
+    with monkeypatch.context() as patch:
+        patch.setenv("MIDSTRIDE_GRACE_S", "0")
+        assert live(setting, tmp_path, plan) == [STOPPED, STOPPED]
+    plan.assert_all_fired()
+    assert live(setting, tmp_path, plan) == [0, 0]
+    assert int(resumed_from(tmp_path, 2)[:12] or 0) == newest
+    assert_alike(tmp_path, undisturbed(setting))
+
+
+class Talking(Tangled):
+    """Talks to the other ranks in a hook of its own."""
+
+    def on_validation_epoch_end(self) -> None:
+        dist.all_reduce(torch.ones(1))
+
+
+def test_a_rank_that_dies_while_others_wait_for_it_in_a_hook_is_not_their_error(
+    tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting(ranks=2, layout="every step", module=Talking)
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=3, phase="validation")
+    assert live(setting, tmp_path, plan) == [1, -9]  # 2 would be the user's
+    assert live(setting, tmp_path, plan) == [0, 0]
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))

@@ -1,0 +1,84 @@
+"""Signals to a whole launched world: whichever of its processes gets one, all ranks act on it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flow_runs import Command, results, tiny_job, train_forked, wait_for
+
+from midstride.engine.heartbeat import Pulse
+from midstride.engine.job import TrainingJob
+from midstride.engine.ledger import Ledger
+from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.store import Store
+
+NEVER = 1000
+
+
+class Night:
+    """A run of `midstride fit` whose processes can be found."""
+
+    def __init__(self, folder: Path, job: TrainingJob) -> None:
+        self.folder, self.job = folder, job
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.store = Store.open(job.run_url("night"))
+        self.commands: list[Command] = []
+
+    def fit(self) -> Command:
+        environment = {**os.environ, "TMPDIR": str(self.temporary)}
+        arguments = ["fit", str(self.folder / "job.yaml"), "--run", "night"]
+        self.commands.append(Command(arguments, environment, self.folder / "fit.log"))
+        return self.commands[-1]
+
+    def rank(self, rank: int) -> Pulse:
+        found = list(self.temporary.glob(f"midstride-*/heartbeat-rank-{rank:05d}"))
+        return Pulse.read(found[0]) if found else Pulse()
+
+    def reaches(self, step: int) -> None:
+        wait_for(lambda: self.rank(1).step >= step, f"step {step}")
+
+    def snapshots(self) -> list[int]:
+        return [snapshot.place.step for snapshot in History(self.store).snapshots()]
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Iterator[Night]:
+    text = "snapshots: {url: runs, every_steps: 5}"
+    tiny_job(tmp_path, slow_rank=1)
+    path = tmp_path / "job.yaml"
+    path.write_text(path.read_text().replace(text, text.replace("5", str(NEVER))))
+    night = Night(tmp_path, TrainingJob.load(path))
+    yield night
+    for command in night.commands:
+        command.process.kill()
+        command.process.wait()
+
+
+def test_a_world_obeys_signals_to_any_of_its_processes(night: Night) -> None:
+    command = night.fit()
+    night.reaches(2)
+    os.kill(command.process.pid, signal.SIGUSR1)
+    wait_for(night.snapshots, "the snapshot that was asked for")
+    after = night.rank(1).step
+    night.reaches(after + 1)
+    os.kill(night.rank(1).pid, signal.SIGTERM)  # and nobody else
+    assert command.code() == 75, command.output
+    stopped = night.snapshots()[-1]
+    assert stopped > after
+
+    command = night.fit()
+    night.reaches(stopped + 2)
+    command.process.send_signal(signal.SIGTERM)
+    assert command.code() == 75, command.output
+    assert night.snapshots()[-1] > stopped
+    first, second = Ledger(night.store).attempts()
+    assert (first.outcome, second.outcome) == ("stopped", "stopped")
+    assert first.error.startswith(f"asked to stop, after step {stopped}; the run resumes from snapshot")
+    assert second.resumed_step == stopped
+
+    train_forked(night.job, "night")
+    train_forked(night.job, "calm")
+    assert results(night.job, "night") == results(night.job, "calm")

@@ -1,0 +1,133 @@
+"""What goes wrong in workers: told with loader, rank, worker and place, to be retried or not, and no sample is lost."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from midstride.engine.data.reading import training_loader
+from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
+from midstride.engine.testing import run_ranks
+from midstride.engine.world import World
+
+
+class Rows(Dataset[int]):
+    """Twenty numbers; something happens once, where one of them is read."""
+
+    def __init__(self, mark: Path, act: Callable[[], object], index: int = 9) -> None:
+        self.mark, self.act, self.index = mark, act, index
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.index and not self.mark.exists():
+            self.mark.touch()
+            self.act()
+        return index
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raised() -> None:
+    raise KeyError("colour")
+
+
+def asleep() -> None:
+    threading.Event().wait()
+
+
+def raised_at_start(worker: int) -> None:
+    if worker == 1:
+        raise OSError("no such table")
+
+
+def raised_in_collate(samples: list[int]) -> list[int]:
+    if 9 in samples:
+        raise ValueError("shapes differ")
+    return samples
+
+
+#: name -> the act, options of the loader, the error, what it says
+FAULTS: dict[str, tuple[Callable[[], object], dict[str, Any], type[EngineError], list[str]]] = {
+    # It may die before the queue has sent what it read earlier: which batch is waited for then is chance.
+    "killed": (killed, {"timeout": 0}, WorldError, ["worker 0", "signal 9", "out of memory", "of epoch 0", "rank 1"]),
+    "raises": (
+        raised,
+        {},
+        UserCodeError,
+        ["KeyError: 'colour'", "in raised", "[9, 11], in worker 0", "batch 2"],
+    ),
+    "does not answer": (asleep, {}, WorldError, ["timed out after 2 seconds", "batch 2 of epoch 0", "[9, 11]"]),
+    "raises at its start": (
+        list,
+        {"worker_init_fn": raised_at_start},
+        UserCodeError,
+        ["OSError: no such table", "worker_init_fn of worker 1", "batch 1 of epoch 0"],
+    ),
+    "cannot collate": (
+        list,
+        {"collate_fn": raised_in_collate},
+        UserCodeError,
+        [
+            "ValueError: shapes differ",
+            "raised_in_collate, collating samples [9, 11], in worker 0",
+            "batch 2 of epoch 0",
+        ],
+    ),
+    "cannot be started": (
+        list,
+        {"multiprocessing_context": "spawn", "collate_fn": lambda samples: samples},
+        UserError,
+        ["the workers of the train loader could not be started", "pickle", "module level"],
+    ),
+}
+
+
+def _meets(name: str, mark: str) -> None:
+    act, options, kind, words = FAULTS[name]
+
+    def feed(**given: Any) -> Any:
+        # Rank 1 of 2 reads every other number; batch 2 of two is [9, 11].
+        loader = DataLoader(Rows(Path(mark), act), 2, num_workers=2, **{"timeout": 2, "collate_fn": list, **given})
+        return training_loader(loader, World(rank=1, size=2), seed=1, shard=True, limit=1.0)
+
+    found: list[Any] = []
+    with pytest.raises(kind) as caught:
+        found.extend(feed(**options).batches(0))  # what came before the error stays
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    assert caught.value.exit_code == (1 if kind is WorldError else 2)
+    assert "DataLoader worker process" not in str(caught.value)
+    assert found + list(feed().batches(0, len(found))) == [[n, n + 2] for n in range(1, 20, 4)]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_says_where_and_the_next_life_goes_on_there(name: str, tmp_path: Path) -> None:
+    # In a process of its own, as a rank is: other tests leave threads here, over which no worker should be forked.
+    assert run_ranks(_meets, name, str(tmp_path / "mark")) == [0]
+
+
+def _loses_a_worker_elsewhere() -> None:
+    """A worker dies while the main process is in the user's code: nothing may be raised there."""
+    loader = DataLoader(range(20), 2, num_workers=1, timeout=2, collate_fn=list)
+    feed = training_loader(loader, World(), seed=1, shard=False, limit=1.0)  # type: ignore[arg-type]
+    batches: Any = feed.batches(0)
+    next(batches)
+    (worker,) = batches.gi_frame.f_locals["iterator"]._workers
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    assert sum(range(100_000)) > 0  # signal handlers run between the steps of this
+    with pytest.raises(WorldError, match="signal 9"):
+        list(batches)
+
+
+def test_a_worker_that_dies_while_nobody_waits_for_it_is_told_when_somebody_does() -> None:
+    assert run_ranks(_loses_a_worker_elsewhere) == [0]

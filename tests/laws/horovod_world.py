@@ -1,0 +1,60 @@
+"""A world of forked ranks in which Horovod finds itself as under horovodrun, without horovodrun's seconds."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
+from midstride.engine.testing import run_ranks
+
+__all__ = ["run_horovod_ranks"]
+
+
+def run_horovod_ranks(
+    target: Callable[..., None],
+    *arguments: Any,
+    processes: int,
+    environment: Mapping[str, str] = os.environ,
+    timeout_s: float = 60.0,
+) -> list[int]:
+    """Call `target(*arguments)` in `processes` forked ranks that Horovod joins; return their exit codes."""
+    server = RendezvousServer()
+    port = server.start()
+    try:
+        server.init(get_host_assignments(parse_hosts(f"localhost:{processes}"), processes))
+        return run_ranks(
+            _join,
+            port,
+            target,
+            arguments,
+            processes=processes,
+            environment=environment,
+            timeout_s=timeout_s,
+        )
+    finally:
+        server.stop()
+        server._httpd.server_close()  # `stop` leaves its socket open
+
+
+def _join(port: int, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    os.environ.update(
+        HOROVOD_HOSTNAME="localhost",
+        HOROVOD_RANK=rank,
+        HOROVOD_SIZE=size,
+        HOROVOD_LOCAL_RANK=rank,
+        HOROVOD_LOCAL_SIZE=size,
+        HOROVOD_CROSS_RANK="0",
+        HOROVOD_CROSS_SIZE="1",
+        HOROVOD_GLOO_RENDEZVOUS_ADDR="127.0.0.1",
+        HOROVOD_GLOO_RENDEZVOUS_PORT=str(port),
+        HOROVOD_GLOO_IFACE="lo",
+        HOROVOD_GLOO_TIMEOUT_SECONDS="90",
+        HOROVOD_CONTROLLER="gloo",
+        HOROVOD_CPU_OPERATIONS="gloo",
+    )
+    target(*arguments)

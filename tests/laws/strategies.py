@@ -1,0 +1,122 @@
+"""The strategies under the laws, one row each: a new strategy is one more row."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from laws.lives import Setting, live
+from laws.modules import MODULES
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from midstride.engine.faults import FaultPlan
+from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.strategies.ddp import Ddp
+from midstride.engine.testing import run_ranks
+
+__all__ = ["ROWS", "Row", "as_script", "in_caller"]
+
+TESTS = Path(__file__).parents[1]
+#: how a world is started: gives the run of a setting one life, as `live` does; killed ranks are seen in its exit code
+Start = Callable[[Setting, Path, FaultPlan | None], list[int]]
+
+
+def environment(folder: Path, plan: FaultPlan | None) -> dict[str, str]:
+    """Return the environment of a process that no launcher started."""
+    ranks = {name: value for name, value in os.environ.items() if not name.endswith(("RANK", "WORLD_SIZE"))}
+    return {**ranks, "LAWS_JOURNAL": str(folder / "journal.jsonl"), **(plan.environment if plan else {})}
+
+
+def in_caller(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[int]:
+    """Start the ranks from within a process that calls `fit`."""
+    return run_ranks(_call, setting, str(folder / "run"), environment=environment(folder, plan))
+
+
+def _call(setting: Setting, run: str) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name)
+    setting.train(run)
+
+
+def as_script(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[int]:
+    """Start a script, which starts itself again for each other rank."""
+    script, run = folder / "script.py", str(folder / "run")
+    script.write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+from laws.lives import Setting
+if __name__ == "__main__":
+    Setting(ranks={setting.ranks}, layout={setting.layout!r}, options={setting.options!r}).train({run!r})
+"""
+    )
+    return [subprocess.run([sys.executable, str(script)], env=environment(folder, plan), timeout=100).returncode]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy as the laws try it.
+
+    Args:
+        ranks: numbers of processes; sums over two have no order, so what sums over ranks is tried with three.
+        options: for the Trainer.
+        modules: what is trained with the first of `ranks`, by name in `MODULES`; "" is the plain one.
+        start: how the world is started.
+        like: options of the run it must equal; its own if None.
+    """
+
+    ranks: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    modules: tuple[str, ...] = ("",)
+    start: Start = live
+    like: dict[str, Any] | None = None
+
+    def settings(self, ranks: int, module: str = "") -> tuple[Setting, Setting]:
+        """Return the run that lives and dies, and the one it must equal."""
+        kind = {"module": MODULES[module][0]} if module else {}
+        like = self.options if self.like is None else self.like
+        lives, expected = (
+            Setting(ranks=ranks, layout="every step", options=options, **kind) for options in (self.options, like)
+        )
+        return lives, expected
+
+
+class Small(Ddp):
+    """A strategy of a user's own: it meets in its own way, and wraps in its own way."""
+
+    def init_process_group(self) -> None:
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
+        super().init_process_group()
+
+    def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
+        wrapped = super().wrap(step, one_backward=one_backward)
+        assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return wrapped
+
+
+_SPLIT_MODULES = ("", "torchmetrics", "two optimizers", "training_step_end")
+
+ROWS: dict[str, Row] = {
+    "dp on 2": Row((1,), {"strategy": "dp", "devices": 2}, _SPLIT_MODULES),
+    "dp on 4": Row((1,), {"strategy": "dp", "devices": 4}),
+    "ddp2": Row((3, 2), {"strategy": "ddp2", "devices": 2}, _SPLIT_MODULES),
+    "ddp2 on 4": Row((2,), {"strategy": "ddp2", "devices": 4, "precision": "bf16"}),
+    "ddp, unused": Row((3,), {"strategy": "ddp", "strategy_args": {"find_unused_parameters": True}}),
+    "ddp, static": Row((3,), {"strategy": "ddp", "strategy_args": {"static_graph": True}}),
+    "ddp, fp16 gradients": Row((3,), {"strategy": "ddp", "strategy_args": {"comm_hook": "fp16_compress"}}),
+    "ddp, 16 bits": Row((2,), {"strategy": "ddp", "precision": "16"}),
+    "horovod": Row((3,), {"strategy": "horovod"}, ("", "torchmetrics", "two optimizers", "manual")),
+    "horovod, 16 bits": Row((3,), {"strategy": "horovod", "precision": "16", "gradient_clip_val": 0.5}),
+    "a class of one's own": Row((3,), {"strategy": "laws.strategies:Small"}),
+    # Started in other ways, these are ddp, bit for bit.
+    "ddp_fork": Row((3,), {"strategy": "ddp_fork", "devices": 3}, start=in_caller, like={}),
+    "ddp_spawn": Row((2,), {"strategy": "ddp_spawn", "devices": 2}, start=as_script, like={}),
+    "ddp_notebook": Row((2,), {"strategy": "ddp_notebook", "devices": 2}, start=in_caller, like={}),
+    "ddp, a script": Row((2,), {"devices": 2}, start=as_script, like={}),
+    "single, 16 bits": Row((1,), {"precision": 16, "gradient_clip_val": 0.5}),
+}

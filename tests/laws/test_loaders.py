@@ -1,0 +1,162 @@
+"""Law 1 for every kind of loader: read on from anywhere, in any number of lives, by any number of workers."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws.axes import product
+from laws.lives import SampleData, Setting, Tangled, assert_alike, live
+from laws.loaders import LOADERS
+from torch.utils.data import DataLoader, RandomSampler
+
+from midstride.engine import Trainer
+from midstride.engine.data.feed import Feed
+from midstride.engine.data.reading import evaluation_loader, training_loader
+from midstride.engine.errors import UserError
+from midstride.engine.faults import FaultPlan
+from midstride.engine.seeds import Generators
+from midstride.engine.snapshots.codec import decode, differences, encode
+from midstride.engine.testing import run_ranks
+from midstride.engine.world import World
+
+EPOCHS = 3
+
+
+def feed_of(kind: str, stage: str, *, rank: int = 0, ranks: int = 1, workers: int = 0) -> Feed:
+    """Return what a rank of a new life reads."""
+    data: Any = LOADERS[kind](ranks, workers)
+    data.rank = rank
+    arguments: dict[str, Any] = {"seed": 5, "shard": ranks > 1, "limit": 1.0}
+    if stage == "train":
+        return training_loader(data.train_dataloader(), World(rank=rank, size=ranks), **arguments)
+    (loader,) = data.val_dataloader()
+    return evaluation_loader(loader, World(rank=rank, size=ranks), stage=stage, number=0, **arguments)
+
+
+def written(feed: Feed) -> Any:
+    """Return the state of `feed` as a snapshot would give it back."""
+    encoded = encode(feed.state_dict())
+    return decode(encoded.document, encoded.tensors)
+
+
+def read(feed: Feed, epoch: int, start: int, end: int | None = None) -> list[Any]:
+    batches = feed.batches(epoch, start)
+    found = [next(batches) for _ in range((len(feed) if end is None else end) - start)]
+    batches.close()  # type: ignore[attr-defined]
+    return found
+
+
+def check_lives(kind: str, stage: str, rank: int, ranks: int, workers: int, deaths: int) -> None:
+    """Read some epochs in one life, then in several, each one dying somewhere; compare all that was read."""
+    whole = feed_of(kind, stage, rank=rank, ranks=ranks)
+    main = Generators().state_dict()
+    epochs = [0] * EPOCHS if stage != "train" else range(EPOCHS)  # an evaluation is read from its start each time
+    expected = [read(whole, epoch, 0) for epoch in epochs]
+    assert not differences(main, Generators().state_dict())
+    draw = random.Random(f"{kind} {stage} {rank} {deaths}")
+    places = sorted((draw.randrange(EPOCHS), draw.randint(0, len(whole))) for _ in range(deaths))
+    number, start, state, found = 0, 0, None, [[] for _ in epochs]
+    for death in [*places, (EPOCHS, 0)]:
+        feed = feed_of(kind, stage, rank=rank, ranks=ranks, workers=workers)
+        if state is not None:
+            feed.load_state_dict(state)
+            assert not differences(state, feed.state_dict())
+        while (number, start) < death and number < EPOCHS:
+            end = death[1] if number == death[0] else len(feed)
+            found[number] += read(feed, epochs[number], start, end)
+            number, start = (number, end) if number == death[0] else (number + 1, 0)
+        state = written(feed)
+    assert not differences(expected, found)
+    assert not differences(whole.state_dict(), state)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_read_on_by_any_number_of_lives(kind: str, ranks: int) -> None:
+    for stage in ("train", "validate"):
+        for rank in range(ranks):
+            for deaths in (1, 2, 5):
+                check_lives(kind, stage, rank, ranks, 0, deaths)
+
+
+def _with_workers(kind: str) -> None:
+    check_lives(kind, "train", 1, 2, 2, 2)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_read_on_by_workers(kind: str) -> None:
+    # In a process of its own, as a rank is: other tests leave threads here, over which no worker should be forked.
+    assert run_ranks(_with_workers, kind) == [0]
+
+
+def _ordered_otherwise() -> None:
+    rank = int(os.environ["RANK"])
+    sampler = RandomSampler(range(12), generator=torch.Generator().manual_seed(rank))
+    loader: Any = DataLoader(range(12), 2, sampler=sampler)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the ranks share the training samples, but differ in sampler: rank 0 has"):
+        Trainer(strategy="ddp", max_epochs=1, enable_progress_bar=False).fit(Tangled(), loader)
+
+
+def test_ranks_that_would_share_samples_in_different_orders_are_refused() -> None:
+    assert run_ranks(_ordered_otherwise, processes=2) == [0, 0]
+
+
+def _without_fork(context: str) -> None:
+    whole = read(feed_of("persistent workers", "train"), 0, 0)
+    given: Any = LOADERS["persistent workers"](1, 2).train_dataloader()
+    given.multiprocessing_context = context
+    feed = training_loader(given, World(), seed=5, shard=False, limit=1.0)
+    assert not differences(whole[2:], read(feed, 0, 2))
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked(context: str) -> None:
+    assert run_ranks(_without_fork, context) == [0]
+
+
+PLACES = [(0, "fetch"), (3, "validation"), (5, "after_step"), (6, "validation"), (8, "backward")]
+AXES: dict[str, list[Any]] = {
+    "kind": list(LOADERS),
+    "ranks": [1, 3],
+    "workers": [0, 2],
+    "deaths": [1, 2, 5],
+    "place": list(range(len(PLACES))),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        every = product(AXES)
+        if metafunc.config.getoption("--laws") != "all":
+            # every kind once; the rest in turn, so that it all appears
+            draw = random.Random(1)
+            rest = product({name: values for name, values in AXES.items() if name != "kind"})
+            every = [
+                {"kind": kind, **case} for kind, case in zip(LOADERS, draw.sample(rest, len(LOADERS)), strict=True)
+            ]
+        metafunc.parametrize("case", every, ids=lambda case: "-".join(str(v).replace(" ", "_") for v in case.values()))
+
+
+def test_a_killed_run_ends_with_the_same_bits(
+    case: dict[str, Any], tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    data: type[SampleData] = LOADERS[case["kind"]]
+    ranks = case["ranks"]
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan")
+    places = [PLACES[(case["place"] + number) % len(PLACES)] for number in range(case["deaths"])]
+    for step, phase in places:
+        plan.add("kill", rank=step % ranks, step=step, phase=phase)
+    lives = 0
+    while len(plan.fired()) < len(places):
+        setting = Setting(ranks, "every step", workers=(case["workers"] + lives) % 3, data=data)
+        assert -9 in live(setting, tmp_path, plan)
+        lives += 1
+    setting = Setting(ranks, "every step", workers=case["workers"], data=data)
+    assert live(setting, tmp_path, plan) == [0] * ranks
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(Setting(ranks, "every step", data=data)))

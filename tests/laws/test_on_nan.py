@@ -1,0 +1,112 @@
+"""`on_nan: skip`: a batch with a bad loss on one rank moves nothing on any rank, and resuming is as exact as ever."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws.lives import SampleData, Setting, assert_alike, live
+from laws.modules import Metered
+from torch import Tensor
+
+from midstride.engine import Callback, Trainer
+from midstride.engine.audit import audit
+from midstride.engine.errors import LossNotFinite, UserError
+from midstride.engine.faults import FaultPlan
+from midstride.engine.snapshots.codec import differences
+from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.store import Store
+from midstride.engine.state import state_of
+
+#: in the first epoch, of the last rank: in the middle of windows and, of 4, the one that closes the first
+BAD = {1, 3}
+
+
+class Poisoned(Metered):
+    """Some batches are not finite, and all that touches them: batch norm, metrics, logged values."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.trainer.progress.epoch == 0 and batch_idx in BAD and self.global_rank == self.trainer.world.size - 1:
+            batch = [batch[0] * float("nan"), *batch[1:]]
+        return super().training_step(batch, batch_idx)
+
+
+def left_out(folder: Path) -> list[list[int]]:
+    return History(Store.open(str(folder / "run"))).snapshots()[-1].manifest["facts"]["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(1, "every step"), (1, "accumulation"), (3, "plain"), (3, "accumulation")]
+)
+def test_bad_batches_are_left_out_alike_in_every_life(
+    ranks: int, layout: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting(ranks=ranks, layout=layout, module=Poisoned, options={"on_nan": "skip"})
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan")
+    plan.add("kill", rank=ranks - 1, step=1, phase="validation").add("kill", step=3, phase="backward")
+    for _ in plan.faults:
+        assert -9 in live(setting, tmp_path, plan)
+    assert live(setting, tmp_path, plan) == [0] * ranks
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))
+    assert left_out(tmp_path) == [[0, batch] for batch in sorted(BAD)]
+    found = audit(str(tmp_path / "run"))
+    assert found.is_clean
+    assert found.epochs[0].left_out == tuple(sorted(BAD))
+    weights = json.loads((tmp_path / "run" / "last" / "manifest.json").read_text())["metrics"]
+    assert all(value == value for value in weights.values()), "no logged value was touched by a bad batch"
+
+
+class Unmoved(Callback):
+    """Compares what there is before and after a bad batch."""
+
+    def __init__(self) -> None:
+        self.before: Any = None
+        self.compared: list[int] = []
+
+    def _state(self, trainer: Trainer) -> Any:
+        assert trainer.recorder is not None
+        state = state_of(trainer.recorder._parts)
+        return copy.deepcopy({name: state[name] for name in ("module", "optimizers", "metrics", "logged", "gradients")})
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.before = self._state(trainer)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.epoch == 0 and batch_idx in BAD:
+            assert not differences(self.before, self._state(trainer))
+            self.compared.append(batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:Encountered `nan` values:UserWarning")
+def test_a_bad_batch_moves_nothing(tmp_path: Path) -> None:
+    unmoved = Unmoved()
+    trainer = Trainer(callbacks=[unmoved], max_epochs=1, on_nan="skip", enable_progress_bar=False)
+    trainer.fit(Poisoned(), SampleData(1, 0), run=str(tmp_path / "run"))
+    assert unmoved.compared == sorted(BAD)
+    assert trainer.progress.step == 6 - len(BAD)
+
+
+class Hopeless(Metered):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * torch.inf
+
+
+def test_weights_that_are_bad_themselves_end_the_run(tmp_path: Path) -> None:
+    trainer = Trainer(max_steps=1, on_nan="skip", enable_progress_bar=False)
+    with pytest.raises(LossNotFinite, match="100 batches in a row"):
+        trainer.fit(Hopeless(), SampleData(1, 0), run=str(tmp_path / "run"))
+
+
+class ByHand(Metered):
+    automatic_optimization = False
+
+
+def test_what_cannot_be_taken_back_is_refused() -> None:
+    trainer = Trainer(max_steps=1, on_nan="skip", enable_progress_bar=False)
+    with pytest.raises(UserError, match="on_nan: skip needs one optimizer"):
+        trainer.fit(ByHand(), SampleData(1, 0))

@@ -1,0 +1,44 @@
+"""Law 1 by strategy: every row, killed and resumed, ends with the bits of the run that nothing befell."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from laws.axes import cover
+from laws.lives import Setting, assert_alike, live
+from laws.strategies import ROWS
+
+from midstride.engine.faults import FaultPlan
+
+#: a row, its ranks and its modules
+CELLS = [
+    (name, ranks, module)
+    for name, row in ROWS.items()
+    for ranks in row.ranks
+    for module in (row.modules if ranks == row.ranks[0] else row.modules[:1])
+]
+#: where it dies: over the cells, each place is met with each
+PLACES = cover({"step": [1, 4, 7, 10], "phase": ["forward", "backward", "validation", "after_step"]}, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("row", "ranks", "module", "place"),
+    [(*cell, PLACES[number % len(PLACES)]) for number, cell in enumerate(CELLS)],
+)
+def test_every_strategy_resumes(
+    row: str,
+    ranks: int,
+    module: str,
+    place: dict[str, object],
+    tmp_path: Path,
+    undisturbed: Callable[[Setting], Path],
+) -> None:
+    start = ROWS[row].start
+    setting, expected = ROWS[row].settings(ranks, module)
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, **place)  # type: ignore[arg-type]
+    codes = start(setting, tmp_path, plan)
+    assert -9 in codes if start is live else codes == [1]
+    assert not any(start(setting, tmp_path, plan))
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(expected))

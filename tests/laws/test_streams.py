@@ -1,0 +1,119 @@
+"""Laws 1 and 4 for iterable data sets and several loaders: from every batch, by any number of workers."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws.axes import product
+from laws.lives import Setting, assert_alike, live
+from laws.streams import ITERABLES, STREAMS, Several, StreamData
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, default_collate
+
+from midstride.engine import Trainer
+from midstride.engine.data.feed import Feed
+from midstride.engine.data.loaders import Loaders
+from midstride.engine.faults import FaultPlan
+
+SEED = 7
+AXES: dict[str, list[Any]] = {"kind": list(STREAMS), "ranks": [1, 3], "workers": [(0, 2), (2, 0), (2, 1)]}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        cases = product(AXES)
+        if metafunc.config.getoption("--laws") != "all":
+            # every kind once; the rest in turn, so that it all appears
+            rest = product({name: values for name, values in AXES.items() if name != "kind"})
+            cases = [{"kind": kind, **case} for kind, case in zip(STREAMS, cycle(rest), strict=False)]
+        metafunc.parametrize("case", cases, ids=lambda case: "-".join(str(v).replace(" ", "_") for v in case.values()))
+
+
+def feed_of(loaders: Any) -> Feed:
+    """Return the training feed of a single process."""
+    return Loaders(Trainer(max_epochs=1, seed=SEED, enable_progress_bar=False), loaders).training()
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Compare two nests of batches bit for bit."""
+    (mine, shape), (others, other_shape) = pytree.tree_flatten(ours), pytree.tree_flatten(theirs)
+    return shape == other_shape and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(mine, others, strict=True)
+    )
+
+
+def test_a_killed_run_over_any_loader_ends_with_the_same_bits(
+    case: dict[str, Any], tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    (first, second), ranks = case["workers"], case["ranks"]
+    options = {"val_check_interval": 1.0}
+    setting = Setting(ranks, "every step", first, options, Several, data=partial(StreamData, case["kind"]))
+    expected = undisturbed(setting)
+    places = [json.loads(line)[0] for line in (expected / "journal.jsonl").read_text().splitlines()]
+    batches = 1 + max(batch for _, epoch, batch in places if epoch == 0)
+    (tmp_path / "plan").mkdir()
+    # In the second epoch: by then a snapshot is there, which says how many shards the first life read.
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, step=batches + 1, phase="backward")
+    plan.add("kill", step=2 * batches, phase="validation", visit=6 if ranks == 1 else 4)
+    again = replace(setting, workers=second)
+
+    assert -9 in live(setting, tmp_path, plan)
+    assert -9 in live(again, tmp_path, plan)
+    assert live(setting, tmp_path, plan) == [0] * ranks
+
+    plan.assert_all_fired()
+    assert_alike(tmp_path, expected)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("state", "decides by itself"), ("dict", "several loaders")])
+def test_another_number_of_processes_is_refused_by_name(kind: str, words: str, tmp_path: Path) -> None:
+    options = {"max_epochs": None, "max_steps": 2, "val_check_interval": 1.0}
+    setting = Setting(2, "every step", 0, options, Several, data=partial(StreamData, kind))
+    assert live(setting, tmp_path) == [0, 0]
+    assert live(replace(setting, ranks=3), tmp_path) == [2, 2, 2]
+    assert words in str(feed_of(STREAMS[kind](1, 0, 0.1)).fixed_world)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_feed_goes_on_from_any_batch(name: str, workers: int) -> None:
+    feed, walked = feed_of(STREAMS[name](1, workers, 0.1)), []
+    for epoch in (0, 1):
+        for number, batch in enumerate(feed.batches(epoch), 1):
+            walked.append((epoch, number, copy.deepcopy(feed.state_dict()), batch))
+        assert feed.at_end
+    ends = [sum(1 for place in walked if place[0] <= epoch) for epoch in (0, 1)]
+    for stop in range(len(walked)):
+        epoch, number, state, _ = walked[stop]
+        expected = [place[3] for place in walked[stop + 1 : ends[epoch]]]
+        if not expected:
+            continue
+        resumed = feed_of(STREAMS[name](1, 2 if stop == ends[0] + 1 else 0, 0.1))
+        resumed.load_state_dict(state)
+        assert same(list(resumed.batches(epoch, number)), expected), f"from epoch {epoch}, batch {number}"
+        assert resumed.at_end
+        assert same(resumed.state_dict(), walked[ends[epoch] - 1][2])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("name", [name for name in ITERABLES if name not in ("shuffle buffer", "virtual shards")])
+def test_an_iterable_gives_the_batches_of_plain_pytorch(name: str, workers: int) -> None:
+    ours = list(feed_of(silent(name, workers)).batches(0))
+    assert same(ours, list(silent(name, workers)))
+
+
+def silent(name: str, workers: int) -> DataLoader[Any]:
+    """Return a row of the table, drawing no random numbers."""
+    loader: DataLoader[Any] = ITERABLES[name](1, workers, 0.0)
+    dataset: Any = loader.dataset
+    if hasattr(dataset, "sampler"):
+        dataset.sampler = range(len(dataset.sampler))
+    loader.collate_fn = default_collate if loader.batch_size is not None else loader.collate_fn
+    return loader

@@ -1,0 +1,82 @@
+"""Kill a run again and again, at random but repeatable places, and compare what it comes to with a run left in peace.
+
+make soak
+make soak ARGS="--kills 200 --seed 3"
+"""
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from midstride.engine.faults import PHASES, FaultPlan
+from midstride.engine.job import TrainingJob
+from midstride.engine.launch import launch
+
+__all__ = ["main", "random_kills"]
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
+EPOCHS, STEPS_PER_EPOCH = 6, 38
+
+
+def random_kills(folder: Path, *, seed: int, kills: int, ranks: int, steps: int) -> FaultPlan:
+    """Return a plan of `kills` kills of any rank, in any phase, anywhere in a run of `steps` steps; none twice."""
+    draw = random.Random(seed)
+    plan = FaultPlan(folder)
+    places = [(step, phase, rank) for step in range(steps - 1) for phase in PHASES for rank in range(ranks)]
+    for step, phase, rank in sorted(draw.sample(places, kills)):
+        plan.add("kill", rank=rank, step=step, phase=phase)
+    return plan
+
+
+def outcome_of(job: TrainingJob, run: str) -> dict[str, bytes]:
+    """Return the bits that must not depend on what happened to a run."""
+    folder = Path(job.run_url(run))
+    weights = {path.name: path.read_bytes() for path in folder.glob("*/weights-*.safetensors")}
+    return {**weights, "metrics.csv": (folder / "metrics.csv").read_bytes()}
+
+
+def live_through(job: TrainingJob, run: str, plan: FaultPlan) -> int:
+    """Launch the run until it is done; return how many lives it took."""
+    lives = 0
+    before = len(plan.fired())
+    while True:
+        lives += 1
+        outcome = launch(job, run)
+        fired = plan.fired()
+        print(f"life {lives}: {outcome.kind}, {len(fired)} of {len(plan.faults)} kills so far", flush=True)
+        if outcome.kind == "done":
+            return lives
+        if len(fired) == before:
+            raise SystemExit(f"this life ended without being killed: {outcome.error}")
+        before = len(fired)
+
+
+def main() -> None:
+    """Soak the digits example."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        shutil.copytree(EXAMPLE, Path(folder, "digits"), ignore=shutil.ignore_patterns("runs", "__pycache__"))
+        job = TrainingJob.load(Path(folder, "digits", "job.yaml"), [f"trainer.max_epochs={EPOCHS}"])
+        assert launch(job, "calm").kind == "done"
+        plan_folder = Path(folder, "plan")
+        plan_folder.mkdir()
+        steps = EPOCHS * STEPS_PER_EPOCH
+        plan = random_kills(plan_folder, seed=arguments.seed, kills=arguments.kills, ranks=2, steps=steps)
+        os.environ.update(plan.environment)
+        lives = live_through(job, "soaked", plan)
+        plan.assert_all_fired()
+        calm, soaked = outcome_of(job, "calm"), outcome_of(job, "soaked")
+    if calm != soaked:
+        sys.exit(f"seed {arguments.seed}: not the same bits: {sorted(calm)} and {sorted(soaked)}")
+    print(f"{arguments.kills} kills in {lives} lives, seed {arguments.seed}: not a bit is other than undisturbed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The audit: law 3 told from a run's folder, and every breach of it told by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.audit import audit
+from midstride.engine.cli import main
+from midstride.engine.data.order import InOrder, Shard
+from midstride.engine.errors import SnapshotMissing
+from midstride.engine.samples import SampleAccount, digest_of
+
+Enter = Callable[[SampleAccount, int, int, list[int], int], None]
+ENTER: Enter = SampleAccount.enter  # type: ignore[assignment]
+
+
+class Line(TrainingModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(run: Path, *, drop_last: bool = False, **options: Any) -> None:
+    data = DataLoader(TensorDataset(torch.arange(10.0)[:, None]), 3, shuffle=True, drop_last=drop_last)
+    options = {"max_epochs": 2, "snapshots": {"every_steps": 1}, **options}
+    Trainer(**options).fit(Line(), data, run=str(run))
+
+
+def test_an_epoch_is_told_in_full(tmp_path: Path) -> None:
+    fit(tmp_path)
+    found = audit(str(tmp_path))
+    assert found.is_clean
+    assert (found.step, found.rows) == (8, 8)
+    for epoch in found.epochs:
+        assert (epoch.batches, epoch.samples, epoch.expected, epoch.once) == (4, 10, 10, 10)
+        assert (epoch.repeated, epoch.missing, epoch.padding, epoch.left_over) == (0, 0, 0, 0)
+        assert epoch.is_over
+
+
+@pytest.mark.parametrize(
+    ("options", "used"), [({"drop_last": True}, 9), ({"limit_train_batches": 2}, 6), ({"limit_train_batches": 0.5}, 6)]
+)
+def test_what_was_to_be_left_over_is_not_missing(options: dict[str, Any], used: int, tmp_path: Path) -> None:
+    fit(tmp_path, **options)
+    found = audit(str(tmp_path))
+    assert found.is_clean
+    assert [(e.once, e.missing, e.left_over) for e in found.epochs] == [(used, 0, 10 - used)] * 2
+
+
+def test_an_epoch_under_way_misses_nothing_yet(tmp_path: Path) -> None:
+    fit(tmp_path, max_epochs=None, max_steps=6)
+    first, second = audit(str(tmp_path)).epochs
+    assert first.is_over
+    assert (second.is_over, second.batches, second.missing, second.faults) == (False, 2, 0, ())
+
+
+def left_out(account: SampleAccount, epoch: int, batch: int, indices: list[int], samples: int) -> None:
+    if (epoch, batch) != (1, 2):
+        ENTER(account, epoch, batch, indices, samples)
+
+
+def repeated(account: SampleAccount, epoch: int, batch: int, indices: list[int], samples: int) -> None:
+    ENTER(account, epoch, batch, indices, samples)
+    if (epoch, batch) == (1, 2):
+        ENTER(account, epoch, batch, indices, samples)
+
+
+def exchanged(account: SampleAccount, epoch: int, batch: int, indices: list[int], samples: int) -> None:
+    ENTER(account, epoch, batch, indices[::-1] if (epoch, batch) == (1, 2) else indices, samples)
+
+
+def cut_short(account: SampleAccount, epoch: int, batch: int, indices: list[int], samples: int) -> None:
+    if (epoch, batch) != (0, 3):
+        ENTER(account, epoch, batch, indices, samples)
+
+
+BREACHES: list[tuple[Enter, str]] = [
+    (left_out, "batch 2 never reached the training step"),
+    (repeated, "batch 2 reached the training step again"),
+    (exchanged, "batches 0 to 3: the 10 samples that reached the training step are not the 10 of the epoch's order"),
+    (cut_short, "batch 3 never reached the training step"),
+]
+
+
+@pytest.mark.parametrize(("enter", "fault"), BREACHES)
+def test_every_breach_is_told_and_ends_with_1(
+    enter: Enter, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(SampleAccount, "enter", enter)
+    fit(tmp_path / "run")
+    with pytest.raises(SystemExit) as ended:
+        main(arguments=["audit", str(tmp_path)])  # a store of runs does as well
+    assert ended.value.code == 1
+    assert [f for epoch in audit(str(tmp_path / "run")).epochs for f in epoch.faults] == [fault]
+    assert "law 3 is broken" in capsys.readouterr().out
+
+
+def test_a_clean_run_ends_with_0_and_one_without_a_snapshot_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path / "run")
+    with pytest.raises(SystemExit) as ended:
+        main(arguments=["audit", str(tmp_path / "run")])
+    assert ended.value.code == 0
+    assert "each sample once" in capsys.readouterr().out
+    (tmp_path / "empty" / "snapshots").mkdir(parents=True)
+    with pytest.raises(SnapshotMissing, match="from its first one on"):
+        audit(str(tmp_path / "empty"))
+
+
+def entered(account: SampleAccount, order: Shard, epoch: int, batches: range) -> None:
+    indices = order.indices(epoch)
+    for batch in batches:
+        account.enter(epoch, batch, indices[batch * order.batch_size :][: order.batch_size], order.batch_size)
+
+
+def test_ranks_put_their_shares_together_and_a_stretch_is_one_line_however_often_it_was_settled() -> None:
+    orders = [Shard(InOrder(12), 2, rank=rank, size=2) for rank in range(2)]
+    accounts = [SampleAccount(rank, 2) for rank in range(2)]
+    for batches in (range(2), range(2, 3)):
+        for account, order in zip(accounts, orders, strict=True):
+            entered(account, order, 0, batches)
+        shares = [list(account._open) for account in accounts]
+        accounts[0].settle(lambda _, shares=shares: shares)
+        accounts[1]._open = []
+    digest = sum(digest_of(o.indices(0)[b * 2 : b * 2 + 2], b, o.rank) for o in orders for b in range(3)) % (1 << 64)
+    assert accounts[0].state_dict()["stretches"] == [(0, 0, 3, 2, 12, digest, True)]
+
+
+def test_what_was_entered_after_the_last_snapshot_is_struck_out() -> None:
+    order, account = Shard(InOrder(12), 2), SampleAccount(0, 1)
+    entered(account, order, 0, range(3))
+    account.settle(lambda mine: [mine])
+    state = account.state_dict()
+    entered(account, order, 0, range(3, 5))
+    account.load_state_dict(state)
+    entered(account, order, 0, range(3, 6))
+    account.settle(lambda mine: [mine])
+    assert [one[1:3] for one in account.state_dict()["stretches"]] == [(0, 6)]

@@ -1,0 +1,71 @@
+"""What several ranks have for themselves, put together for another number of them."""
+
+import torch
+import torchmetrics
+from torch import nn
+
+from midstride.engine import TrainingModule
+from midstride.engine.logged import Logged
+from midstride.engine.metrics import Metrics
+from midstride.engine.parts import Gradients
+from midstride.engine.seeds import Generators, seed_everything
+from midstride.engine.snapshots.codec import differences
+
+
+class Module(TrainingModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        self.seen = torchmetrics.SumMetric()
+
+
+def test_gradients_of_an_open_window_become_their_mean_on_every_rank() -> None:
+    states = [{"layer.weight": torch.tensor([[float(value)]])} for value in (1, 2, 6)]
+    for rank in range(2):
+        assert Gradients(Module()).resharded(states, rank)["layer.weight"].item() == 3.0
+    exchanged = torch.tensor([[0.1]])
+    assert Gradients(Module()).resharded([{"layer.weight": exchanged}] * 3, 1)["layer.weight"].equal(exchanged)
+    assert Gradients(Module()).resharded([{}, {}], 0) == {}
+
+
+def test_ranks_keep_their_generators_and_new_ones_get_others() -> None:
+    states = []
+    for rank in range(2):
+        seed_everything(rank)
+        states.append(Generators().state_dict())
+    found = [Generators().resharded(states, rank) for rank in range(4)]
+    assert not differences(states, found[:2])
+    assert not differences(found[3], Generators().resharded(states, 3))
+    for first, second in ((0, 2), (1, 2), (2, 3)):
+        assert not torch.equal(found[first]["torch"], found[second]["torch"])
+
+
+def ranks_of(size: int) -> list[tuple[Module, Metrics, Logged]]:
+    found = []
+    for _ in range(size):
+        module = Module()
+        metrics = Metrics(module, lambda value: [value], 1)
+        found.append((module, metrics, Logged(lambda value: [value], metrics, 1)))
+    return found
+
+
+def test_metrics_and_logged_values_are_counted_once() -> None:
+    old, new = ranks_of(3), ranks_of(2)
+    for rank, (module, _, logged) in enumerate(old):
+        module.seen.update(rank + 1)
+        for value in range(rank + 1):  # ranks saw one, two and three batches
+            asked = ("mean", False, True, False, True, "mean", True)
+            logged.log(asked, float(value), 4)
+            logged.begin("validate")
+            logged.log(("each", True, False, False, True, "mean", True), float(rank), 1)
+            logged.begin("train")
+    for rank, (_, metrics, logged) in enumerate(new):
+        metrics.load_state_dict(metrics.resharded([part.state_dict() for _, part, _ in old], rank))
+        logged.load_state_dict(logged.resharded([part.state_dict() for _, _, part in old], rank))
+    assert [module.seen.sum_value.item() for module, _, _ in new] == [6.0, 0.0]
+    running = [logged.state_dict()["running"] for _, _, logged in new]
+    assert (running[0]["mean"]["total"], running[0]["mean"]["weight"]) == (16.0, 24.0)
+    assert running[1] == {}
+    steps = [logged.state_dict()["steps"]["each"] for _, _, logged in new]
+    assert steps[0] == [(1.0, 3.0), (1.5, 2.0), (2.0, 1.0)]
+    assert [weight for _, weight in steps[1]] == [0.0] * 3  # adds nothing, and what comes next stands where it should

@@ -1,0 +1,265 @@
+"""`assert_resumes_exactly`: silent about what is exact, and right about what is not."""
+
+import itertools
+import os
+import random
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from midstride.engine import Callback, DataModule, TrainingModule
+from midstride.engine.testing import assert_resumes_exactly
+
+CALLS = [0]
+
+
+class Plain(TrainingModule):
+    """Exact; the others add to its loss what is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def factor(self) -> float:
+        return 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.layer(batch).square().mean() * self.factor()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.layer(batch).square().mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class Counted(Plain):
+    """Exact: a plain attribute belongs to a snapshot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = 0
+
+    def factor(self) -> float:
+        self.counter += 1
+        return 1.0 + self.counter
+
+
+class Hidden(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self._counter = 0
+
+    def factor(self) -> float:
+        self._counter += 1
+        return 1.0 + self._counter
+
+
+class OfClass(Plain):
+    count = 0
+
+    def factor(self) -> float:
+        OfClass.count += 1
+        return 1.0 + OfClass.count
+
+
+class Global(Plain):
+    def factor(self) -> float:
+        CALLS[0] += 1
+        return 1.0 + CALLS[0]
+
+
+class Clocked(Plain):
+    def factor(self) -> float:
+        return time.time() % 7
+
+
+class Unique(Plain):
+    def factor(self) -> float:
+        return 1.0 + uuid.uuid4().int % 97
+
+
+class Cycling(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = itertools.count(1)
+
+    def factor(self) -> float:
+        return float(next(self.factors))
+
+
+class OwnGenerator(Plain):
+    """Exact: generators that a module holds belong to a snapshot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numpy = np.random.default_rng(0)
+        self.random = random.Random(0)
+        self.torch = torch.Generator().manual_seed(0)
+
+    def factor(self) -> float:
+        return 1.0 + self.numpy.random() + self.random.random() + float(torch.rand((), generator=self.torch))
+
+
+class Rows(Dataset[Tensor]):
+    def __init__(self) -> None:
+        self.rows = torch.randn(24, 2, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index] + 0.1 * torch.randn(2)
+
+
+class FromSystem(Rows):
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index] + os.urandom(1)[0] / 255
+
+
+class Reading(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        path = Path("bytes")
+        path.write_bytes(bytes(range(256)))
+        self.file = path.open("rb", buffering=0)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if self.file.tell() > 200:
+            self.file.seek(0)
+        return self.rows[index] + self.file.read(1)[0]
+
+
+class Counting(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.reads += 1
+        return self.rows[index] * self.reads
+
+
+class Streamed(Rows):
+    """Gives what comes next, whatever it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream: Iterator[Tensor] = iter(list(self.rows) * 4)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return next(self.stream)
+
+
+class Cached(Rows):
+    """Draws when a sample is first read, and keeps it on the class."""
+
+    cache: ClassVar[dict[int, Tensor]] = {}
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index not in self.cache:
+            self.cache[index] = torch.randn(2)
+        return self.cache[index]
+
+
+class Data(DataModule):
+    def __init__(self, dataset: Dataset[Tensor], workers: int = 0) -> None:
+        self.dataset, self.workers = dataset, workers
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.dataset, 4, shuffle=True, num_workers=self.workers)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Rows(), 4)
+
+
+@pytest.mark.parametrize("module", [Plain, Counted, OwnGenerator])
+def test_what_is_exact_passes_and_leaves_this_process_as_it_was(module: type[Plain]) -> None:
+    states = torch.get_rng_state(), random.getstate()
+    assert_resumes_exactly(module, Data(Rows(), workers=2 if module is Plain else 0))
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+
+
+def test_a_module_may_be_given_as_it_is_and_bring_its_loader() -> None:
+    module = Counted()
+    before = module.layer.weight.clone()
+    assert_resumes_exactly(module, DataLoader(Rows(), 4), accumulate_grad_batches=2, steps=4)
+    assert module.counter == 0
+    assert torch.equal(module.layer.weight, before)
+
+
+WRONG: dict[type[Plain], list[str]] = {
+    Hidden: [r"module\._counter: 5 resumed, 6 undisturbed"],
+    OfClass: [r"class OfClass: count: 5 resumed, 6 undisturbed"],
+    Global: [r"global \S*test_exactness\.CALLS\[0\]: 5 resumed, 6 undisturbed"],
+    Clocked: [r"time\.time\(\) in Clocked\.factor \(test_exactness\.py:\d+\)", "merely run again"],
+    Unique: [r"os\.urandom\(\) in Unique\.factor"],
+    Cycling: [r"module\.factors: count\(6\) resumed, count\(7\) undisturbed", "The engine warned:\n.*factors"],
+}
+
+
+@pytest.mark.parametrize("module", WRONG)
+def test_a_wrong_module_is_told_what_is_wrong_with_it(module: type[Plain]) -> None:
+    with pytest.raises(AssertionError) as raised:
+        assert_resumes_exactly(module, Data(Rows()))
+    for pattern in (r"resumed after step 1, at a step", r"module\.layer\.weight", *WRONG[module]):
+        assert re.search(f"(?s){pattern}", str(raised.value)), raised.value
+
+
+DATA: dict[type[Rows], list[str]] = {
+    FromSystem: [r"os\.urandom\(\) in FromSystem\.__getitem__", "merely run again"],
+    Reading: [r"data\.dataset\.file: at byte \d+ resumed, at byte \d+ undisturbed"],
+    Counting: [r"data\.dataset\.reads: \d+ resumed, \d+ undisturbed"],
+    Cached: [r"class Cached: cache\[\d+\]: missing resumed, float32\[2\] \w+ undisturbed"],
+    Streamed: [r"data\.dataset\.stream: \d+ items left resumed, \d+ items left undisturbed"],
+}
+
+
+@pytest.mark.parametrize("dataset", DATA)
+def test_wrong_data_are_told_by_the_sample(dataset: type[Rows]) -> None:
+    with pytest.raises(AssertionError) as raised:
+        assert_resumes_exactly(Plain, lambda: Data(dataset()), rng="batch")
+    for pattern in (r"sample \d+ in batch (1 of epoch 0|0 of epoch 1) differs", *DATA[dataset]):
+        assert re.search(f"(?s){pattern}", str(raised.value)), raised.value
+
+
+class Forgetful(Callback):
+    """Acts on what it counts, and gives no state_dict."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batches += 1
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.1 / self.batches
+
+
+def test_a_callback_without_state_is_told_by_what_it_holds() -> None:
+    with pytest.raises(AssertionError, match=r"Forgetful\.batches: 5 resumed, 6 undisturbed"):
+        assert_resumes_exactly(Plain, Data(Rows()), callbacks=[Forgetful()])
+
+
+def test_what_the_engine_refuses_is_told_in_its_words() -> None:
+    with pytest.raises(AssertionError, match=r"(?s)does not train to the end of the check.*FromSystem"):
+        assert_resumes_exactly(Plain, lambda: Data(FromSystem()))
+
+
+def test_a_module_that_does_not_train_shows_its_error() -> None:
+    class Failing(Plain):
+        def factor(self) -> float:
+            raise KeyError("no such factor")
+
+    with pytest.raises(AssertionError, match=r"(?s)does not train to the end.*no such factor"):
+        assert_resumes_exactly(Failing, Data(Rows()))

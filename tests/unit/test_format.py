@@ -1,0 +1,178 @@
+"""docs/snapshot-format.md: a snapshot of a real fit, read by the words of that page with json and safetensors alone."""
+
+import base64
+import builtins
+import json
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from safetensors.torch import load_file
+
+from midstride.engine.snapshots import codec
+from midstride.engine.snapshots.codec import differences
+from midstride.engine.snapshots.history import History, Place
+from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.writer import Writer
+from midstride.engine.world import World
+
+PAGE = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
+
+
+class Page:
+    """A reader made from the page."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        checksum = manifest.pop("checksum")
+        plain = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+        assert xxhash.xxh3_128_hexdigest(plain.encode()) == checksum
+        for name, facts in manifest["files"].items():
+            data = (folder / name).read_bytes()
+            assert (len(data), xxhash.xxh3_128_hexdigest(data)) == (facts["bytes"], facts["xxh3_128"])
+        own = f"rank-{rank:05d}-of-{manifest['world_size']:05d}"
+        part = json.loads((folder / f"{own}.json").read_text())
+        assert (manifest["format"], part["format"]) == (1, 1)
+        self.tensors = load_file(folder / f"{own}.safetensors")
+        for stem, names in part["elsewhere"].items():
+            other = load_file(folder / f"{stem}.safetensors")
+            self.tensors |= {name: other[name] for name in names}
+        self.kinds: set[str] = set()
+        self.tree = self.value(part["tree"])
+
+    def value(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.value(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$" not in node:
+            return {key: self.value(item) for key, item in node.items()}
+        self.kinds.add(node["$"])
+        return getattr(self, f"read_{node['$']}", self.simple)(node)
+
+    def simple(self, node: dict[str, Any]) -> Any:
+        kind = node["$"]
+        if "items" in node and kind != "deque":
+            items = [self.value(item) for item in node["items"]]
+            return (
+                complex(*items)
+                if kind == "complex"
+                else {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
+            )
+        pairs = [(self.value(key), self.value(value)) for key, value in node.get("pairs", [])]
+        return {
+            "deque": lambda: deque((self.value(item) for item in node["items"]), node["maxlen"]),
+            "dict": lambda: dict(pairs),
+            "OrderedDict": lambda: OrderedDict(pairs),
+            "Counter": lambda: Counter(dict(pairs)),
+            "defaultdict": lambda: defaultdict(node["factory"] and getattr(builtins, node["factory"]), pairs),
+            "bytes": lambda: base64.b64decode(node["value"]),
+            "bytearray": lambda: bytearray(base64.b64decode(node["value"])),
+            "Size": lambda: torch.Size(node["value"]),
+            "dtype": lambda: getattr(torch, node["value"]),
+            "device": lambda: torch.device(node["value"]),
+        }[kind]()
+
+    def read_float(self, node: dict[str, Any]) -> float:
+        text = node["value"]
+        return float(text) if "inf" in text else float(np.frombuffer(bytes.fromhex(text), ">f8")[0])
+
+    def read_tensor(self, node: dict[str, Any]) -> torch.Tensor:
+        entry, dtype, shape = self.tensors[node["name"]], getattr(torch, node["dtype"]), node["shape"]
+        if "offset" in node:
+            tensor = entry.view(dtype).as_strided(shape, node["strides"], node["offset"])
+        else:
+            tensor = entry if entry.dtype == dtype else entry.view(dtype).view(shape)
+        if "strides" in node and "offset" not in node:
+            tensor = torch.empty_strided(shape, node["strides"], dtype=dtype).copy_(tensor)
+        if node.get("parameter"):
+            return torch.nn.Parameter(tensor, requires_grad=node.get("requires_grad", False))
+        return tensor.requires_grad_() if node.get("requires_grad") else tensor
+
+    def read_sparse(self, node: dict[str, Any]) -> torch.Tensor:
+        parts = self.value(node["indices"]), self.value(node["values"])
+        return torch.sparse_coo_tensor(*parts, node["shape"], is_coalesced=node["coalesced"], check_invariants=True)
+
+    def read_array(self, node: dict[str, Any]) -> np.ndarray[Any, Any]:
+        dtype = np.lib.format.descr_to_dtype(self.value(node["dtype"]))
+        shape = node["shape"][::-1] if node["order"] == "F" else node["shape"]
+        plain = np.frombuffer(self.value(node["data"]).numpy().tobytes(), dtype).reshape(shape)
+        return plain.T if node["order"] == "F" else plain
+
+    def read_scalar(self, node: dict[str, Any]) -> Any:
+        dtype = np.lib.format.descr_to_dtype(self.value(node["dtype"]))
+        return np.frombuffer(bytes.fromhex(node["bytes"]), dtype)[0]
+
+
+WEIGHT = torch.arange(12.0).reshape(3, 4)
+#: something of every kind there is
+EVERYTHING: dict[str, Any] = {
+    "progress": {"step": 3},
+    "plain": [1, 2.5, "text", None, True, {"key": 1}],
+    "floats": [math.inf, -math.inf, math.nan, -0.0],
+    "complex": 1 + 2j,
+    "bytes": [b"\x00\xff", bytearray(b"12")],
+    "sets": [(1, (2,)), {3}, frozenset({4})],
+    "deque": deque([1, 2], maxlen=4),
+    "keys": {1: "one", (2, 3): "pair", "$": "dollar"},
+    "dicts": [OrderedDict(a=1), Counter("aab"), defaultdict(int, x=1), defaultdict(None, y=2)],
+    "torch": [torch.Size([2, 3]), torch.bfloat16, torch.device("cpu")],
+    "tensors": {
+        "weight": WEIGHT,
+        "tied": WEIGHT,
+        "row": WEIGHT[1],
+        "turned": torch.randn(4, 5).t(),
+        "wide": torch.tensor([1 + 2j], dtype=torch.complex128),
+        "small": torch.tensor([1.5, -2.0]).to(torch.float8_e4m3fn),
+        "half": torch.tensor(1.0, dtype=torch.bfloat16),
+        "empty": torch.zeros(0, 3),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "leaf": torch.ones(2, requires_grad=True),
+    },
+    "sparse": torch.eye(3).to_sparse(),
+    "arrays": [np.arange(6).reshape(2, 3), np.asfortranarray(np.ones((2, 3))), np.array(["2026-01-01"], "M8[D]")],
+    "scalars": [np.float32(1.5), np.datetime64("2026-01-01")],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store = Store.open(tmp_path)
+    writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 1)
+    snapshot = writer.take(Place(3), EVERYTHING, "", {}).future.result(30)
+    assert writer.close(10.0)
+    assert differences(EVERYTHING, read(store, snapshot, 0)) == []
+    assert History(store).newest_good() == snapshot
+    return tmp_path / "snapshots" / snapshot.name
+
+
+def test_a_snapshot_is_read_by_the_words_of_the_page(folder: Path) -> None:
+    page = Page(folder)
+    assert differences(EVERYTHING, page.tree) == []
+    assert page.kinds == set(codec._READERS)  # the page knows every kind there is
+    tensors = page.tree["tensors"]
+    assert tensors["turned"].stride() == EVERYTHING["tensors"]["turned"].stride()
+    assert tensors["weight"].data_ptr() + 16 == tensors["row"].data_ptr()
+
+
+def test_the_page_names_every_kind_and_every_file(folder: Path) -> None:
+    text = PAGE.read_text()
+    for word in (*codec._READERS, *(key for key in json.loads((folder / "manifest.json").read_text()))):
+        assert f"`{word}`" in text, word
+
+
+def test_the_header_is_padded_and_the_widest_come_first(folder: Path) -> None:
+    data = next(folder.glob("*.safetensors")).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    assert (8 + length) % 64 == 0
+    entries = sorted(json.loads(data[8 : 8 + length]).values(), key=lambda entry: entry["data_offsets"])
+    ends = [0, *(entry["data_offsets"][1] for entry in entries)]
+    assert [entry["data_offsets"][0] for entry in entries] == ends[:-1]
+    assert len(data) == 8 + length + ends[-1]

@@ -1,0 +1,99 @@
+"""Generators that data hold are found where a reader of the code would find them."""
+
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from midstride.engine.data.held import get_state, held_generators, seeder, set_state
+from midstride.engine.snapshots.codec import decode, differences, encode
+
+GLOBAL = np.random.default_rng(1)
+
+
+class Plain(Dataset[int]):
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class ByGlobal(Plain):
+    def __getitem__(self, index: int) -> int:
+        return index + int(GLOBAL.integers(3))
+
+
+def closed_over(generator: Any) -> Any:
+    return lambda x: x + generator.random()
+
+
+def drawing(x: float, generator: Any) -> float:
+    return x + float(generator.random())
+
+
+class Reseeded(Plain):
+    def reseed(self, seed: int) -> None:
+        self.seed = seed
+
+
+GENERATOR = random.Random(1)
+HOLDERS: dict[str, tuple[Any, list[str]]] = {
+    "nothing": (Plain(a=1, b=[torch.ones(2)]), []),
+    "an attribute": (Plain(rng=GENERATOR), ["rng"]),
+    "a list of transforms": (Plain(transforms=[Plain(rng=GENERATOR)]), ["transforms[0].rng"]),
+    "a wrapped data set": (Subset(Plain(rng=GENERATOR), [0]), ["dataset.rng"]),
+    "several": (Plain(a=torch.Generator(), b=GENERATOR), ["a", "b"]),
+    "data sets in a row": (ConcatDataset([Plain(rng=GENERATOR)]), ["datasets[0].rng"]),
+    "a global": (ByGlobal(), ["__getitem__ (global GLOBAL)"]),
+    "a closure": (Plain(transform=closed_over(GENERATOR)), ["transform (its generator)"]),
+    "a partial": (Plain(transform=partial(drawing, generator=GENERATOR)), ["transform.keywords['generator']"]),
+    "a hook": (Plain(inner=Reseeded(rng=GENERATOR)), ["inner"]),
+    "the main ones": (Plain(a=torch.default_generator, b=np.random.mtrand._rand, c=random._inst), []),  # type: ignore[attr-defined]
+    "the system's": (Plain(rng=random.SystemRandom()), []),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_generators_are_found(name: str) -> None:
+    owner, paths = HOLDERS[name]
+    assert list(held_generators(owner)) == paths
+
+
+def test_what_is_beside_is_left_out() -> None:
+    dataset = Plain(rng=GENERATOR)
+    assert not held_generators(Plain(data_source=dataset), beside=dataset)
+
+
+GENERATORS = [
+    torch.Generator(),
+    np.random.default_rng(1),
+    np.random.Generator(np.random.Philox(1)),
+    np.random.RandomState(1),
+    random.Random(1),
+]
+
+
+@pytest.mark.parametrize("generator", GENERATORS, ids=lambda generator: type(generator).__name__)
+def test_a_generator_is_seeded_and_put_back(generator: Any) -> None:
+    def drawn() -> list[float]:
+        if isinstance(generator, torch.Generator):
+            return torch.rand(3, generator=generator).tolist()  # type: ignore[no-any-return]
+        return [float(generator.random()) for _ in range(3)]
+
+    for seed in (0, 2**64 - 1):
+        seeder(generator)(seed)
+        first = drawn()
+        seeder(generator)(seed)
+        assert drawn() == first
+    encoded = encode(get_state(generator))
+    following = drawn()
+    set_state(generator, decode(encoded.document, encoded.tensors))
+    assert not differences(following, drawn())

@@ -1,0 +1,250 @@
+"""Iterable data sets: shards dealt in turn, what is read again on resume, and what is said when that cannot be."""
+
+import copy
+import gc
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.data.feed import Feed
+from midstride.engine.data.iterable import IterableFeed
+from midstride.engine.data.shards import STATE_BYTES
+from midstride.engine.errors import NotExact, UserCodeError, UserError
+
+#: what was read in this process, by whatever copy of a data set
+READ: list[int] = []
+
+
+class Lines(IterableDataset[int]):
+    """Numbers, sharded over the workers."""
+
+    def __init__(self, samples: int = 20) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        for number in range(info.id if info else 0, self.samples, info.num_workers if info else 1):
+            READ.append(number)
+            yield number
+
+
+class Stateful(Lines):
+    """Carries `weight` bytes in its state."""
+
+    weight, at = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.at, self.samples):
+            self.at = number + 1
+            READ.append(number)
+            yield number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "weight": torch.zeros(self.weight, dtype=torch.uint8)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Drawn(Lines):
+    def __init__(self, samples: int = 20) -> None:
+        super().__init__(samples)
+        self.sampler = range(samples)
+
+    def __iter__(self) -> "Drawn":  # type: ignore[override]
+        self.indices = iter(self.sampler)
+        return self
+
+    def __next__(self) -> int:
+        number = next(self.indices)
+        READ.append(number)
+        return number
+
+
+def feed_of(dataset: Any, batch_size: int | None = 4, **options: Any) -> Feed:
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size, **options)
+    return IterableFeed(loader, name="the training loader", key=3, limit=1.0, agree=bool)
+
+
+def resumed(dataset: Any, state: dict[str, Any], start: int) -> list[Any]:
+    """Return what a new life reads from batch `start` on, with `READ` holding what it took to get there."""
+    feed = feed_of(dataset)
+    feed.load_state_dict(copy.deepcopy(state))
+    READ.clear()
+    return [batch.tolist() for batch in feed.batches(0, start)]
+
+
+def after(dataset: Any, batches: int) -> dict[str, Any]:
+    """Return the state after so many batches."""
+    feed = feed_of(dataset)
+    for _, _batch in zip(range(batches), feed.batches(0), strict=False):
+        pass
+    return copy.deepcopy(feed.state_dict())
+
+
+REST = [[12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+@pytest.mark.parametrize("kind", [Stateful, Drawn])
+def test_what_has_a_state_or_a_sampler_goes_on_without_reading_again(kind: type[Lines]) -> None:
+    assert resumed(kind(), after(kind(), 3), 3) == REST
+    assert list(range(12, 20)) == READ
+
+
+def test_a_generator_is_read_again_and_that_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert resumed(Lines(), after(Lines(), 3), 3) == REST
+    assert list(range(20)) == READ
+    (message,) = [record.getMessage() for record in caplog.records if "replaying" in record.getMessage()]
+    assert message.startswith("replaying 3 batches of the training loader over Lines")
+
+
+def test_a_large_state_travels_with_some_batches_only() -> None:
+    class Heavy(Stateful):
+        weight = 2 * STATE_BYTES
+
+    state = after(Heavy(), 3)
+    assert [(note["batch"], note["due"]) for note in state["states"].values()] == [(1, 4)]
+    assert resumed(Heavy(), state, 3) == REST
+    assert list(range(4, 20)) == READ
+
+
+@given(
+    samples=st.integers(1, 60),
+    batch_size=st.integers(1, 7),
+    shards=st.integers(0, 7),
+    drop_last=st.booleans(),
+    share=st.floats(0, 1),
+)
+def test_shards_are_dealt_in_turn_and_left_out_where_they_ended(
+    samples: int, batch_size: int, shards: int, drop_last: bool, share: float
+) -> None:
+    numbers = [list(range(shard, samples, max(1, shards))) for shard in range(max(1, shards))]
+    piles = [[own[i : i + batch_size] for i in range(0, len(own), batch_size)] for own in numbers]
+    piles = [[batch for batch in pile if len(batch) == batch_size or not drop_last] for pile in piles]
+    expected = [pile[turn] for turn in range(samples) for pile in piles if turn < len(pile)]
+    if not expected:
+        return
+
+    def make() -> Feed:
+        dataset = Lines(samples)
+        dataset.virtual_shards = shards  # type: ignore[attr-defined]
+        return feed_of(dataset, batch_size, drop_last=drop_last)
+
+    feed, start = make(), int(share * len(expected))
+    found = []
+    for _, batch in zip(range(start), feed.batches(0), strict=False):
+        found.append(batch.tolist())
+    if start:
+        again = make()
+        again.load_state_dict(feed.state_dict())
+        feed = again
+    if start < len(expected):
+        found += [batch.tolist() for batch in feed.batches(0, start)]
+    assert found == expected
+
+
+def test_every_epoch_starts_from_the_data_set_as_it_was_given() -> None:
+    feed = feed_of(Stateful())
+    assert [[batch.tolist() for batch in feed.batches(epoch)] for epoch in (0, 1)][1][0] == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_copied_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Locked(Lines):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    feed = feed_of(Locked())
+    for epoch in (0, 1):
+        assert len(list(feed.batches(epoch))) == 5
+    (record,) = [record for record in caplog.records if "cannot be copied" in record.getMessage()]
+    assert "Locked" in record.getMessage()
+
+
+def test_data_that_end_before_the_place_of_the_run_are_refused() -> None:
+    with pytest.raises(NotExact, match=r"over Lines ended after 2 batches, and the run had read 3 of it"):
+        resumed(Lines(8), after(Lines(), 3), 3)
+    with pytest.raises(NotExact, match=r"the sampler range gave 8 indices, and the run had taken 12"):
+        resumed(Drawn(8), after(Drawn(), 3), 3)
+
+
+def test_an_exception_in_a_worker_says_where() -> None:
+    class Torn(Lines):
+        def __iter__(self) -> Iterator[int]:
+            yield from (0, 1, 2, 3)
+            raise OSError("no line 4")
+
+    with pytest.raises(UserCodeError) as caught:
+        list(feed_of(Torn(), num_workers=2).batches(0))
+    text = str(caught.value)
+    del caught  # its frames hold the workers
+    gc.collect()
+    assert text.startswith("Traceback")
+    for words in ("OSError: no line 4", "the training loader over Torn, worker 0 of 2, batch 1", "in epoch 0"):
+        assert words in text
+
+
+class Module(TrainingModule):
+    """Validates where it is told, and notes where that was."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
+        self.layer, self.dataset = nn.Linear(1, 1), dataset
+        self.validated: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layer(batch[:, None].float()).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.validated.append(self.trainer.progress.batch)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.dataset, 4)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Lines(3), 4)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Sized(Lines):
+    def __len__(self) -> int:
+        return self.samples
+
+
+@pytest.mark.parametrize(
+    ("dataset", "interval", "places"), [(Lines(), 1.0, [5]), (Lines(), 2, [2, 4]), (Sized(), 0.5, [2, 4])]
+)
+def test_validation_comes_where_it_is_due(dataset: Any, interval: float, places: list[int]) -> None:
+    module = Module(dataset)
+    Trainer(max_epochs=1, val_check_interval=interval, enable_progress_bar=False).fit(module)
+    assert module.validated == places
+
+
+def test_a_share_of_an_epoch_of_unknown_length_is_refused() -> None:
+    with pytest.raises(UserError, match=r"val_check_interval=0\.5 is a share .* Use a number of batches, or 1\.0"):
+        Trainer(max_epochs=1, val_check_interval=0.5, enable_progress_bar=False).fit(Module(Lines()))
+
+
+@pytest.mark.parametrize("limit", [0, 0.0])
+def test_a_limit_that_leaves_nothing_is_refused(limit: float) -> None:
+    with pytest.raises(UserError, match=r"limit_train_batches=0.* leaves none"):
+        Trainer(max_epochs=1, limit_train_batches=limit, enable_progress_bar=False).fit(Module(Lines()))
+
+
+def test_the_last_batch_closes_a_window_that_is_not_full() -> None:
+    trainer = Trainer(max_epochs=2, accumulate_grad_batches=3, enable_progress_bar=False)
+    trainer.fit(Module(Lines()))
+    assert trainer.progress.step == 2 * 2

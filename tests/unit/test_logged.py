@@ -1,0 +1,120 @@
+"""What is logged, under which names, and what is refused; metrics stay out of weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.errors import EngineError, NotExact, UserError
+from midstride.engine.snapshots.weights import weights_at
+
+
+def numbers() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(5.0)[:, None]), 2)
+
+
+class Logs(TrainingModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.mean = torchmetrics.MeanMetric()
+        self.mean.persistent(True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("epoch mean", batch[0].mean(), on_step=True, on_epoch=True)
+        self.log("metric", self.mean(batch[0]))
+        self.log("of metric", self.mean, on_step=True)
+        return self.layer(batch[0]).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mean.update(batch[0])
+        self.log("first", self.mean)
+        self.log("second", self.mean)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class LogsEverywhere(Logs):
+    """Logs where it is too late, or nothing is kept."""
+
+    def on_validation_end(self) -> None:
+        self.log("late", 1.0)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("prediction", 1.0)
+
+
+def test_an_epochs_mean_is_weighted_by_samples_and_a_metric_has_a_value_for_each_batch(tmp_path: Path) -> None:
+    trainer = Trainer(max_epochs=1)
+    trainer.fit(Logs(), numbers(), run=str(tmp_path))
+    header, *rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()]
+    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+    assert columns["epoch mean_step"] == columns["metric"] == columns["of metric"] == ("0.5", "2.5", "4.0")
+    assert columns["epoch mean"] == columns["of metric_epoch"] == ("", "", "2.0")
+    assert trainer.callback_metrics["epoch mean_epoch"] == trainer.callback_metrics["epoch mean"] == 2.0
+
+
+def test_one_metric_may_be_logged_under_two_names() -> None:
+    module = Logs()
+    assert Trainer().validate(module, DataOf(val_dataloader=numbers)) == {"first": 2.0, "second": 2.0}
+    assert module.mean._update_count == 0
+
+
+class DataOf:
+    def __init__(self, **loaders: Any) -> None:
+        self.__dict__.update(loaders)
+
+
+def test_weights_hold_nothing_that_a_metric_has_seen_and_load_beside_it(tmp_path: Path) -> None:
+    Trainer(max_epochs=1).fit(Logs(), numbers(), run=str(tmp_path))
+    assert set(weights_at(str(tmp_path / "last")).state_dict) == {"layer.weight", "layer.bias"}
+    module = Logs()
+    module.mean.update(3.0)
+    module.load_state_dict(weights_at(str(tmp_path / "last")).state_dict)
+    assert float(module.mean.compute()) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("verb", "message"),
+    [("validate", "self.log.'late'. comes after the values"), ("predict", "self.log.'prediction'. in a prediction")],
+)
+def test_what_nobody_would_see_is_refused(verb: str, message: str) -> None:
+    data = DataOf(val_dataloader=numbers, predict_dataloader=numbers)
+    with pytest.raises(EngineError, match=message):
+        getattr(Trainer(), verb)(LogsEverywhere(), data)
+
+
+def test_one_name_has_one_reduction() -> None:
+    class Torn(Logs):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("x", 1.0, reduce_fx="sum" if batch_idx else "mean")
+
+    with pytest.raises(UserError, match="reduce_fx='sum', sync_dist=False, and earlier in this epoch reduce_fx='mean'"):
+        Trainer().validate(Torn(), DataOf(val_dataloader=numbers))
+
+
+def test_a_metric_without_a_value_for_the_batch_says_how_to_get_one() -> None:
+    class Updates(Logs):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.mean.update(batch[0])
+            self.log("mean", self.mean, on_step=True)
+            return self.layer(batch[0]).mean()
+
+    with pytest.raises(UserError, match="the MeanMetric has no single value for this batch"):
+        Trainer(max_epochs=1).fit(Updates(), numbers())
+
+
+def test_a_metric_that_grows_is_refused_by_name() -> None:
+    class Tracks(Logs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.history = torchmetrics.MetricTracker(torchmetrics.MeanMetric(), maximize=False)
+
+    with pytest.raises(NotExact, match="the module's history is a MetricTracker"):
+        Trainer(max_epochs=1).fit(Tracks(), numbers())

@@ -1,0 +1,260 @@
+"""Where a Trainer trains: the table of GPUs, what a launcher started, and what cannot go together."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from midstride.engine.errors import JobError, StrategyUnavailable
+from midstride.engine.gpus import parse_devices, parse_gpus
+from midstride.engine.placement import Machine, Placement, Wishes, place
+from midstride.engine.strategies import STRATEGIES, build_strategy
+from midstride.engine.strategies.ddp import Ddp
+from midstride.engine.strategies.table import Choice, conflicts
+from midstride.engine.trainer import Trainer
+from midstride.engine.world import World
+
+#: on a machine with four
+GPUS = [
+    (None, []),
+    (0, []),
+    (3, [0, 1, 2]),
+    (-1, [0, 1, 2, 3]),
+    ([0], [0]),
+    ([1, 3], [1, 3]),
+    ("0", [0]),
+    ("3", [3]),
+    ("1, 3", [1, 3]),
+    ("-1", [0, 1, 2, 3]),
+]
+WRONG = [0.1, -2, False, True, [-1], [None], ["0"], [0, 0], "a", [4], 5, "4", "1, 9", [], "", "0, 0", "-2", [True], {}]
+
+
+@pytest.mark.parametrize(("given", "meant"), GPUS, ids=lambda value: repr(value))
+def test_gpus_mean_what_the_table_says(given: Any, meant: list[int]) -> None:
+    assert parse_gpus(given, available=4) == meant
+
+
+@pytest.mark.parametrize("given", WRONG, ids=repr)
+def test_other_gpus_are_refused_with_what_was_given_and_what_is_there(given: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_gpus(given, available=4)
+    assert f"gpus={given!r}" in str(caught.value)
+    assert "there are GPUs 0 to 3 here" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [1, -1, [0], "0"], ids=repr)
+def test_gpus_on_a_machine_without_are_refused(given: Any) -> None:
+    with pytest.raises(JobError, match="there is no GPU here") as caught:
+        Trainer(gpus=given)
+    assert f"gpus={given!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "available", "meant"),
+    [
+        (None, 0, ([], 1)),
+        (None, 4, ([0], 1)),
+        ("auto", 0, ([], 1)),
+        ("auto", 2, ([0, 1], 2)),
+        (3, 0, ([], 3)),
+        (3, 4, ([0, 1, 2], 3)),
+        ([1, 3], 4, ([1, 3], 2)),
+        (-1, 4, ([0, 1, 2, 3], 4)),
+    ],
+)
+def test_devices_count_on_the_cpu_where_there_is_no_gpu(given: Any, available: int, meant: Any) -> None:
+    assert parse_devices(given, available) == meant
+
+
+@pytest.mark.parametrize("given", ["2", 0, -1, -3, True, 1.0, [0], "all"], ids=repr)
+def test_other_devices_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="there is no GPU here") as caught:
+        parse_devices(given, available=0)
+    assert f"devices={given!r}" in str(caught.value)
+
+
+def at(rank: int, size: int, local_size: int, launcher: str = "torchrun") -> dict[str, str]:
+    """The environment of one rank."""
+    world = World(rank=rank, size=size, local_rank=rank % local_size, local_size=local_size, node=rank // local_size)
+    return world.environment
+
+
+#: wishes, machine -> strategy, start, ranks to start, this rank's devices
+PLACES: dict[str, tuple[Wishes, Machine, tuple[str, str, int, list[str]]]] = {
+    "nothing said": (Wishes(), Machine(), ("single", "nobody", 1, ["cpu"])),
+    "nothing said, a GPU": (Wishes(), Machine(2), ("single", "nobody", 1, ["cuda:0"])),
+    "the CPU, by name": (Wishes(gpus=None), Machine(2), ("single", "nobody", 1, ["cpu"])),
+    "several CPUs, though there are GPUs": (Wishes(gpus=0, devices=2), Machine(4), ("ddp", "script", 2, ["cpu"])),
+    "several devices": (Wishes(devices=2), Machine(), ("ddp", "script", 2, ["cpu"])),
+    "several devices in a notebook": (Wishes(devices=2), Machine(interactive=True), ("ddp", "fork", 2, ["cpu"])),
+    "GPUs by index": (Wishes(gpus="1, 3"), Machine(4), ("ddp", "script", 2, ["cuda:1"])),
+    "under torchrun": (Wishes(), Machine(0, at(1, 2, 2)), ("ddp", "nobody", 1, ["cpu"])),
+    "under torchrun, GPUs": (Wishes(), Machine(2, at(1, 2, 2)), ("ddp", "nobody", 1, ["cuda:1"])),
+    "under torchrun, GPUs by index": (Wishes(gpus=[1, 3]), Machine(4, at(1, 2, 2)), ("ddp", "nobody", 1, ["cuda:3"])),
+    "under torchrun, a GPU of its own": (Wishes(), Machine(1, at(1, 2, 2)), ("ddp", "nobody", 1, ["cuda:0"])),
+    "on the second node": (Wishes(devices=2, num_nodes=2), Machine(2, at(3, 4, 2)), ("ddp", "nobody", 1, ["cuda:1"])),
+    "dp": (Wishes("dp", devices=3), Machine(), ("dp", "nobody", 1, ["cpu"] * 3)),
+    "dp on GPUs": (Wishes("dp", gpus=[0, 2]), Machine(4), ("dp", "nobody", 1, ["cuda:0", "cuda:2"])),
+    "ddp2 on a node": (Wishes("ddp2", devices=2), Machine(2, at(1, 2, 1)), ("ddp2", "nobody", 1, ["cuda:0", "cuda:1"])),
+    "ddp2 twice on a node": (
+        Wishes("ddp2", devices=2),
+        Machine(4, at(1, 2, 2)),
+        ("ddp2", "nobody", 1, ["cuda:2", "cuda:3"]),
+    ),
+    "spawn": (Wishes("ddp_spawn", devices=2), Machine(cuda_in_use=True), ("ddp", "spawn", 2, ["cpu"])),
+    "GPUs nobody holds": (
+        Wishes(gpus=2, auto_select_gpus=True),
+        Machine(4, free_gpus=lambda: [1, 2, 3]),
+        ("ddp", "script", 2, ["cuda:1"]),
+    ),
+    "an instance": (Wishes(Ddp(static_graph=True), devices=2), Machine(), ("ddp", "script", 2, ["cpu"])),
+    "a path": (
+        Wishes("midstride.engine.strategies.ddp:Ddp", devices=2),
+        Machine(),
+        ("ddp", "script", 2, ["cpu"]),
+    ),
+}
+
+
+def placed(wishes: Wishes, machine: Machine) -> Placement:
+    placement, faults = place(wishes, machine)
+    assert not faults
+    return placement
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_a_trainer_finds_its_place(case: str) -> None:
+    wishes, machine, (strategy, start, ranks, devices) = PLACES[case]
+    placement = placed(wishes, machine)
+    found = placement.strategy.name, placement.start, placement.ranks, [str(d) for d in placement.strategy.devices]
+    assert found == (strategy, start, ranks, devices)
+    assert "there is no GPU here" in placement.words or machine.gpus
+
+
+REFUSED: dict[str, tuple[Wishes, Machine, list[str]]] = {
+    "16 with dp": (Wishes("dp", devices=2, precision="16"), Machine(), ["16", "dp", "bf16"]),
+    "16 with ddp2": (Wishes("ddp2", devices=2, precision="16"), Machine(), ["16", "ddp2", "bf16"]),
+    "horovod under torchrun": (Wishes("horovod"), Machine(environment=at(1, 4, 2)), ["torchrun", "horovodrun", "ddp"]),
+    "horovod with devices": (Wishes("horovod", devices=2), Machine(), ["horovodrun -np 2", "leave devices out"]),
+    "fork after CUDA": (Wishes("ddp_fork", gpus=2), Machine(2, cuda_in_use=True), ["CUDA", "ddp_spawn"]),
+    "sync_batchnorm on the CPU": (
+        Wishes("ddp", {"sync_batchnorm": True}, devices=2),
+        Machine(),
+        ["sync_batchnorm", "CPU", "leave it out"],
+    ),
+    "bf16 gradients on the CPU": (
+        Wishes("ddp", {"comm_hook": "bf16_compress"}, devices=2),
+        Machine(),
+        ["bf16_compress", "NCCL", "fp16_compress"],
+    ),
+    "spawn under torchrun": (Wishes("ddp_spawn"), Machine(0, at(0, 2, 2)), ["ddp_spawn", "torchrun", "use ddp"]),
+    "spawn in a notebook": (
+        Wishes("ddp_spawn", devices=2),
+        Machine(interactive=True),
+        ["ddp_spawn", "notebook", "ddp_notebook"],
+    ),
+    "a script in a notebook": (Wishes("ddp", devices=2), Machine(interactive=True), ["ddp", "script", "ddp_notebook"]),
+    "single on two": (Wishes("single", devices=2), Machine(), ["single", "2", "ddp"]),
+    "dp among processes": (Wishes("dp", devices=2), Machine(0, at(0, 2, 2)), ["dp", "2", "ddp2"]),
+    "another number than torchrun's": (Wishes(devices=3), Machine(0, at(0, 2, 2)), ["3", "torchrun", "2"]),
+    "other nodes than torchrun's": (Wishes(num_nodes=2), Machine(0, at(0, 2, 2)), ["num_nodes=2", "torchrun", "1"]),
+    "nodes without a launcher": (Wishes(num_nodes=2), Machine(), ["num_nodes=2", "torchrun --nnodes=2"]),
+    "fewer GPUs than processes": (Wishes(), Machine(2, at(2, 3, 3)), ["3 processes", "2", "gpus=0"]),
+    "gpus and devices": (Wishes(gpus=1, devices=1), Machine(2), ["gpus=1", "devices=1", "leave one out"]),
+    "too few free": (
+        Wishes(gpus=2, auto_select_gpus=True),
+        Machine(2, free_gpus=lambda: [1]),
+        ["2 GPUs", "[1]", "wait"],
+    ),
+    "none to choose from": (Wishes(auto_select_gpus=True), Machine(), ["auto_select_gpus", "no GPU"]),
+    "chosen by name": (Wishes(gpus=[1], auto_select_gpus=True), Machine(2), ["auto_select_gpus", "[1]", "number"]),
+    "options beside an instance": (Wishes(Ddp(), {"static_graph": True}), Machine(), ["static_graph", "Ddp", "made"]),
+    "options a class does not take": (
+        Wishes("midstride.engine.strategies.ddp:Ddp", {"static": True}),
+        Machine(),
+        ["strategy_args", "'static'"],
+    ),
+    "an unknown option": (Wishes("ddp", {"static": True}), Machine(), ["static", "static_graph"]),
+    "an option of another kind": (Wishes("ddp", {"static_graph": 1}), Machine(), ["static_graph", "bool", "1"]),
+    "an unknown hook": (Wishes("ddp", {"comm_hook": "zip"}), Machine(), ["comm_hook", "fp16_compress", "'zip'"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_go_together_is_refused_with_a_way_out(case: str) -> None:
+    wishes, machine, words = REFUSED[case]
+    _, faults = place(wishes, machine)
+    assert len(faults) == 1
+    assert all(word in faults[0] for word in words), faults[0]
+
+
+def test_all_faults_come_at_once() -> None:
+    with pytest.raises(JobError) as caught:
+        Trainer(strategy="dp", devices=2, precision=16, strategy_args={"x": 1}, max_epochs=0)
+    for words in ("3 faults in Trainer(...)", "dp takes no 'x'", "precision 16 with dp", "max_epochs"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_row_names_the_options_of_its_class_or_what_it_needs(name: str) -> None:
+    row = STRATEGIES[name]
+    options: dict[str, Any] = {option: False if kind is bool else None for option, kind in row.options.items()}
+    try:
+        found = build_strategy(name, options).name in STRATEGIES
+    except StrategyUnavailable as error:
+        found = row.remedy in str(error)
+    assert found
+    assert not conflicts(Choice(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("dpp", "no strategy 'dpp'; there are: ddp"), ("nowhere:Ddp", "needs nowhere"), ("torch:Ddp2", "Ddp2")],
+)
+def test_a_strategy_that_is_not_there_says_what_to_do(name: str, words: str) -> None:
+    with pytest.raises(StrategyUnavailable, match=words):
+        Trainer(strategy=name)
+
+
+class Own(Ddp):
+    """A strategy of a user's own."""
+
+
+def test_a_class_of_ones_own_is_part_of_the_runs_identity() -> None:
+    by_path = Wishes("midstride.engine.strategies.ddp:Ddp", {"static_graph": True})
+    assert placed(by_path, Machine()).strategy.identity == "ddp(static_graph=True)"
+    assert placed(Wishes(Own(find_unused_parameters=True)), Machine()).strategy.identity.endswith(
+        "test_placement:Own(find_unused_parameters=True)"
+    )
+    assert placed(Wishes("dp", devices=2), Machine()).strategy.identity == "dp(devices=2)"
+    assert placed(Wishes("ddp_spawn", devices=2), Machine()).strategy.identity == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher"),
+    [
+        (at(1, 4, 2), "torchrun"),
+        (
+            {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
+            "horovodrun",
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+            "mpirun",
+        ),
+    ],
+)
+def test_a_world_is_found_whoever_started_it(environment: dict[str, str], launcher: str) -> None:
+    found = World.from_environment(environment)
+    assert found == World(rank=1, size=4, local_rank=1, local_size=2, node=0, launcher=launcher)
+    assert found.nodes == 2
+
+
+def test_devices_are_torchs() -> None:
+    assert placed(Wishes("dp", devices=2), Machine()).strategy.devices == [torch.device("cpu")] * 2

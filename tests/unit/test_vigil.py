@@ -1,0 +1,122 @@
+"""The vigil: what counts as a hang, what does not, and which rank is slow."""
+
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.heartbeat import Heartbeat, Phase, Pulse
+from midstride.engine.job import WorldOptions
+from midstride.engine.session import Session
+from midstride.engine.vigil import WINDOW_S, Vigil
+
+LIMITS = {"hang_timeout_s": 10, "startup_timeout_s": 100, "validation_timeout_s": 50}
+
+
+class World:
+    """Three ranks whose hearts the test beats, and a clock that it turns."""
+
+    def __init__(self, folder: Path, **limits: float | None) -> None:
+        self.now = 0.0
+        session = Session(folder)
+        self.ranks = [Heartbeat(session.heartbeat(rank)) for rank in range(3)]
+        options = WorldOptions(strategy="ddp", processes=3, **{**LIMITS, **limits})  # type: ignore[arg-type]
+        self.vigil = Vigil(session, options, clock=lambda: self.now)
+
+    def stuck_after(self, seconds: float) -> str:
+        self.vigil.stuck()
+        self.now += seconds
+        return self.vigil.stuck()
+
+    def train(self, batches: int, seconds: list[float]) -> None:
+        """Let every rank do batches, each at its own pace."""
+        for rank, each in zip(self.ranks, seconds, strict=True):
+            for _ in range(batches):
+                rank.batch()
+                rank.beat(rank._cells[3] + 1)
+                rank._cells[5] += int(each * 1e9)
+        self.now += batches * max(seconds)
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit", "option"),
+    [
+        (Phase.STARTING, 100, "startup_timeout_s"),
+        (Phase.TRAINING, 10, "hang_timeout_s"),
+        (Phase.EVALUATING, 50, "validation_timeout_s"),
+        (Phase.ENDED, 10, "hang_timeout_s"),
+    ],
+)
+def test_every_phase_has_its_limit(phase: Phase, limit: float, option: str, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for rank in world.ranks:
+        rank.phase = phase
+    assert not world.stuck_after(limit)
+    assert option in world.stuck_after(limit + 1)
+
+
+def test_a_beat_of_any_rank_is_progress(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for _ in range(5):
+        world.ranks[1].beat(7)
+        assert not world.stuck_after(90)
+    assert "after step 7" in world.stuck_after(101)
+
+
+def test_the_most_patient_limit_counts(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for rank, phase in zip(world.ranks, (Phase.TRAINING, Phase.EVALUATING, Phase.ENDED), strict=True):
+        rank.phase = phase
+    assert not world.stuck_after(50)
+    assert "validation" in world.stuck_after(51)
+
+
+def test_waiting_for_a_store_is_no_hang(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.ranks[0].beat(1)
+    with world.ranks[2].during(Phase.WAITING):
+        assert not world.stuck_after(1e6)
+    assert world.stuck_after(1e6)
+
+
+def test_a_limit_may_be_off(tmp_path: Path) -> None:
+    assert not World(tmp_path, startup_timeout_s=None).stuck_after(1e9)
+
+
+def test_ranks_on_other_machines_are_not_judged(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for rank in range(3):
+        Session(tmp_path).heartbeat(rank).unlink()
+    world.vigil._options = world.vigil._options.model_copy(update={"hosts": "far:3"})
+    assert not world.stuck_after(1e9)
+
+
+def test_ranks_that_never_started_hang_too(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for rank in range(3):
+        Session(tmp_path).heartbeat(rank).unlink()
+    assert world.stuck_after(101)
+    assert world.vigil.pulses() == [Pulse()] * 3
+
+
+def test_a_slow_rank_is_named_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    found = []
+    for _ in range(4):
+        world.train(100, [0.1, 0.5, 0.1])
+        found.append(world.vigil.slow())
+    assert found[0] is None, "there is nothing yet to compare with"
+    assert found[1] is not None
+    assert (found[1].rank, found[2:]) == (1, [None, None])
+    assert "500 ms" in str(found[1])
+    assert "the others 100 ms" in str(found[1])
+
+
+@pytest.mark.parametrize(
+    "seconds", [[0.4, 0.4, 0.4], [0.4, 0.5, 0.4], [0.001, 0.004, 0.001]], ids=["even", "nearly even", "too little"]
+)
+def test_small_differences_are_not_told(seconds: list[float], tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for _ in range(3):
+        world.train(100, seconds)
+        world.now += WINDOW_S
+        assert world.vigil.slow() is None

@@ -1,0 +1,42 @@
+"""Writers of one rank for tests of snapshots, closed when the test ends."""
+
+from typing import Any
+
+import torch
+
+from midstride.engine.snapshots.history import Place, Snapshot
+from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.writer import Writer
+from midstride.engine.world import World
+
+__all__ = ["OPEN", "alone", "open_writer", "state_at", "take"]
+
+
+def state_at(step: int) -> dict[str, Any]:
+    weight = torch.full((4, 3), float(step))
+    return {
+        "progress": {"step": step},
+        "module": {"weight": weight, "tied": weight},
+        "lr": (0.1, step),
+        "keys": {1: step},
+    }
+
+
+OPEN: list[Writer] = []
+
+
+def open_writer(*args: Any) -> Writer:
+    OPEN.append(Writer(*args))
+    return OPEN[-1]
+
+
+def alone(store: Store, resumed_from: str | None = None, *, keep: int = 100) -> Writer:
+    return open_writer(store, acquire(store, resumed_from, {}), World(), lambda value: [value], "digits", keep)
+
+
+def take(writer: Writer, *steps: int, **changes: Any) -> list[Snapshot]:
+    return [
+        writer.take(Place(step), state_at(step), f"{step},row\n", {"threads": 1}, **changes).future.result()
+        for step in steps
+    ]
