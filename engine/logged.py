@@ -74,6 +74,8 @@ class Logged:
         self._loader: int | None = None
         self._wanted: dict[Asked, _Wanted] = {}
         self._parts: dict[str, Running] | None = None
+        #: whether what is logged here counts; see `unheard`
+        self.is_heard = True
 
     def begin(self, stage: str, loader: int | None = None) -> None:
         """Take what is logged from now on for `stage`: "train", "validate" or "test"; "predict" and "over" refuse it.
@@ -202,6 +204,17 @@ class Logged:
         finally:
             self._ending = False
             self._wanted.clear()
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Drop what is logged within, and what metrics see: it is there only so that other ranks can go on."""
+        back, heard = self.metrics.mark(), self.is_heard
+        self.is_heard = False
+        try:
+            yield
+        finally:
+            self.is_heard = heard
+            back()
 
     @contextmanager
     def parts(self) -> Iterator[None]:

@@ -156,8 +156,10 @@ class TrainingModule(ModuleHooks, nn.Module):
             add_dataloader_idx: where several loaders are evaluated, each has a value of its own:
                 "val/loss/dataloader_idx_1". False: one value over all of them.
         """
-        asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx)
-        self._trainer[0].logged.log(asked, value, batch_size)
+        logged = self._trainer[0].logged
+        if logged.is_heard:
+            asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx)
+            logged.log(asked, value, batch_size)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Log several values with the same options."""

@@ -178,7 +178,8 @@ class Recorder:
             "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
             "metrics": {name: float(value) for name, value in trainer.logged.values.items()},
         }
-        self.run.save_weights(folder, trainer.logged.metrics.without_states(module.state_dict()), facts)
+        weights = trainer.strategy.weights(module)
+        self.run.save_weights(folder, trainer.logged.metrics.without_states(weights), facts)
 
     def _described(self, feed: Feed, data: object) -> dict[str, Any]:
         """Return what makes this run this run, and what may change its last bits."""

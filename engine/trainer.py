@@ -206,6 +206,7 @@ class Trainer:
         """
         self._begin(module, data, "predict")
         self._load_weights(ckpt_path)
+        self.strategy.place(module)
         self.logged.begin("predict")
         predictions = []
         with torch.no_grad(), self.modes.evaluating():
@@ -332,7 +333,6 @@ class Trainer:
             calling(f"{type(data).__name__}.setup", data.setup, stage)
         self.precision = Precision(self.options.precision, self.device)
         self.precision.convert(module)
-        module.to(self.device)
         module.device = self.device
         metrics = Metrics(module, self.strategy.gather, self.world.size)
         self.logged = Logged(self.strategy.gather, metrics, self.world.size)
@@ -379,6 +379,7 @@ class Trainer:
     def _put_together(self, loaders: Loaders) -> Feeds:
         """Make the feeds, the optimizers and the wrapped module."""
         feeds = Feeds(loaders.training(), loaders.evaluation("validate"))
+        self.strategy.place(self.module, lambda: self.received(next(feeds.training.batches(0))))
         configured = calling("configure_optimizers", self.module.configure_optimizers)
         self.optimizers, self.schedulers = read_optimizers(configured, self.module)
         self.strategy.configured(self.optimizers, [config.scheduler for config in self.schedulers])
@@ -391,6 +392,7 @@ class Trainer:
     ) -> dict[str, float]:
         self._begin(module, data, stage)
         self._load_weights(ckpt_path)
+        self.strategy.place(module)
         loaders = Loaders(self, module if data is None else data).evaluation(stage)
         if not loaders:
             raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")

@@ -1,7 +1,7 @@
 """What a strategy is: how one module trains on many devices."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -74,6 +74,15 @@ class Strategy(ABC):
     def init_process_group(self) -> None:
         """Meet the other ranks; called once, before anything else. Calling it again does nothing."""
 
+    def place(self, module: TrainingModule, first_batch: Callable[[], Any] | None = None) -> None:
+        """Bring `module` to where it trains, or as much of it as this rank has; optimizers are made after it.
+
+        Args:
+            module: whole, on the host; or as an earlier call left it.
+            first_batch: reads the first training batch, for whoever has to measure; None where nothing is trained.
+        """
+        module.to(self.device)
+
     @abstractmethod
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` ready for training, its module already on this rank's device.
@@ -120,6 +129,10 @@ class Strategy(ABC):
 
     def exchange_collected(self) -> None:
         """Exchange the gradients of a window whose last batch has none, where that is part of a backward pass."""
+
+    def weights(self, module: TrainingModule) -> dict[str, Any]:
+        """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same place."""
+        return module.state_dict()
 
     def is_replicated(self, path: str) -> bool:
         """Return whether the tensor at `path` of the state tree has the same bits on every rank."""
