@@ -45,7 +45,5 @@ def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
 
 
 def _training_faults(job: TrainingJob, module: "TrainingModule", data: "DataModule") -> list[str]:
-    from midstride.engine.trainer import Trainer
-
     data.prepare_data()
-    return Trainer.from_job(job).check(module, data)
+    return job.build_trainer().check(module, data)

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import sys
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
@@ -11,12 +12,23 @@ from typing import Any
 
 from midstride.engine.errors import EngineError, JobError, UserCodeError
 
-__all__ = ["call_with", "load_attribute", "make_importable", "user_error"]
+__all__ = ["call_with", "import_path", "load_attribute", "make_importable", "user_error"]
 
 
 def make_importable(folder: Path | str) -> None:
     """Put `folder` first on the path of imports."""
     sys.path[:] = [str(folder), *(path for path in sys.path if path != str(folder))]
+
+
+def import_path(spec: str) -> str:
+    """Return `spec`, if it can name something.
+
+    Raises:
+        ValueError: it is not of the form "package.module:attribute".
+    """
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", spec):
+        raise ValueError(f'"package.module:attribute" is needed, such as model:Classifier, not {spec!r}')
+    return spec
 
 
 def load_attribute(spec: str, folder: Path | str, key: str) -> Any:

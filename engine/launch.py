@@ -71,7 +71,6 @@ def launch(
     attempt = ledger.begin()
     session = Session.create(job, run, attempt.number)
     watch = _Watch(session, attempt, Vigil(session, job.world), on_line, on_event)
-    code = None
     try:
         command = launcher.command(session, job, grace_s=grace_s)
         environment = {**launcher.environment(session, job, os.environ), Requests.VARIABLE: str(grace_s)}
@@ -79,15 +78,10 @@ def launch(
             watch.asked_for_snapshots(),
             ProcessGroup(command, environment=environment, log=session.log, grace_s=grace_s) as group,
         ):
-            code = watch.until_end(group)
+            watch.until_end(group)
     finally:
         # Also on the way out of an exception: what the world did until then is worth knowing.
-        with contextlib.suppress(Exception):
-            watch.flush()
-        outcome = watch.hang or decide(session.outcomes(), code, job.world.processes)
-        if code is None and watch.has_begun and outcome.kind == "died" and not outcome.type:
-            late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
-            outcome = replace(outcome, kind="stopped", error=late)
+        outcome = watch.outcome(job.world.processes, grace_s)
         _write_down(ledger, watch.attempt, outcome, session, store, on_line)
     return outcome
 
@@ -113,19 +107,15 @@ class _Watch:
         on_event: Callable[[Event], object],
     ) -> None:
         self.attempt = attempt
-        self.hang: Outcome | None = None
-        self._vigil = vigil
+        self._session, self._vigil = session, vigil
+        self._hang: Outcome | None = None
+        self._code: int | None = None
         self._snapshot_asked = False
         self._tail = EventTail(session.events)
         self._on_line = on_line
         self._on_event = on_event
         self._group: ProcessGroup | None = None
         self._lines_at = time.monotonic()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there has been a world to watch."""
-        return self._group is not None
 
     @contextmanager
     def asked_for_snapshots(self) -> Iterator[None]:
@@ -142,8 +132,8 @@ class _Watch:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._snapshot_asked = True
 
-    def until_end(self, group: ProcessGroup) -> int:
-        """Watch `group` until it ends by itself; return its exit code."""
+    def until_end(self, group: ProcessGroup) -> None:
+        """Watch `group` until it ends by itself."""
         self._group = group
         # Polling, never a blocking wait: exceptions raised into this thread must get through.
         while (code := group.poll()) is None:
@@ -155,7 +145,7 @@ class _Watch:
                     self._snapshot_asked = False
                     group.ask_for_snapshot()
             time.sleep(_POLL_S)
-        return code
+        self._code = code
 
     def _look(self, group: ProcessGroup) -> None:
         """End a world that hangs; name a rank that holds the others up."""
@@ -165,13 +155,19 @@ class _Watch:
         if stuck := self._vigil.stuck():
             self._vigil.write_stacks()
             if not self._vigil.all_ended():
-                self.hang = Outcome.of(WorldError(stuck), step=self._vigil.step())
+                self._hang = Outcome.of(WorldError(stuck), step=self._vigil.step())
             group.kill()
 
-    def flush(self) -> None:
-        """Hand on what is left."""
-        self._events()
-        self._lines()
+    def outcome(self, processes: int, grace_s: float) -> Outcome:
+        """Return how the world ended, once what is left of its words is handed on."""
+        with contextlib.suppress(Exception):
+            self._events()
+            self._lines()
+        outcome = self._hang or decide(self._session.outcomes(), self._code, processes)
+        if self._group is None or self._code is not None or outcome.kind != "died" or outcome.type:
+            return outcome
+        late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
+        return replace(outcome, kind="stopped", error=late)
 
     def _lines(self) -> None:
         self._lines_at = time.monotonic()

@@ -19,8 +19,9 @@ from midstride.engine.running import (
     steps_over_ranks,
     weighted_over_ranks,
 )
+from midstride.engine.values import number, numbers_in, of_batch, samples_in
 
-__all__ = ["Logged", "samples_in"]
+__all__ = ["Logged"]
 
 _TOO_LATE = {
     "over": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
@@ -94,14 +95,14 @@ class Logged:
             wanted = self._wanted[asked] = self._understood(*asked)
         name = asked[0]
         if isinstance(value, Tensor):
-            value = _number(name, value)
+            value = number(name, value)
         elif is_metric(value):
             paths = self._paths["train" if self.stage == "train" else "evaluate"]
             on_step = asked[1]
             paths[wanted.epoch or (f"{name}_epoch" if on_step else wanted.step)] = self._path(name, value)
             if not on_step:
                 return
-            wanted, value = wanted._replace(epoch=""), _of_batch(name, value)
+            wanted, value = wanted._replace(epoch=""), of_batch(name, value)
         elif not isinstance(value, Number):
             raise UserError(f"self.log({name!r}) was given a {type(value).__name__}; a number or a tensor is needed.")
         if wanted.plain and self._parts is None:
@@ -248,7 +249,7 @@ class Logged:
         reduced = over_ranks([rank[0] for rank in everyone])
         metrics = _union([rank[1] for rank in everyone])
         for name, value in zip(metrics, self.metrics.compute(list(metrics.values())), strict=True):
-            reduced.update(_numbers(name, value))
+            reduced.update(numbers_in(name, value))
         if not training:
             self.step_values = steps_over_ranks([rank[2] for rank in everyone])
             self._steps = {}
@@ -294,52 +295,5 @@ class Logged:
         return {"rows": rows, "values": states[0]["values"], **joined, "steps": steps, "paths": paths}
 
 
-def _number(name: str, value: Tensor) -> Any:
-    if value.numel() != 1:
-        raise UserError(
-            f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: one number is needed. "
-            "Log its mean(), or the entry you mean."
-        )
-    if value.device.type == "cpu":
-        return value.item()
-    # Reading it now would make the step wait for the device.
-    return value.detach().reshape(()).double()
-
-
-def _of_batch(name: str, metric: Any) -> Any:
-    """Return the value of the last batch alone, which a metric knows if it was called rather than updated."""
-    value = getattr(metric, "_forward_cache", None)
-    if not isinstance(value, Tensor):
-        raise UserError(
-            f"self.log({name!r}, on_step=True): the {type(metric).__name__} has no single value for this batch. "
-            "Call it, as in self.accuracy(x, y), instead of update; of a collection log the values one by one."
-        )
-    return _number(name, value)
-
-
-def _numbers(name: str, value: Any) -> dict[str, float]:
-    """Return the numbers in what a metric computed, each under a name of its own."""
-    if isinstance(value, Tensor):
-        parts: Any = None if value.numel() == 1 else enumerate(value.reshape(-1))
-    else:
-        parts = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else None
-        )
-    if parts is None:
-        return {name: float(value)}
-    return {key: number for part, entry in parts for key, number in _numbers(f"{name}/{part}", entry).items()}
-
-
 def _union(ranks: list[dict[str, str]]) -> dict[str, str]:
     return {name: path for rank in reversed(ranks) for name, path in rank.items()}
-
-
-def samples_in(batch: Any) -> int:
-    """Return the samples in `batch`: the length of the first tensor found in it, 1 if there is none."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    for value in values:
-        if isinstance(value, (Tensor, dict, list, tuple)):
-            return samples_in(value)
-    return 1

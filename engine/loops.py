@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from midstride.engine.boundaries import Boundaries
 from midstride.engine.data.feed import Feed
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.heartbeat import Phase
 from midstride.engine.hooks import calling
-from midstride.engine.logged import samples_in
 from midstride.engine.optimization import Optimization
+from midstride.engine.values import samples_in
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
@@ -38,6 +39,7 @@ class FitLoop:
         self.progress = trainer.progress
         self.batches = loader.expected
         self.optimization = Optimization(trainer, loader)
+        self.boundaries = Boundaries(trainer)
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
                 f"the run stands at batch {self.progress.batch} of its epoch, which has {len(loader)} now: "
@@ -115,9 +117,9 @@ class FitLoop:
         trainer.hooks.call("on_train_batch_end", outputs, batch, index)
         if stepped:
             self.optimization.step_schedulers("step", progress.step)
-            trainer.stepped(self.batches, outputs)
+            self.boundaries.stepped(self.batches, outputs)
         else:
-            trainer.between_steps()
+            self.boundaries.in_window()
         self.validate_if_due()
 
     def validate_if_due(self) -> None:
@@ -155,6 +157,7 @@ class EvaluationLoop:
     def __init__(self, trainer: "Trainer", stage: Literal["validate", "test"], loaders: Sequence[Feed]) -> None:
         self.trainer, self.stage, self.loaders = trainer, stage, loaders
         self.prefix = {"validate": "validation", "test": "test"}[stage]
+        self.boundaries = Boundaries(trainer)
 
     def run(self) -> dict[str, float]:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
@@ -175,7 +178,8 @@ class EvaluationLoop:
         trainer.logged.begin("over")
         progress.validating = False
         hooks.call(f"on_{self.prefix}_end")
-        trainer.evaluated(self.stage, values)
+        if self.stage == "validate":
+            trainer.reporter.emit("validation", step=progress.step, epoch=progress.epoch, metrics=values)
         trainer.logged.begin("train")
         return values
 
@@ -194,7 +198,7 @@ class EvaluationLoop:
             progress.val_batch += 1
             progress.after += 1
             if self.stage == "validate":
-                trainer.boundary()
+                self.boundaries.reached()
 
     def _is_over(self, feed: Feed, mine: bool) -> bool:
         """Return whether every rank has read its last batch; where no length tells, they ask each other."""

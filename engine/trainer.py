@@ -3,20 +3,20 @@
 import copy
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from midstride.engine.attributes import Modes
-from midstride.engine.callbacks import BestCheckpoint, Callback, EarlyStopping
-from midstride.engine.data.feed import Feeds
+from midstride.engine.callbacks import Callback
 from midstride.engine.data.loaders import Loaders
 from midstride.engine.determinism import Determinism
 from midstride.engine.devices import move
-from midstride.engine.errors import EngineError, JobError, StopRequested, UserError
+from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.faults import FaultPlan
+from midstride.engine.fit import Fit
 from midstride.engine.heartbeat import Heartbeat, Phase
 from midstride.engine.hooks import Hooks, calling
 from midstride.engine.launchers.ranks import in_every_rank
@@ -25,24 +25,21 @@ from midstride.engine.logged import Logged
 from midstride.engine.loops import EvaluationLoop, FitLoop
 from midstride.engine.metrics import Metrics
 from midstride.engine.module import DataModule, TrainingModule
-from midstride.engine.optimizers import SchedulerConfig, read_optimizers
+from midstride.engine.optimizers import SchedulerConfig
 from midstride.engine.options import SnapshotOptions, checked_options, short_precision
 from midstride.engine.placement import UNSAID, Machine, Wishes, place
 from midstride.engine.precision import Precision
 from midstride.engine.progress import Progress
 from midstride.engine.recorder import Recorder
 from midstride.engine.reporter import Reporter
-from midstride.engine.requests import Asked, Request, Requests
+from midstride.engine.requests import Requests
 from midstride.engine.run import Resume
 from midstride.engine.samples import SampleAccount
-from midstride.engine.seeds import rank_seed, seed_everything
+from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies import build_strategy
-from midstride.engine.strategies.base import Strategy, TrainingStep
+from midstride.engine.strategies.base import Strategy
 from midstride.engine.world import World
-
-if TYPE_CHECKING:
-    from midstride.engine.job import TrainingJob
 
 __all__ = ["Trainer"]
 
@@ -90,16 +87,9 @@ class Trainer:
     ) -> None:
         tie_to_first_rank()
         #: how this Trainer was made, for ranks that make another like it on their own devices
-        self.settings: dict[str, Any] = {
-            "strategy": strategy,
-            "strategy_args": strategy_args,
-            "snapshots": snapshots,
-            "callbacks": callbacks,
-            "seed": seed,
-            "accept_change": accept_change,
-            "identity": identity,
-            **options,
-        }
+        self.settings: dict[str, Any] = {"strategy": strategy, "strategy_args": strategy_args, "callbacks": callbacks}
+        self.settings |= {"seed": seed, "accept_change": accept_change, "identity": identity}
+        self.settings |= {"snapshots": snapshots, **options}
         precision = short_precision(options.get("precision", "32"))
         wishes = Wishes(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus, precision)
         self.placement, faults = place(wishes, Machine.here())
@@ -109,47 +99,17 @@ class Trainer:
         self.seed, self.accept_change, self.identity = seed, tuple(accept_change), dict(identity or {})
         self.callbacks = list(callbacks)
         self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
+        self._faults, self.requests = FaultPlan.from_environment(), Requests()
+        self.heartbeat = Heartbeat.of(self.world)
+        self.reporter = Reporter(self.world, bar=self.options.enable_progress_bar)
         #: whether a fit is under way; an evaluation on its own moves no monitor
         self.is_fitting = False
-        self.precision = Precision(self.options.precision, self.device)
-        self.progress = Progress()
-        self.samples = SampleAccount(self.world.rank, self.world.size)
-        self.module: TrainingModule = TrainingModule()
-        self.wrapped: nn.Module = self.module
-        self.optimizers: list[Optimizer] = []
-        self.schedulers: list[SchedulerConfig] = []
-        self.logged = Logged(self.strategy.gather, Metrics(self.module, self.strategy.gather, 1), 1)
-        self.hooks = Hooks(self, self.module, ())
-        self.modes = Modes(self.module)
-        self.recorder: Recorder | None = None
-        self.reporter = Reporter(self.world, bar=self.options.enable_progress_bar)
-        self._faults = FaultPlan.from_environment()
-        self.requests = Requests()
-        self.heartbeat = Heartbeat.of(self.world)
-        #: the run that was fitted last
+        #: the run that was fitted last, and the loop it was trained in
         self.run_url: str | None = None
-        self._loop: FitLoop | None = None
+        self.loop: FitLoop | None = None
+        self._take(TrainingModule())
+        self._start_over()
         seed_everything(seed)
-
-    @classmethod
-    def from_job(cls, job: "TrainingJob") -> "Trainer":
-        """Return the Trainer that `job` describes."""
-        callbacks: list[Callback] = []
-        if job.monitor is not None:
-            callbacks.append(BestCheckpoint(job.monitor.metric, job.monitor.mode))
-            if job.monitor.patience is not None:
-                callbacks.append(EarlyStopping(job.monitor.metric, job.monitor.patience, job.monitor.mode))
-        return cls(
-            strategy=job.world.strategy,
-            strategy_args=job.world.strategy_args,
-            devices=job.world.devices,
-            snapshots=job.snapshots,
-            callbacks=callbacks,
-            seed=job.seed,
-            accept_change=job.accept_change,
-            identity={key: getattr(job, key) for key in ("module", "module_args", "data", "data_args")},
-            **job.trainer.model_dump(),
-        )
 
     # What a user calls --------------------------------------------------------------------------
 
@@ -164,21 +124,14 @@ class Trainer:
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
         self._begin(module, data, "fit")
-        self.progress = Progress()
-        self.samples = SampleAccount(self.world.rank, self.world.size)
+        self._start_over()
         self.reset_callbacks()
         with Determinism(self.options.deterministic, on=run is not None and self.snapshots is not None):
             try:
                 self.is_fitting = True
-                self._fit(Loaders(self, module if data is None else data), run, resume)
-            except Exception as error:
-                if self.recorder is not None:
-                    self.recorder.raise_cause(error)
-                raise
+                Fit(self, Loaders(self, module if data is None else data)).run(run, resume)
             finally:
                 self.is_fitting = False
-                if self.recorder is not None:
-                    self.recorder.close()
                 self.reporter.close()
 
     @in_every_rank
@@ -225,8 +178,7 @@ class Trainer:
         self.strategy.attach(World(), devices)
         try:
             self._begin(module, data, "fit")
-            feeds = self._put_together(Loaders(self, module if data is None else data))
-            Recorder.try_encoding(self, feeds)
+            Fit(self, Loaders(self, module if data is None else data)).try_encoding()
         except EngineError as error:
             return [*refused, str(error)]
         return refused
@@ -247,45 +199,10 @@ class Trainer:
         if self._faults is not None:
             self._faults.at(self.world.rank, self.progress.step if step is None else step, phase)
 
-    def stepped(self, batches: int | None, outputs: Any) -> None:
-        """Close a step: its row, its event, and a snapshot if one is due."""
-        self.logged.rows.step(self.progress.epoch, self.progress.step)
-        self.reporter.step(self.progress, batches, outputs)
-        self.strike("after_step")
-        self.boundary()
-
-    def boundary(self) -> None:
-        """Take a snapshot if one is due here, and do what was asked from outside."""
-        self.heartbeat.beat(self.progress.step)
-        if self.recorder is not None:
-            self.recorder.boundary()
-        else:
-            self.logged.rows.forget()
-        if request := self.requests.boundary():
-            self._answer(request)
-
-    def between_steps(self) -> None:
-        """Do what was asked from outside, inside an accumulation window."""
-        self.heartbeat.beat(self.progress.step)
-        if request := self.requests.boundary():
-            self.progress.after += 1  # a place of its own
-            self._answer(request)
-
-    def _answer(self, request: Request) -> None:
-        if self.recorder is not None:
-            self.recorder.answer(request)
-        elif request.asked is Asked.STOP:
-            raise StopRequested(f"asked to stop, after step {self.progress.step}; no snapshots are taken in this fit")
-
-    def evaluated(self, stage: str, values: dict[str, float]) -> None:
-        """Tell whoever listens what an evaluation gave."""
-        if stage == "validate":
-            self.reporter.emit("validation", step=self.progress.step, epoch=self.progress.epoch, metrics=values)
-
     def check_finite(self, loss: Tensor) -> None:
         """Refuse to go on from a loss that is not finite."""
-        if self._loop is not None:
-            self._loop.optimization.check_finite(loss)
+        if self.loop is not None:
+            self.loop.optimization.check_finite(loss)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Keep the module's weights in the run's folder; without a run there is nowhere to keep them."""
@@ -323,7 +240,6 @@ class Trainer:
         self.reporter.emit("met")
         # Whatever setup draws is the same on every rank and in every life.
         seed_everything(self.seed)
-        self.module = module
         module._trainer = [self]
         if isinstance(data, DataModule):
             if stage == "fit" and self.world.local_rank == 0:
@@ -331,6 +247,11 @@ class Trainer:
                     calling(f"{type(data).__name__}.prepare_data", data.prepare_data)
             self.strategy.gather(None)
             calling(f"{type(data).__name__}.setup", data.setup, stage)
+        self._take(module)
+
+    def _take(self, module: TrainingModule) -> None:
+        """Make what belongs to `module`."""
+        self.module: TrainingModule = module
         self.precision = Precision(self.options.precision, self.device)
         self.precision.convert(module)
         module.device = self.device
@@ -339,53 +260,13 @@ class Trainer:
         self.hooks = Hooks(self, module, self.callbacks)
         self.modes = Modes(module)
 
-    def _fit(self, loaders: Loaders, run: str | None, resume: Resume) -> None:
-        feeds = self._put_together(loaders)
-        self.hooks.call("on_fit_start")
-        self.module.train()
-        # Before state is loaded: what this hook changes or draws must not come on top of it.
-        self.hooks.call("on_train_start")
-        self.run_url, self.recorder = run, None
-        resumed = False
-        if run is not None and self.snapshots is not None:
-            self.recorder = Recorder(self, run, self.snapshots, feeds, loaders.source)
-            resumed = self.recorder.resume(resume)
-        if not resumed:
-            seed_everything(rank_seed(self.seed, self.world.rank))
-        validation = EvaluationLoop(self, "validate", feeds.validation) if feeds.validation else None
-        self._loop = loop = FitLoop(self, feeds.training, validation)
-        self.reporter.say(self._described(feeds))
-        generation = self.recorder.generation if self.recorder is not None else None
-        self.reporter.begin(self.progress, loop.batches, self.options, generation)
-        with self.requests.heard(self.strategy.store(), self.world):
-            if not (self.progress.finished and loop.is_done()):
-                self.progress.finished = False
-                loop.run()
-                self.progress.finished = True
-            if self.recorder is not None:
-                self.recorder.finish()
-        self.hooks.call("on_fit_end")
-        self.reporter.emit("finished", step=self.progress.step, epoch=self.progress.epoch)
-
-    def _described(self, feeds: Feeds) -> str:
-        """Return in a line who trains, where, and on how many samples a step."""
-        batch, accumulated = feeds.training.batch_size, self.options.accumulate_grad_batches
-        samples = feeds.training.facts().get("global_batch_size")
-        if batch is None or samples is None:
-            return self.placement.words
-        windows = f" and {accumulated} of them" if accumulated > 1 else ""
-        return f"{self.placement.words}; batches of {batch}{windows} make {samples * accumulated} samples a step"
-
-    def _put_together(self, loaders: Loaders) -> Feeds:
-        """Make the feeds, the optimizers and the wrapped module."""
-        feeds = Feeds(loaders.training(), loaders.evaluation("validate"))
-        self.strategy.place(self.module, lambda: self.received(next(feeds.training.batches(0))))
-        configured = calling("configure_optimizers", self.module.configure_optimizers)
-        self.optimizers, self.schedulers = read_optimizers(configured, self.module)
-        self.strategy.configured(self.optimizers, [config.scheduler for config in self.schedulers])
-        one = self.module.automatic_optimization and len(self.optimizers) == 1
-        self.wrapped = self.strategy.wrap(TrainingStep(self.module), one_backward=one)
-        return feeds
+    def _start_over(self) -> None:
+        """Stand where nothing has been trained yet."""
+        self.progress, self.samples = Progress(), SampleAccount(self.world.rank, self.world.size)
+        self.wrapped: nn.Module = self.module
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[SchedulerConfig] = []
+        self.recorder: Recorder | None = None
 
     def _evaluate(
         self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None

@@ -12,7 +12,7 @@ from midstride.engine.heartbeat import Phase, Pulse
 from midstride.engine.session import Session
 
 if TYPE_CHECKING:
-    from midstride.engine.job import WorldOptions
+    from midstride.engine.world_options import WorldOptions
 
 __all__ = ["STACKS", "Slow", "Vigil"]
 

@@ -80,12 +80,11 @@ class Rank:
     def _fit(self, job: TrainingJob, run: str) -> None:
         make_importable(job.folder)
         from midstride.engine.seeds import seed_everything
-        from midstride.engine.trainer import Trainer
 
         seed_everything(job.seed)
         module = job.build_module()
         data = job.build_data()
-        self._trainer = Trainer.from_job(job)
+        self._trainer = job.build_trainer()
         self._trainer.fit(module, data, run=job.run_url(run))
 
     def _step(self) -> int | None:

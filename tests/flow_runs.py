@@ -54,12 +54,11 @@ def train_forked(job: TrainingJob, run: str) -> None:
 def _train(job: TrainingJob, run: str) -> None:
     from midstride.engine.imports import make_importable
     from midstride.engine.seeds import seed_everything
-    from midstride.engine.trainer import Trainer
 
     make_importable(job.folder)
     seed_everything(job.seed)
     module, data = job.build_module(), job.build_data()
-    Trainer.from_job(job).fit(module, data, run=job.run_url(run))
+    job.build_trainer().fit(module, data, run=job.run_url(run))
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:

@@ -3,70 +3,21 @@
 import logging
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterDataPipe
 
+from midstride.engine.data.dealing import Asks, Place, Turn, shards_in_turn
 from midstride.engine.data.feed import Feed
 from midstride.engine.data.kept import MainGeneratorsKept
-from midstride.engine.data.shards import Ask, Ended, Note, ShardReader
+from midstride.engine.data.shards import Ended, Note, ShardReader
 from midstride.engine.data.workers import TiedWorker, fetched, started
 from midstride.engine.errors import NotExact, UserError
 
 __all__ = ["IterableFeed"]
 
 log = logging.getLogger(__name__)
-
-
-class _Batch(NamedTuple):
-    """A batch on its way to the loop, and how the place changes once it is there."""
-
-    batch: Any
-    shard: int
-    note: Note | None
-    ended: tuple[int, ...]
-
-
-@dataclass
-class _Place:
-    """What this rank has consumed of a pass.
-
-    Args:
-        read: batches, by shard.
-        ended: whether there are no more, by shard.
-        turn: the shard whose batch is next.
-        notes: the newest state to go on from, by shard.
-    """
-
-    read: list[int]
-    ended: list[bool]
-    turn: int = 0
-    notes: dict[int, Note] = field(default_factory=dict)
-
-    @classmethod
-    def start(cls, shards: int) -> "_Place":
-        return cls([0] * shards, [False] * shards)
-
-    def consumed(self, batch: _Batch) -> None:
-        """Move on by one batch."""
-        self.read[batch.shard] += 1
-        self.turn = (batch.shard + 1) % len(self.read)
-        if batch.note is not None:
-            self.notes[batch.shard] = Note(*batch.note)
-        for shard in batch.ended:
-            self.ended[shard] = True
-            self.notes.pop(shard, None)
-
-    def behind(self) -> int:
-        """Return how many batches have to be read again to come back here."""
-        return sum(
-            read - (self.notes[shard].batch if shard in self.notes else 0)
-            for shard, (read, ended) in enumerate(zip(self.read, self.ended, strict=True))
-            if not ended
-        )
 
 
 class IterableFeed(Feed):
@@ -119,9 +70,9 @@ class IterableFeed(Feed):
             key=key,
             where=self.name,
         )
-        self._asks = _Asks()
+        self._asks = Asks()
         self._loader = _rebuilt(loader, self._reader, self._asks, key)
-        self._place = _Place.start(max(1, self.shards))
+        self._place = Place.start(max(1, self.shards))
         self._passes = 0
         self._told = False
 
@@ -152,7 +103,7 @@ class IterableFeed(Feed):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on; started in the middle, from the state loaded."""
-        place = self._place = self._place if start else _Place.start(max(1, self.shards))
+        place = self._place = self._place if start else Place.start(max(1, self.shards))
         number, most = start, self._limit
         if most is not None and number >= most:
             return
@@ -192,9 +143,9 @@ class IterableFeed(Feed):
             shard: Note(note["batch"], note["due"], pickle.dumps(note["state"]))
             for shard, note in state_dict["states"].items()
         }
-        self._place = _Place(list(state_dict["read"]), list(state_dict["ended"]), state_dict["turn"], notes)
+        self._place = Place(list(state_dict["read"]), list(state_dict["ended"]), state_dict["turn"], notes)
 
-    def _read(self, epoch: int, place: _Place) -> Iterator[_Batch]:
+    def _read(self, epoch: int, place: Place) -> Iterator[Turn]:
         """Read ahead of `place`, in turn."""
         self._passes += 1
         self._tell_replay(place.behind())
@@ -204,8 +155,8 @@ class IterableFeed(Feed):
         ended, news = list(place.ended), []
         if all(ended):
             return
-        turns = _turns(place, self._workers)
-        self._asks.begin(self._passes, epoch, place, _turns(place, self._workers))
+        turns = shards_in_turn(place, self._workers)
+        self._asks.begin(self._passes, epoch, place, shards_in_turn(place, self._workers))
         with self._kept:
             iterator = started(self._loader, self.name)
         while not all(ended):
@@ -222,7 +173,7 @@ class IterableFeed(Feed):
                 news.append(shard)
                 continue
             batch, note = answer
-            yield _Batch(batch, shard, note, tuple(news))
+            yield Turn(batch, shard, note, tuple(news))
             news.clear()
 
     def _where(self, epoch: int) -> str:
@@ -231,7 +182,7 @@ class IterableFeed(Feed):
     def _every_rank(self, value: bool) -> bool:
         return value if self._agree is None else self._agree(value)
 
-    def _check_first(self, number: int, first: _Batch | None) -> None:
+    def _check_first(self, number: int, first: Turn | None) -> None:
         if self._agree is not None and not self._agree(first is not None):
             what = "no batch" if number == 0 else f"no batch after batch {number}, which the run has trained on"
             raise UserError(f"{self.name} has {what} {'on this' if first is None else 'on another'} rank.")
@@ -251,46 +202,7 @@ class IterableFeed(Feed):
             )
 
 
-def _turns(place: _Place, workers: int) -> Iterator[int | None]:
-    """Yield whose turn it is, None for nobody's: torch deals to its workers in turn, and a shard keeps its worker."""
-    shards = len(place.read)
-    lap = -(-shards // workers) * workers if workers else shards
-    for turn in count(0 if workers else place.turn):
-        shard = turn % lap
-        yield shard if shard < shards and turn >= place.turn else None
-
-
-class _Asks:
-    """The sampler: what is asked for, in turn, without end."""
-
-    def __init__(self) -> None:
-        self._asks: Iterator[Ask | None] = iter(())
-
-    def begin(self, number: int, epoch: int, place: _Place, turns: Iterator[int | None]) -> None:
-        """Ask for what comes after `place`."""
-        self._asks = self._of(number, epoch, list(place.read), dict(place.notes), list(place.ended), turns)
-
-    def __iter__(self) -> Iterator[Ask | None]:
-        return self._asks
-
-    @staticmethod
-    def _of(
-        number: int,
-        epoch: int,
-        read: list[int],
-        notes: dict[int, Note],
-        ended: list[bool],
-        turns: Iterator[int | None],
-    ) -> Iterator[Ask | None]:
-        for shard in turns:
-            if shard is None or ended[shard]:
-                yield None
-            else:
-                yield Ask(number, epoch, shard, read[shard], notes.pop(shard, None))
-                read[shard] += 1
-
-
-def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: _Asks, key: int) -> DataLoader[Any]:
+def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: Asks, key: int) -> DataLoader[Any]:
     return DataLoader(
         reader,
         batch_size=None,

@@ -10,7 +10,7 @@ import xxhash
 from torch import Tensor
 
 from midstride.engine.callbacks import Callback
-from midstride.engine.logged import samples_in
+from midstride.engine.values import samples_in
 
 if TYPE_CHECKING:
     from midstride.engine.module import TrainingModule
@@ -33,7 +33,7 @@ class Journal(Callback):
 
     def on_train_batch_start(self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int) -> None:
         """Note what stands in `batch`."""
-        given = trainer._loop.loader.given if trainer._loop is not None else None
+        given = trainer.loop.loader.given if trainer.loop is not None else None
         digests, rest = _digests(batch)
         entry = {"epoch": trainer.progress.epoch, "batch": batch_idx, "samples": digests, "rest": rest}
         with self._path.open("a") as file:

@@ -12,13 +12,14 @@ from laws.horovod_world import run_horovod_ranks
 from midstride.engine.errors import StopRequested
 from midstride.engine.events import Event
 from midstride.engine.faults import FaultPlan
-from midstride.engine.job import TrainingJob, WorldOptions
+from midstride.engine.job import TrainingJob
 from midstride.engine.launch import launch
 from midstride.engine.ledger import Ledger
 from midstride.engine.session import Session
 from midstride.engine.snapshots.store import Store
 from midstride.engine.worker import Rank
 from midstride.engine.world import World
+from midstride.engine.world_options import WorldOptions
 
 #: Stands in for ssh: runs the command here, as if it were there.
 SSH = f"""#!{sys.executable}

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from midstride.engine.heartbeat import Heartbeat, Phase, Pulse
-from midstride.engine.job import WorldOptions
 from midstride.engine.session import Session
 from midstride.engine.vigil import WINDOW_S, Vigil
+from midstride.engine.world_options import WorldOptions
 
 LIMITS = {"hang_timeout_s": 10, "startup_timeout_s": 100, "validation_timeout_s": 50}
 

@@ -1,0 +1,56 @@
+"""Values as `self.log` is given them, and the numbers in them."""
+
+from typing import Any
+
+from torch import Tensor
+
+from midstride.engine.errors import UserError
+
+__all__ = ["number", "numbers_in", "of_batch", "samples_in"]
+
+
+def number(name: str, value: Tensor) -> Any:
+    """Return the one number in `value`; of a device other than the CPU, as a tensor there that nothing waits for."""
+    if value.numel() != 1:
+        raise UserError(
+            f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: one number is needed. "
+            "Log its mean(), or the entry you mean."
+        )
+    if value.device.type == "cpu":
+        return value.item()
+    return value.detach().reshape(()).double()
+
+
+def of_batch(name: str, metric: Any) -> Any:
+    """Return the value of the last batch alone, which a metric knows if it was called rather than updated."""
+    value = getattr(metric, "_forward_cache", None)
+    if not isinstance(value, Tensor):
+        raise UserError(
+            f"self.log({name!r}, on_step=True): the {type(metric).__name__} has no single value for this batch. "
+            "Call it, as in self.accuracy(x, y), instead of update; of a collection log the values one by one."
+        )
+    return number(name, value)
+
+
+def numbers_in(name: str, value: Any) -> dict[str, float]:
+    """Return the numbers in what a metric computed, each under a name of its own."""
+    if isinstance(value, Tensor):
+        parts: Any = None if value.numel() == 1 else enumerate(value.reshape(-1))
+    else:
+        parts = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else None
+        )
+    if parts is None:
+        return {name: float(value)}
+    return {key: number for part, entry in parts for key, number in numbers_in(f"{name}/{part}", entry).items()}
+
+
+def samples_in(batch: Any) -> int:
+    """Return the samples in `batch`: the length of the first tensor found in it, 1 if there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    for value in values:
+        if isinstance(value, (Tensor, dict, list, tuple)):
+            return samples_in(value)
+    return 1
