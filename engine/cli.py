@@ -59,10 +59,14 @@ def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> 
 def check(job: JobFile, *, overrides: Overrides | None = None) -> int:
     """Find every fault of a job at once, without training."""
     from midstride.engine.check import faults_in
+    from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
 
-    if faults := faults_in(TrainingJob.load(job, overrides or ())):
+    loaded = TrainingJob.load(job, overrides or ())
+    if faults := faults_in(loaded):
         raise JobError.of(job, faults)
     print(f"{job} is in order")
+    if elsewhere := [*faults_elsewhere(loaded), *doubts_elsewhere(loaded)]:
+        print("\n  ".join(["in a deployment it would not be:", *elsewhere]))
     return 0
 
 

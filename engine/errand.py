@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,22 @@ def _evaluate(job: TrainingJob, run: str) -> dict[str, float]:
     return evaluate(job, run)
 
 
+def _build(job: TrainingJob, run: str) -> None:
+    job.build_module()
+    job.build_data()
+
+
 #: verb -> what the process does; the result must be JSON
 VERBS: dict[str, Callable[[TrainingJob, str], Any]] = {
+    "build": _build,
     "prepare": lambda job, run: prepare(job),
     "evaluate": _evaluate,
 }
 
 
-def run_errand(verb: str, job: TrainingJob, run: str, *, on_line: Callable[[str], object]) -> Any:
+def run_errand(
+    verb: str, job: TrainingJob, run: str, *, on_line: Callable[[str], object], without: Collection[str] = ()
+) -> Any:
     """Do `verb` in a process of its own and return its result.
 
     Call it in the main thread: it may be interrupted by any exception, and leaves no process behind.
@@ -51,6 +59,7 @@ def run_errand(verb: str, job: TrainingJob, run: str, *, on_line: Callable[[str]
         job: what it is about.
         run: the run's name.
         on_line: gets what the process prints.
+        without: environment variables of ours that the process does not get.
 
     Raises:
         UserError: the job or the user's code is wrong; the message starts with their traceback.
@@ -58,7 +67,8 @@ def run_errand(verb: str, job: TrainingJob, run: str, *, on_line: Callable[[str]
     """
     session = Session.create(job, run, 0)
     command = [sys.executable, "-m", "midstride.engine.errand", str(session.folder), verb]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
+    ours = {name: value for name, value in os.environ.items() if name not in without}
+    environment = {**ours, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
     try:
         with ProcessGroup(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
             while (code := group.poll()) is None:

@@ -12,12 +12,16 @@ from typing import Any
 
 from midstride.engine.errors import EngineError, JobError, UserCodeError
 
-__all__ = ["call_with", "import_path", "load_attribute", "make_importable", "user_error"]
+__all__ = ["IMPORT_PATH", "call_with", "import_path", "load_attribute", "make_importable", "user_error"]
 
 
 def make_importable(folder: Path | str) -> None:
     """Put `folder` first on the path of imports."""
     sys.path[:] = [str(folder), *(path for path in sys.path if path != str(folder))]
+
+
+#: "package.module:attribute"
+IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 def import_path(spec: str) -> str:
@@ -26,7 +30,7 @@ def import_path(spec: str) -> str:
     Raises:
         ValueError: it is not of the form "package.module:attribute".
     """
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", spec):
+    if not re.fullmatch(IMPORT_PATH, spec):
         raise ValueError(f'"package.module:attribute" is needed, such as model:Classifier, not {spec!r}')
     return spec
 

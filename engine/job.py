@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from midstride.engine.errors import JobError
-from midstride.engine.imports import call_with, import_path, load_attribute
+from midstride.engine.form import job_form
+from midstride.engine.imports import IMPORT_PATH, call_with, import_path, load_attribute
 from midstride.engine.jobfile import apply_overrides, faults_of, read_mapping
 from midstride.engine.options import MonitorOptions, Options, SnapshotOptions, TrainerOptions
 from midstride.engine.snapshots.store import Terms
@@ -36,7 +37,7 @@ def _ends(trainer: TrainerOptions) -> TrainerOptions:
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-ImportPath = Annotated[str, AfterValidator(import_path)]
+ImportPath = Annotated[str, AfterValidator(import_path), Field(json_schema_extra={"pattern": IMPORT_PATH})]
 
 
 IdentityKey = Literal[
@@ -65,6 +66,8 @@ IdentityKey = Literal[
 
 class TrainingJob(Options):
     """What is trained, on what, how and where: a run is a job and a name."""
+
+    model_config = ConfigDict(json_schema_extra=job_form)
 
     name: str = Field(title="Name", description="Of the job.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     module: ImportPath = Field(title="Module", description="package.module:attribute of the TrainingModule.")

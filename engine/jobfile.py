@@ -83,23 +83,23 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
     return document, []
 
 
-def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> list[str]:
+def apply_overrides(document: dict[str, Any], overrides: Iterable[str], option: str = "--set") -> list[str]:
     """Set each "a.b=value" of `overrides` in `document`, values read as YAML; return what is wrong with them."""
     faults = []
     for override in overrides:
         key, equals, text = override.partition("=")
         *path, last = key.strip().split(".")
         if not equals or not all([*path, last]):
-            faults.append(f"--set {override}: write it as key=value, such as trainer.max_epochs=2")
+            faults.append(f"{option} {override}: write it as key=value, such as trainer.max_epochs=2")
             continue
         try:
             value = parse_yaml(text)
         except yaml.YAMLError as error:
-            faults.append(f"--set {override}: the value is not YAML: {getattr(error, 'problem', error)}")
+            faults.append(f"{option} {override}: the value is not YAML: {getattr(error, 'problem', error)}")
             continue
         place = _group(document, path)
         if place is None:
-            faults.append(f"--set {override}: {'.'.join(path)} has no keys")
+            faults.append(f"{option} {override}: {'.'.join(path)} has no keys")
         else:
             place[last] = value
     return faults

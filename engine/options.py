@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from midstride.engine.errors import JobError
+from midstride.engine.form import snapshots_form
 from midstride.engine.snapshots.store import PASSWORD, Terms, holds_password
 
 __all__ = ["MonitorOptions", "Options", "SnapshotOptions", "TrainerOptions", "checked_options", "short_precision"]
@@ -45,6 +46,8 @@ def _without_password(url: str) -> str:
 
 class SnapshotOptions(Options):
     """When the whole state of a run is written, and where."""
+
+    model_config = ConfigDict(json_schema_extra=snapshots_form)
 
     url: Annotated[str, AfterValidator(_without_password)] = Field(
         "runs", title="Store", description="Folder or fsspec URL that holds the runs."

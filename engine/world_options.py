@@ -5,8 +5,9 @@ Importing this needs no torch: an orchestrator reads jobs without loading it.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from midstride.engine.form import choose_strategy, world_form
 from midstride.engine.imports import import_path
 from midstride.engine.launchers import default_launcher
 from midstride.engine.options import Count, Options
@@ -48,11 +49,12 @@ TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
 class WorldOptions(Options):
     """Which processes train together."""
 
-    strategy: Annotated[str, AfterValidator(_known_strategy)] = Field(
+    model_config = ConfigDict(json_schema_extra=world_form)
+
+    strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema(choose_strategy(_STRATEGIES))] = Field(
         "single",
         title="Strategy",
         description='How one module trains on many devices: single, ddp, ..., or your own as "package.module:Class".',
-        json_schema_extra={"examples": [*_STRATEGIES]},
     )
     strategy_args: dict[str, Any] = Field({}, title="Strategy arguments", description="Passed to the strategy by name.")
     processes: Count = Field(1, title="Processes", description="Ranks on each node.")
@@ -60,7 +62,7 @@ class WorldOptions(Options):
         None, title="Devices", description="Over which each process splits its batches, with dp and ddp2."
     )
     nodes: Annotated[str, BeforeValidator(_text), AfterValidator(_one_node)] = Field(
-        "1", title="Nodes", description="How many machines."
+        "1", title="Nodes", description="How many machines.", json_schema_extra={"pattern": "^1$"}
     )
     hang_timeout_s: TimeoutS = Field(
         600.0, title="Hang", description="Seconds without a batch after which the world is ended and retried."

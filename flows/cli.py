@@ -3,18 +3,24 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
 from midstride.engine.cli import Accepted, JobFile, Overrides, app, load
 from midstride.engine.cli import main as run_command_line
 from midstride.engine.console import show_error
-from midstride.engine.errors import EngineError, StopRequested
+from midstride.engine.errors import EngineError, JobError, StopRequested
 from midstride.engine.job import TrainingJob
 
-__all__ = ["app", "main", "train"]
+__all__ = ["app", "deploy", "main", "serve", "setup_server", "train"]
+
+Name = Annotated[str, Parameter(help="Name of the deployment; the same name again replaces it.")]
+Flow = Annotated[Literal["train", "nightly"], Parameter(help="What runs.")]
+Schedule = Annotated[str | None, Parameter(name="--cron", help="When it runs by itself: '0 2 * * *'; never if empty.")]
+TimeZone = Annotated[str | None, Parameter(name="--timezone", help="In which --cron is meant; UTC if empty.")]
 
 _SIGNALS_HEEDED = 2  # the first stops the world in peace, the second at once
 
@@ -46,6 +52,80 @@ def train(
 
         show_report(screen.console, report_of(loaded, screen.url.rpartition("/")[2]))
     return _code(result)
+
+
+@app.command
+def deploy(
+    job: JobFile,
+    *,
+    name: Name,
+    pool: Annotated[str, Parameter(help="The work pool whose workers run it.")],
+    flow: Flow = "train",
+    cron: Schedule = None,
+    timezone: TimeZone = None,
+    overrides: Overrides | None = None,
+    variables: Annotated[
+        list[str] | None, Parameter(name="--variable", help="A job variable of the pool: image=...", negative=())
+    ] = None,
+) -> int:
+    """Deploy a job to a Prefect server, for the workers of a pool; on a schedule, if one is given."""
+    from midstride.flows.terminal import quiet
+
+    loaded = _for_elsewhere(job, overrides)
+    quiet()
+    from midstride.flows.deployment import deploy as to_server
+
+    address = to_server(loaded, name, pool=pool, flow=flow, cron=cron, timezone=timezone, variables=variables or ())
+    print(f"deployed: {flow}/{name}\n  see it:  {address}\n  run it:  prefect deployment run {flow}/{name}")
+    return 0
+
+
+@app.command
+def serve(
+    job: JobFile,
+    *,
+    name: Name,
+    flow: Flow = "train",
+    cron: Schedule = None,
+    timezone: TimeZone = None,
+    overrides: Overrides | None = None,
+) -> int:
+    """Deploy a job and run what is due right here, until Ctrl-C: one machine, no pool, no worker."""
+    loaded = _for_elsewhere(job, overrides)
+    from midstride.flows.deployment import serve as until_stopped
+
+    until_stopped(loaded, name, flow=flow, cron=cron, timezone=timezone)
+    return 0
+
+
+@app.command
+def setup_server(
+    *, pool: Annotated[str | None, Parameter(help="A process pool, made where it is missing.")] = None
+) -> int:
+    """Give a self-hosted Prefect server what it lacks for runs that nobody watches; again changes nothing."""
+    from midstride.flows.terminal import quiet
+
+    quiet()
+    from midstride.flows.deployment import need_server
+    from midstride.flows.self_hosted import crash_zombies, create_pool
+
+    need_server()
+    print(crash_zombies())
+    if pool is not None:
+        print(create_pool(pool))
+    return 0
+
+
+def _for_elsewhere(job: Path, overrides: list[str] | None) -> TrainingJob:
+    """Load a job that has to hold in other folders and processes than this."""
+    from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
+
+    loaded = load(job, overrides, None)
+    if faults := faults_elsewhere(loaded):
+        raise JobError.of(job, faults)
+    for doubt in doubts_elsewhere(loaded):
+        print(f"take care: {doubt}")
+    return loaded
 
 
 def _run_flow(job: TrainingJob, run: str | None, screen: Any) -> Any:

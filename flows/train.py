@@ -1,8 +1,10 @@
 """The flow that trains: prepare, launch, evaluate, report. It survives whatever stops it."""
 
 from prefect import flow
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 
+from midstride.engine.elsewhere import relative_paths
+from midstride.engine.errors import JobError
 from midstride.engine.job import TrainingJob
 from midstride.engine.ledger import Ledger
 from midstride.engine.prepared import still_there
@@ -26,6 +28,8 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
         job: what is trained, on what, how and where.
         run: name of the run; the flow run's id if empty.
     """
+    if deployment.id and (faults := relative_paths(job)):
+        raise JobError.of(f"job {job.name}", faults)
     name = run or str(flow_run.id)
     store = Store.open(job.run_url(name))
     with store.in_words("read"):

@@ -10,8 +10,9 @@ from midstride.engine.curves import draw
 from midstride.engine.job import TrainingJob
 from midstride.engine.lost import settle_lost
 from midstride.engine.markdown import markdown_of
-from midstride.engine.report import Report, metric_rows, report_of
+from midstride.engine.report import Report, cause_of, metric_rows, report_of
 from midstride.engine.snapshots.store import Store
+from midstride.tasks.events import Happened, RunFailed, RunFinished, RunStopped, emit
 from midstride.tasks.keys import artifact_key
 
 __all__ = ["publish_report"]
@@ -32,4 +33,15 @@ def publish_report(job: TrainingJob, run: str, test: dict[str, float] | None = N
     store.write("report.md", markdown_of(report, "curves.png" if picture else None).encode())
     inline = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else None
     create_markdown_artifact(markdown_of(report, inline), key=artifact_key(store.url, "report"))
+    emit(_ended(report))
     return report
+
+
+def _ended(report: Report) -> Happened:
+    job, cause = report.job, cause_of(report.error)
+    if report.outcome == "done":
+        test, restarts = report.test, report.restarts
+        return RunFinished(run=report.url, job=job, steps=report.steps, restarts=restarts, test=test)
+    if report.outcome == "stopped":
+        return RunStopped(run=report.url, job=job, cause=cause, steps=report.steps)
+    return RunFailed(run=report.url, job=job, outcome=report.outcome, cause=cause, steps=report.steps)

@@ -5,10 +5,10 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.events import emit_event
 
 from midstride.engine.snapshots.inspection import inspect_snapshots
-from midstride.tasks.keys import artifact_key, resource
+from midstride.tasks.events import SnapshotCommitted, emit
+from midstride.tasks.keys import artifact_key
 
 __all__ = ["record_snapshot"]
 
@@ -28,5 +28,5 @@ def record_snapshot(url: str, step: int, taken: list[dict[str, Any]]) -> list[di
     checked = inspect_snapshots(url, taken)
     create_table_artifact(checked, key=artifact_key(url, "snapshots"), description=f"Snapshots of {url}")
     for row in checked:
-        emit_event("midstride.snapshot.committed", resource=resource(url), payload={"run": url, **row})
+        emit(SnapshotCommitted(run=url, **row))
     return checked

@@ -14,6 +14,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from midstride.engine.events import Event
+from midstride.tasks.events import RunResumed, emit
 from midstride.tasks.keys import artifact_key
 from midstride.tasks.snapshot import record_snapshot
 
@@ -90,6 +91,7 @@ class Watch:
             self._taken.append(event.fields)
         elif event.kind == "resumed" and event.fields.get("resumed_from"):
             self._log.info("resumed from snapshot %(resumed_from)s, step %(step)s", event.fields)
+            self._try(self._resumed, **event.fields)
         if self._taken and time.monotonic() - self._snapshots_at >= SNAPSHOTS_EVERY_S:
             self._try(self._record)
 
@@ -113,17 +115,20 @@ class Watch:
             update_progress_artifact(self._artifact, progress=percent)
         self._percent = percent
 
+    def _resumed(self, generation: int, resumed_from: str, step: int, **others: Any) -> None:
+        emit(RunResumed(run=self._url, generation=generation, snapshot=resumed_from, step=step))
+
     def _record(self) -> None:
         self._snapshots_at = time.monotonic()
         taken, self._taken = self._taken, []
         # As a state: a snapshot found damaged is a red mark on the run, and for the next resume to deal with.
         record_snapshot(self._url, taken[-1]["step"], taken, return_state=True)
 
-    def _try(self, part: Callable[..., object], *arguments: Any) -> None:
+    def _try(self, part: Callable[..., object], *arguments: Any, **named: Any) -> None:
         """Do `part`; an orchestrator that does not answer is no reason to stop training."""
         with _uninterrupted():
             try:
-                part(*arguments)
+                part(*arguments, **named)
             except Exception as error:
                 self._log.warning("Prefect took no note of the run's progress: %s", error)
 

@@ -1,0 +1,145 @@
+"""Deployments: a flow, a resolved job and a schedule, as Prefect's server keeps them."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import httpx
+from prefect import Flow, get_client
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import ObjectNotFound
+from prefect.flows import serve as serve_deployments
+from prefect.schedules import Cron, Schedule
+from prefect.settings import get_current_settings
+from prefect.types.entrypoint import EntrypointType
+
+from midstride.engine.elsewhere import relative_paths
+from midstride.engine.errors import EngineError, JobError
+from midstride.engine.job import TrainingJob
+from midstride.engine.jobfile import apply_overrides
+
+__all__ = ["FLOWS", "TAG", "deploy", "need_server", "serve"]
+
+#: name -> where the flow is; a worker imports it from there, so that no code has to be pulled
+FLOWS = {"train": "midstride.flows.train:train", "nightly": "midstride.flows.nightly:nightly"}
+#: every run of a deployment of ours has it: what looks after runs knows them by it
+TAG = "midstride"
+
+
+def deploy(
+    job: TrainingJob,
+    name: str,
+    *,
+    pool: str,
+    flow: str = "train",
+    cron: str | None = None,
+    timezone: str | None = None,
+    variables: Sequence[str] = (),
+) -> str:
+    """Deploy `flow` with `job` to a work pool, replacing what was called `name`; return its address in the UI.
+
+    Args:
+        job: the job, resolved: a worker may start each run in another folder.
+        name: of the deployment.
+        pool: the work pool; it must be there.
+        flow: one of `FLOWS`.
+        cron: when it runs by itself; never if empty.
+        timezone: in which `cron` is meant; UTC if empty.
+        variables: job variables of the pool, each as "image=..." or "env.AWS_PROFILE=...".
+
+    Raises:
+        JobError: with every fault at once: relative paths, the schedule, variables, a pool that is not there.
+        EngineError: the server cannot be reached.
+    """
+    need_server()
+    chosen: dict[str, Any] = {}
+    faults = apply_overrides(chosen, variables, option="--variable")
+    with get_client(sync_client=True) as client:
+        faults += _pool_faults(client, pool)
+        deployment = _deployment(job, name, flow, cron, timezone, faults)
+        deployment.work_pool_name, deployment.job_variables = pool, chosen
+        identity = deployment.apply()
+    base = get_current_settings().ui_url or str(get_current_settings().api.url).removesuffix("/api")
+    return f"{base}/deployments/deployment/{identity}"
+
+
+def serve(
+    job: TrainingJob, name: str, *, flow: str = "train", cron: str | None = None, timezone: str | None = None
+) -> None:
+    """Deploy `flow` with `job` and run what is due in processes of this one, until it is asked to stop.
+
+    The arguments and what is raised are those of `deploy`; there is no pool and no worker.
+    """
+    need_server()
+    serve_deployments(_deployment(job, name, flow, cron, timezone, []))
+
+
+def need_server() -> None:
+    """Find out whether there is a server to talk to.
+
+    Raises:
+        EngineError: none is configured, or it does not answer.
+    """
+    address = get_current_settings().api.url
+    remedy = "start one with `prefect server start`, and set PREFECT_API_URL=http://HOST:4200/api"
+    if address is None:
+        raise EngineError(f"no Prefect server is configured, and deployments live on one: {remedy}")
+    try:
+        httpx.get(f"{address}/health", timeout=10).raise_for_status()
+    except httpx.HTTPError as error:
+        raise EngineError(f"the Prefect server at {address} does not answer: {error}\n  {remedy}") from error
+
+
+def _deployment(
+    job: TrainingJob, name: str, flow: str, cron: str | None, timezone: str | None, faults: list[str]
+) -> RunnerDeployment:
+    """Return the deployment, which nobody knows of yet."""
+    schedule = _schedule(cron, timezone, faults)
+    faults += relative_paths(job)
+    if faults:
+        raise JobError.of(f"deployment {name} of job {job.name}", faults)
+    return RunnerDeployment.from_flow(
+        _flow(flow),
+        name,
+        schedules=[schedule] if schedule else [],
+        parameters={"job": job.model_dump(mode="json")},
+        description=f"Trains {job.name}: {job.module}, {job.data}.",
+        tags=[TAG],
+        entrypoint_type=EntrypointType.MODULE_PATH,
+        # A night that takes too long makes the next one wait. To cancel the newer one instead would cancel a
+        # Retry, too.
+        concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
+        if schedule
+        else None,
+    )
+
+
+def _flow(name: str) -> Flow[..., Any]:
+    if name not in FLOWS:
+        raise JobError(f"--flow {name}: there are {', '.join(FLOWS)}")
+    module, _, attribute = FLOWS[name].partition(":")
+    flow: Flow[..., Any] = getattr(import_module(module), attribute)
+    return flow
+
+
+def _schedule(cron: str | None, timezone: str | None, faults: list[str]) -> Schedule | None:
+    if cron is None:
+        if timezone is not None:
+            faults.append(f"--timezone {timezone}: says when --cron is meant, which is missing")
+        return None
+    try:
+        return Cron(cron, timezone=timezone or "UTC")
+    except ValueError as error:
+        words = str(error).splitlines()[0]
+        faults.append(f"--cron {cron!r}, --timezone {timezone or 'UTC'}: {words}; such as: --cron '0 2 * * *'")
+        return None
+
+
+def _pool_faults(client: Any, pool: str) -> list[str]:
+    try:
+        client.read_work_pool(pool)
+    except ObjectNotFound:
+        there = ", ".join(one.name for one in client.read_work_pools()) or "none yet"
+        return [f"--pool {pool}: is not there; there are: {there}; make it: midstride setup-server --pool {pool}"]
+    return []

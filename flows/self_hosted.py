@@ -1,0 +1,100 @@
+"""What a self-hosted Prefect server lacks for runs that nobody watches: `midstride setup-server` adds it."""
+
+from datetime import timedelta
+
+from prefect import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import get_current_settings
+
+from midstride.engine.errors import JobError
+from midstride.flows.deployment import TAG
+
+__all__ = ["ZOMBIES", "crash_zombies", "create_pool"]
+
+#: the name of the automation
+ZOMBIES = "midstride: a flow run without a heartbeat has crashed"
+
+_BEATS_MISSED = 3
+_HEARTBEAT = "prefect.flow-run.heartbeat"
+_ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+
+
+def crash_zombies(within_s: float | None = None) -> str:
+    """Have the server call a run crashed whose process is gone with its worker; return what was done, in words.
+
+    Without it such a run stays Running for ever: it cannot be retried, and it keeps the place of the nights after it.
+    Only runs of our own deployments are looked after.
+
+    Args:
+        within_s: seconds without a heartbeat; three beats as this environment has them, if empty. Flow processes
+            beat every `PREFECT_FLOWS_HEARTBEAT_FREQUENCY` seconds (180, 30 at least), by their worker's environment.
+    """
+    if within_s is None:
+        within_s = _BEATS_MISSED * float(get_current_settings().flows.heartbeat_frequency or 180)
+    wanted = _zombies(within_s)
+    with get_client(sync_client=True) as client:
+        there = client.read_automations_by_name(ZOMBIES)
+        for surplus in there[1:]:
+            client.delete_automation(surplus.id)
+        if not there:
+            client.create_automation(wanted)
+            return f"automation created: after {within_s:g} s without a heartbeat a run is Crashed"
+        if _same(there[0], wanted):
+            return f"automation is there: after {within_s:g} s without a heartbeat a run is Crashed"
+        client.update_automation(there[0].id, wanted)
+        return f"automation changed: after {within_s:g} s without a heartbeat a run is Crashed"
+
+
+def create_pool(name: str, kind: str = "process") -> str:
+    """Create the work pool `name` where it is missing; return what was done, in words.
+
+    Raises:
+        JobError: there is a pool of that name and of another kind.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_work_pool(name)
+        except ObjectNotFound:
+            client.create_work_pool(WorkPoolCreate(name=name, type=kind))
+            return f"pool created: {name}, {kind}; work for it: prefect worker start --pool {name}"
+    if found.type != kind:
+        raise JobError(
+            f"--pool {name}: is there, and it is a {found.type} pool, not a {kind} pool: choose another name"
+        )
+    return f"pool is there: {name}, {kind}"
+
+
+def _zombies(within_s: float) -> AutomationCore:
+    return AutomationCore(
+        name=ZOMBIES,
+        description="Made by `midstride setup-server`, which may be run again at any time.",
+        trigger=EventTrigger(
+            after={_HEARTBEAT},
+            expect={_HEARTBEAT, *_ENDS},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            match_related=ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{TAG}"]}),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=within_s),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name=None,
+                force=False,
+                state=StateType.CRASHED,
+                message=f"No heartbeat for {within_s:g} s: its worker and its process are gone. Retry resumes it.",
+            )
+        ],
+    )
+
+
+def _same(there: Automation, wanted: AutomationCore) -> bool:
+    """Whether the server has what is wanted; the identities it adds tell nothing."""
+    first, second = (one.model_dump(exclude={"id": True, "trigger": {"id"}}) for one in (there, wanted))
+    return all(first[key] == value for key, value in second.items())

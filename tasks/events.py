@@ -1,0 +1,117 @@
+"""Events that automations may listen to: one class for each, whose fields are its payload. See docs/events.md."""
+
+from typing import ClassVar
+
+from prefect.events import emit_event
+from pydantic import BaseModel, ConfigDict, Field
+
+from midstride.tasks.keys import resource
+
+__all__ = [
+    "EVENTS",
+    "Happened",
+    "ModelPromoted",
+    "RunFailed",
+    "RunFinished",
+    "RunResumed",
+    "RunStopped",
+    "SnapshotCommitted",
+    "emit",
+]
+
+
+class Happened(BaseModel):
+    """What every event says; its resource is the run, `midstride.run.NAME`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    #: "midstride.<noun>.<past tense>"
+    event: ClassVar[str]
+    run: str = Field(description="URL of the run, with snapshots, weights and report.md.")
+
+
+class RunResumed(Happened):
+    """A world took the run up again from a snapshot."""
+
+    event = "midstride.run.resumed"
+
+    generation: int = Field(description="Counts the lives of the run, from 1.")
+    snapshot: str = Field(description="Name of the snapshot it goes on from.")
+    step: int = Field(description="Optimizer steps taken by then.")
+
+
+class SnapshotCommitted(Happened):
+    """A snapshot is whole in the store, seen from outside; at most every ten seconds, several at once."""
+
+    event = "midstride.snapshot.committed"
+
+    name: str = Field(description="Of the snapshot.")
+    step: int = Field(description="Optimizer steps taken by then.")
+    bytes: int = Field(description="Its size.")
+    stall_s: float = Field(description="Seconds it held training up.")
+    state: str = Field(description="What was found: its files and sizes, or that it has been pruned meanwhile.")
+
+
+class RunFinished(Happened):
+    """The training came to its end, and its best weights were tested."""
+
+    event = "midstride.run.finished"
+
+    job: str = Field(description="Name of the job.")
+    steps: int = Field(description="Optimizer steps taken.")
+    restarts: int = Field(description="How often it was taken up again.")
+    test: dict[str, float] = Field(description="What the test of the best weights gave.")
+
+
+class RunStopped(Happened):
+    """It was stopped on request after a last snapshot; a retry resumes."""
+
+    event = "midstride.run.stopped"
+
+    job: str = Field(description="Name of the job.")
+    cause: str = Field(description="Who asked, in a line.")
+    steps: int = Field(description="Optimizer steps taken.")
+
+
+class RunFailed(Happened):
+    """It gave up: every attempt that makes sense has been made. Retry the flow run once the cause is gone."""
+
+    event = "midstride.run.failed"
+
+    job: str = Field(description="Name of the job.")
+    outcome: str = Field(description="user_error: the job or its code is wrong; died or lost: what is around it.")
+    cause: str = Field(description="In a line.")
+    steps: int = Field(description="Optimizer steps taken.")
+
+
+class ModelPromoted(Happened):
+    """A challenger took the champion's place; the resource is the model, `midstride.model.NAME` of the job."""
+
+    event = "midstride.model.promoted"
+
+    run: str = Field(description="Name of the run whose weights are the champion now.")
+    date: str = Field(description="Of the data it was trained on.")
+    why: str = Field(description="In words, with both values.")
+    metric: str = Field(description="Name of the value that decided.")
+    challenger: dict[str, float] = Field(description="What its test gave.")
+    champion: dict[str, float] = Field(description="What the same test of the champion before gave; empty at first.")
+
+
+EVENTS: tuple[type[Happened], ...] = (
+    RunResumed,
+    SnapshotCommitted,
+    RunFinished,
+    RunStopped,
+    RunFailed,
+    ModelPromoted,
+)
+
+
+def emit(happened: Happened, about: dict[str, str] | None = None) -> None:
+    """Tell Prefect's server; it is sent from behind, and costs a fraction of a millisecond.
+
+    Args:
+        happened: what did, and its payload.
+        about: the event's resource; the run itself if empty.
+    """
+    emit_event(happened.event, resource=about or resource(happened.run), payload=happened.model_dump(mode="json"))

@@ -1,0 +1,125 @@
+"""The job's JSON schema says what Python says: what a server lets pass does not fail at once."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import ValidationError
+
+from midstride.engine.job import TrainingJob
+
+SCHEMA = TrainingJob.model_json_schema()
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+
+def document(**choices: Any) -> dict[str, Any]:
+    """Return a job with every field, as a deployment stores it."""
+    job = TrainingJob.model_validate(
+        {"name": "tiny", "module": "model:Net", "data": "model:Data", "trainer": {"max_steps": 3}}
+    )
+    plain = job.resolved(Path("/srv/tiny")).model_dump(mode="json")
+    for path, value in choices.items():
+        *groups, last = path.split("__")
+        place = plain
+        for group in groups:
+            place = place[group]
+        place[last] = value
+    return plain
+
+
+def faults(job: dict[str, Any]) -> list[str]:
+    return [f"{fault.json_path}: {fault.message}" for fault in VALIDATOR.iter_errors(job)]
+
+
+def python_says_no(job: dict[str, Any]) -> bool:
+    try:
+        TrainingJob.model_validate(job)
+    except ValidationError:
+        return True
+    return False
+
+
+def test_the_schema_is_one():
+    Draft202012Validator.check_schema(SCHEMA)
+    assert faults(document()) == []
+
+
+WORLDS = itertools.product(
+    ("single", "dp", "ddp", "ddp2", "horovod", "mine.own:Strategy"),
+    (1, 2),
+    (None, 2),
+    (None, "inline", "spawn", "torchrun", "horovodrun"),
+    ("32", "16"),
+    (None, "a:4,b:4"),
+)
+
+
+def test_of_worlds_the_schema_lets_pass_what_python_does():
+    differ, passed = [], 0
+    for strategy, processes, devices, launcher, precision, hosts in WORLDS:
+        world = {"strategy": strategy, "processes": processes, "devices": devices, "launcher": launcher, "hosts": hosts}
+        job = document(trainer__precision=precision)
+        job["world"].update(world)
+        refused = python_says_no(job)
+        passed += not refused
+        if refused != bool(faults(job)):
+            differ.append((refused, world, precision, faults(job)))
+    assert differ == []
+    assert passed > 20
+
+
+@pytest.mark.parametrize(
+    ("choices", "place", "words"),
+    [
+        ({"trainer__max_epochs": 0}, "$.trainer.max_epochs", "0 is"),
+        ({"trainer__max_steps": None}, "$.trainer.max_steps", "None is not of type 'integer'"),
+        ({"trainer__precision": "8"}, "$.trainer.precision", "'8' is not one of"),
+        ({"seed": -1}, "$.seed", "less than the minimum of 0"),
+        ({"name": "a b"}, "$.name", "does not match"),
+        ({"module": "model.Net"}, "$.module", "does not match"),
+        ({"world__strategy": "dpp"}, "$.world.strategy", "'dpp' is not valid under any"),
+        ({"world__processes": 2}, "$.world.processes", "2 is greater than the maximum of 1"),
+        ({"world__devices": 2}, "$.world.devices", "2 is not of type 'null'"),
+        ({"world__nodes": "2"}, "$.world.nodes", "does not match"),
+        ({"world__strategy_args": {"no": 1}}, "$.world.strategy_args", "('no' was unexpected)"),
+        (
+            {"world__strategy": "ddp", "world__strategy_args": {"static_graph": 1}},
+            "$.world.strategy_args.static_graph",
+            "1 is not of type 'boolean'",
+        ),
+        ({"world__strategy": "dp", "trainer__precision": "16"}, "$.trainer.precision", "'16' is not one of"),
+        ({"snapshots__url": "runs"}, "$.snapshots.url", "does not match"),
+        ({"snapshots__url": "sftp://me:secret@host/x"}, "$.snapshots.url", "does not match"),
+        ({"snapshots__every_steps": 5, "snapshots__overhead": 0.1}, "$.snapshots.overhead", "not of type 'null'"),
+        ({"snapshots__every_steps": 5, "snapshots__every_seconds": 1.0}, "$.snapshots.every_seconds", "'null'"),
+        ({"snapshots__every_seconds": 5.0, "snapshots__overhead": 0.1}, "$.snapshots.overhead", "'null'"),
+        ({"folder": ""}, "$.folder", "'' does not match '^/'"),
+        ({"data_args": {"folder": "./data"}}, "$.data_args.folder", "'./data' should not be valid"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_bad_choice_is_refused_where_it_stands(choices: dict[str, Any], place: str, words: str):
+    found = faults(document(**choices))
+    assert any(fault.startswith(f"{place}: ") and words in fault for fault in found), found
+
+
+@pytest.mark.parametrize("url", ["/srv/runs", "s3://bucket/runs", "file:///srv/runs", "sftp://me@host/runs"])
+@pytest.mark.parametrize("rhythm", [{}, {"every_steps": 5}, {"every_seconds": 5.0}, {"overhead": 0.1}])
+def test_good_snapshots_pass(url: str, rhythm: dict[str, Any]):
+    job = document(snapshots__url=url)
+    job["snapshots"].update(rhythm)
+    assert faults(job) == []
+    assert faults({**job, "snapshots": None}) == []
+
+
+def fields(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    groups = [("job", schema), *schema["$defs"].items()]
+    return [(f"{group}.{name}", field) for group, form in groups for name, field in form.get("properties", {}).items()]
+
+
+@pytest.mark.parametrize(("place", "field"), fields(SCHEMA), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_field_has_a_title_and_a_description(place: str, field: dict[str, Any]):
+    assert field.get("title"), place
+    assert field.get("description") or "$ref" in field, place
