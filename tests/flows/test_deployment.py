@@ -1,0 +1,200 @@
+"""Deployments on a real server: run by a real worker, or served, and refused before they can fail at night."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flow_runs import Command, results, wait_for
+from prefect import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+
+from midstride.engine.errors import JobError
+from midstride.engine.job import TrainingJob
+from midstride.engine.launchers.lifeline import descendants
+from midstride.flows.deployment import TAG, deploy
+from midstride.flows.self_hosted import create_pool
+from midstride.flows.train import train
+
+Make = Callable[..., TrainingJob]
+
+#: a worker, a flow and a world start one after the other
+pytestmark = pytest.mark.timeout(600)
+
+
+class Worker:
+    """A process worker as an operator starts it; it knows no folder of ours."""
+
+    pool = "tests"
+
+    def __init__(self, folder: Path, server: str) -> None:
+        environment = {
+            **os.environ,
+            "PREFECT_API_URL": server,
+            "PREFECT_HOME": str(folder / "home"),
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+        }
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", self.pool, "--type", "process"]
+        with (folder / "log.txt").open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+
+    def wait_until_idle(self) -> None:
+        """A flow's process outlives its last state a little."""
+        wait_for(lambda: not descendants(self._process.pid), "the worker's runs to end")
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def worker(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """Return a worker and its process pool."""
+    create_pool(Worker.pool)
+    worker = Worker(tmp_path_factory.mktemp("worker"), server)
+    yield worker
+    worker.stop()
+
+
+def run_of(deployment: str, **parameters: Any) -> FlowRun:
+    """Ask for a run, as the UI does."""
+    with get_client(sync_client=True) as client:
+        there = client.read_deployment_by_name(deployment)
+        return client.create_flow_run_from_deployment(there.id, parameters=parameters)
+
+
+def ended(run: FlowRun, timeout_s: float = 400) -> FlowRun:
+    """Wait for its end."""
+    until = time.monotonic() + timeout_s
+    with get_client(sync_client=True) as client:
+        while (now := client.read_flow_run(run.id)).state is None or not now.state.is_final():
+            assert time.monotonic() < until, f"after {timeout_s:.0f} s it is {now.state_name}"
+            time.sleep(0.5)
+    return now
+
+
+def test_a_worker_that_knows_no_folder_runs_a_deployed_job(
+    make_job: Make, worker: Worker, undisturbed_alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    job = make_job(processes=1)
+    address = deploy(job, "by-hand", pool=worker.pool)
+    with get_client(sync_client=True) as client:
+        there = client.read_deployment_by_name("train/by-hand")
+    assert address.endswith(str(there.id))
+    assert (there.entrypoint, there.path, there.pull_steps) == ("midstride.flows.train.train", None, [])
+    assert TAG in there.tags
+    run = ended(run_of("train/by-hand"))
+    assert run.state_name == "Completed", run.state
+    assert results(job, str(run.id)) == undisturbed_alone
+    worker.wait_until_idle()
+
+
+def test_what_is_wrong_with_a_deployment_is_said_at_once(make_job: Make, server: str) -> None:
+    job = make_job(processes=1)
+    with pytest.raises(JobError) as caught:
+        deploy(
+            job.model_copy(update={"folder": "code"}),
+            "wrong",
+            pool="gpus",
+            cron="0 2 * *",
+            timezone="Europe/Berlin",
+            variables=["image"],
+        )
+    said = str(caught.value)
+    assert said.startswith("4 faults in deployment wrong of job tiny:")
+    for part in ("--variable image: write it as", "--pool gpus: is not there", "--cron '0 2 * *'", "folder: 'code'"):
+        assert part in said
+    with get_client(sync_client=True) as client, pytest.raises(ObjectNotFound):
+        client.read_deployment_by_name("train/wrong")
+
+
+def test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced(make_job: Make, server: str) -> None:
+    job = make_job(processes=1)
+    create_pool("kept")
+    with pytest.raises(JobError, match="pool kept: is there, and it is a process pool, not a docker pool"):
+        create_pool("kept", "docker")
+    variables = ["env.AWS_PROFILE=night", "working_dir=/srv"]
+    deploy(job, "nightly", pool="kept", cron="0 2 * * *", timezone="Europe/Berlin", variables=variables)
+    with get_client(sync_client=True) as client:
+        there = client.read_deployment_by_name("train/nightly")
+    assert TrainingJob.model_validate(there.parameters["job"]) == job
+    assert there.job_variables == {"env": {"AWS_PROFILE": "night"}, "working_dir": "/srv"}
+    assert [(one.schedule.cron, one.schedule.timezone) for one in there.schedules] == [("0 2 * * *", "Europe/Berlin")]
+    assert there.global_concurrency_limit is not None
+    assert there.global_concurrency_limit.limit == 1
+    assert there.concurrency_options is not None
+    assert there.concurrency_options.collision_strategy == "ENQUEUE"
+    deploy(job, "nightly", pool="kept")
+    with get_client(sync_client=True) as client:
+        again = client.read_deployment_by_name("train/nightly")
+    assert (again.id, again.schedules, again.job_variables) == (there.id, [], {})
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "said"),
+    [
+        ("trainer", "max_steps", None, "field 'job.trainer.max_steps'. Failure reason: None is not of type 'integer'"),
+        ("world", "processes", 2, "field 'job.world.processes'. Failure reason: 2 is greater than the maximum of 1"),
+        ("snapshots", "url", "runs", "field 'job.snapshots.url'"),
+        ("", "seeed", 1, "'seeed' was unexpected"),
+    ],
+)
+def test_a_bad_parameter_makes_no_run(
+    make_job: Make, server: str, group: str, key: str, value: object, said: str
+) -> None:
+    job = make_job(processes=1)
+    create_pool("kept")
+    deploy(job, "form", pool="kept")
+    document = job.model_dump(mode="json")
+    (document[group] if group else document)[key] = value
+    with pytest.raises(PrefectHTTPStatusError) as caught:
+        run_of("train/form", job=document)
+    assert caught.value.response.status_code == 409
+    assert said in caught.value.response.text
+
+
+def test_a_deployed_flow_refuses_what_only_holds_in_one_folder(make_job: Make, server: str) -> None:
+    job = make_job(processes=1).model_copy(update={"data_args": {"folders": ["./data"]}, "folder": ""})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "made-by-hand")
+        with pytest.raises(JobError, match=r"(?s)2 faults.*folder: '.' is relative.*data_args.folders.0: './data'"):
+            train(job, "homeless")
+
+
+def test_a_served_job_runs_without_a_pool(
+    make_job: Make, server: str, undisturbed_alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    job = make_job(processes=1)
+    command = ["serve", str(tmp_path / "job.yaml"), "--name", "served"]
+    home = str(tmp_path / "home")
+    environment = {**os.environ, "PREFECT_API_URL": server, "PREFECT_HOME": home, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    serving = Command(command, environment, tmp_path / "serve.txt")
+    try:
+        wait_for(lambda: "served" in serving.output, "the deployment to be served", 120)
+        run = ended(run_of("train/served"))
+        assert run.state_name == "Completed", serving.output
+        assert results(job, str(run.id)) == undisturbed_alone
+        wait_for(lambda: not descendants(serving.process.pid), "the run's process to end")
+    finally:
+        serving.process.send_signal(signal.SIGINT)
+        code = serving.code()
+    assert code == 0, serving.output
