@@ -103,9 +103,6 @@ def setup_server(
     *, pool: Annotated[str | None, Parameter(help="A process pool, made where it is missing.")] = None
 ) -> int:
     """Give a self-hosted Prefect server what it lacks for runs that nobody watches; again changes nothing."""
-    from midstride.flows.terminal import quiet
-
-    quiet()
     from midstride.flows.deployment import need_server
     from midstride.flows.self_hosted import crash_zombies, create_pool
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
-from prefect.deployments.runner import RunnerDeployment
+from prefect.deployments.runner import DeploymentApplyError, RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import serve as serve_deployments
 from prefect.schedules import Cron, Schedule
@@ -59,7 +59,10 @@ def deploy(
         faults += _pool_faults(client, pool)
         deployment = _deployment(job, name, flow, cron, timezone, faults)
         deployment.work_pool_name, deployment.job_variables = pool, chosen
-        identity = deployment.apply()
+        try:
+            identity = deployment.apply()
+        except DeploymentApplyError as error:
+            raise JobError.of(f"deployment {name} of job {job.name}", [f"the server says: {error}"]) from error
     base = get_current_settings().ui_url or str(get_current_settings().api.url).removesuffix("/api")
     return f"{base}/deployments/deployment/{identity}"
 

@@ -1,0 +1,154 @@
+"""What stands in deploy/ is what Docker, Kubernetes and Prefect take: there is no engine here to try it on."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import check_jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
+
+from midstride.engine.job import TrainingJob
+from midstride.engine.launchers import LAUNCHERS
+from midstride.engine.requests import GRACE_S
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KUBERNETES = "1.34.0"
+POOLS = ("docker", "kubernetes")
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def pool(kind: str) -> dict[str, Any]:
+    template: dict[str, Any] = json.loads((DEPLOY / kind / "pool.json").read_text())
+    return template
+
+
+def prefects_pool(kind: str) -> dict[str, Any]:
+    """Return the template that Prefect itself has for a kind of pool; looked up without importing Prefect."""
+    import importlib.util
+
+    home = Path(importlib.util.find_spec("prefect").submodule_search_locations[0])  # type: ignore[union-attr,index]
+    path = home / "server" / "api" / "collections_data" / "views" / "aggregate-worker-metadata.json"
+    template: dict[str, Any] = json.loads(path.read_text())[f"prefect-{kind}"][kind]["default_base_job_configuration"]
+    return template
+
+
+def rendered(template: Any, values: dict[str, Any]) -> Any:
+    """Put `values` into a template as a worker does: what has no value is left out."""
+    if isinstance(template, dict):
+        inner = {key: rendered(item, values) for key, item in template.items()}
+        return {key: item for key, item in inner.items() if item is not None}
+    if isinstance(template, list):
+        return [rendered(item, values) for item in template]
+    if isinstance(template, str) and (whole := re.fullmatch(r"\{\{ (\w+) \}\}", template)):
+        return values.get(whole[1])
+    if isinstance(template, str):
+        return re.sub(r"\{\{ (\w+) \}\}", lambda found: str(values[found[1]]), template)
+    return template
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_compose_files_are_what_compose_takes(name: str):
+    vendored = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
+    schema = json.loads(vendored.read_text())
+    [document] = documents(DEPLOY / "docker" / name)
+    assert [fault.message for fault in validator_for(schema)(schema).iter_errors(document)] == []
+
+
+def test_the_station_is_whole():
+    text = (DEPLOY / "docker" / "compose.yaml").read_text()
+    [document] = documents(DEPLOY / "docker" / "compose.yaml")
+    services = document["services"]
+    assert set(services) == {"database", "server", "store", "setup", "worker"}
+    asked = set(re.findall(r"\$\{([A-Z0-9_]+)", text))
+    example = (DEPLOY / "docker" / ".env.example").read_text()
+    assert asked == set(re.findall(r"^([A-Z0-9_]+)=", example, re.MULTILINE))
+    for service in services.values():
+        for needed in service.get("depends_on", {}):
+            assert needed in services
+        for volume in service.get("volumes", []):
+            assert volume.partition(":")[0] in document["volumes"]
+    assert int(services["worker"]["stop_grace_period"].removesuffix("s")) > GRACE_S
+    # What compose calls the network and the volume, the pool of containers asks for.
+    properties = pool("docker")["variables"]["properties"]
+    assert properties["networks"]["default"] == [f"{document['name']}_default"]
+    assert properties["volumes"]["default"] == [f"{document['name']}_results:/srv/results"]
+
+
+def test_the_image_copies_what_there_is():
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    for line in re.findall(r"^COPY (?:--\S+ )?(.*)$", text, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (DEPLOY.parent / source).exists(), source
+
+
+@pytest.mark.parametrize("kind", POOLS)
+def test_a_pool_keeps_what_prefect_has_for_its_kind(kind: str):
+    ours, theirs = pool(kind), prefects_pool(kind)
+    Draft202012Validator.check_schema(ours["variables"])
+    configuration, properties = ours["job_configuration"], ours["variables"]["properties"]
+    # A cluster's own pods reach it by their service account.
+    assert set(theirs["job_configuration"]) - {"cluster_config"} <= set(configuration)
+    used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(configuration)))
+    assert used == set(properties), "each variable is used, each placeholder is a variable"
+    assert all(field.get("title") and field.get("description") for field in properties.values())
+    defaults = {name: field["default"] for name, field in properties.items() if "default" in field}
+    Draft202012Validator(ours["variables"]).validate(defaults)
+    assert set(theirs["variables"]["properties"]) - {"cluster_config"} <= set(properties)
+
+
+def test_a_run_in_a_cluster_is_a_job_that_kubernetes_takes():
+    template = pool("kubernetes")
+    properties = template["variables"]["properties"]
+    values = {name: field["default"] for name, field in properties.items() if "default" in field}
+    # What the worker fills in.
+    values |= {"name": "night", "labels": {"app": "run"}, "env": [{"name": "A", "value": "b"}], "command": ["prefect"]}
+    job = rendered(template["job_configuration"], values)["job_manifest"]
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+    pod = job["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["terminationGracePeriodSeconds"] > GRACE_S + 5
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    assert "persistentVolumeClaim" in volumes[mounts["/srv/results"]]
+    assert job["spec"]["backoffLimit"] == 0, "a retry is Prefect's to make"
+
+
+@pytest.mark.parametrize("path", sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)
+def test_manifests_are_what_kubernetes_takes(path: Path):
+    for document in documents(path):
+        if document["kind"] == "Kustomization":
+            folder = {found.name for found in path.parent.iterdir()}
+            assert {*document["resources"], *document["configMapGenerator"][0]["files"]} == folder - {path.name}
+        else:
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+def test_what_manifests_name_is_there():
+    found = [document for path in (DEPLOY / "kubernetes").glob("*.yaml") for document in documents(path)]
+    named = {(document["kind"], document["metadata"]["name"]) for document in found if "metadata" in document}
+    properties = pool("kubernetes")["variables"]["properties"]
+    assert ("PersistentVolumeClaim", properties["results_claim"]["default"]) in named
+    assert ("ServiceAccount", properties["service_account_name"]["default"]) in named
+    assert ("Namespace", properties["namespace"]["default"]) in named
+
+
+def test_the_deployments_of_the_file_hold_a_job_that_holds_anywhere():
+    [document] = documents(DEPLOY / "prefect.yaml")
+    schema = Draft202012Validator(TrainingJob.model_json_schema())
+    for deployment in document["deployments"]:
+        module, _, flow = deployment["entrypoint"].rpartition(".")
+        assert (DEPLOY.parent / module.removeprefix("midstride.").replace(".", "/")).with_suffix(".py").exists(), flow
+        assert "midstride" in deployment["tags"]
+        job = deployment["parameters"]["job"]
+        assert [fault.message for fault in schema.iter_errors(job)] == []
+        assert TrainingJob.model_validate(job).world.launched_by in LAUNCHERS
