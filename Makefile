@@ -13,7 +13,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check laws soak bench-data bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test check laws soak bench-data bench-overhead bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -46,6 +46,9 @@ bench-steps: $(STAMP)  ## what the engine adds to a training step, beside a bare
 
 bench-data: $(STAMP)  ## what reading exactly costs, beside a plain DataLoader
 	$(BIN)/python tests/bench/data.py $(ARGS)
+
+bench-overhead: $(STAMP)  ## what the orchestration costs, beside `midstride fit` on the same job
+	PYTHONPATH=tests $(BIN)/python -m bench.overhead $(ARGS)
 
 bench-restart: $(STAMP)  ## from the death of a rank to the first new step, part by part
 	PYTHONPATH=tests $(BIN)/python -m bench.restart $(ARGS)

@@ -1,0 +1,67 @@
+"""What works from here only is found before it is deployed."""
+
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere, relative_paths
+from midstride.engine.job import TrainingJob
+
+CODE = """
+from midstride.engine import DataModule, TrainingModule
+
+class Net(TrainingModule):
+    pass
+
+class Data(DataModule):
+    def __init__(self, folder: str = "", labels: dict | None = None) -> None:
+        super().__init__()
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TrainingJob:
+    """A job whose code is beside its file, with a folder of data there, too."""
+    (tmp_path / "here_model.py").write_text(CODE)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "job.yaml").write_text(
+        "{name: tiny, module: here_model:Net, data: here_model:Data, trainer: {max_steps: 3}}"
+    )
+    return TrainingJob.load(tmp_path / "job.yaml")
+
+
+def test_a_job_from_a_file_holds_anywhere(job: TrainingJob):
+    assert relative_paths(job) == []
+    assert faults_elsewhere(job) == []
+    assert doubts_elsewhere(job) == []
+
+
+def test_every_relative_path_is_named(job: TrainingJob):
+    snapshots = job.snapshots and job.snapshots.model_copy(update={"url": "runs"})
+    data_args = {"folder": "../images", "labels": {"files": ["./a.csv", "s3://bucket/b.csv", "/srv/c.csv"]}}
+    typed = job.model_copy(update={"folder": "", "snapshots": snapshots, "data_args": data_args})
+    found = [fault.partition(" is relative")[0] for fault in relative_paths(typed)]
+    assert found == [
+        "folder: '.'",
+        "snapshots.url: 'runs'",
+        "data_args.folder: '../images'",
+        "data_args.labels.files.0: './a.csv'",
+    ]
+
+
+def test_what_leads_somewhere_from_here_is_doubted(job: TrainingJob):
+    doubtful = job.model_copy(update={"data_args": {"folder": "images", "labels": {"kind": "vowels"}}})
+    [doubt] = doubts_elsewhere(doubtful)
+    assert doubt.startswith(f"data_args.folder: 'images' leads to {job.folder}/images from here only")
+    assert "write ./images" in doubt
+
+
+def test_code_that_only_this_shell_finds_is_a_fault_in_a_deployment(job: TrainingJob, tmp_path: Path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "only_in_this_shell.py").write_text(CODE)
+    moved = job.model_copy(update={"module": "only_in_this_shell:Net"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+        [fault] = faults_elsewhere(moved)
+    assert "there is no module 'only_in_this_shell'" in fault
+    assert f"put it into {job.folder}" in fault
