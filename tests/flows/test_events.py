@@ -18,6 +18,10 @@ from midstride.tasks.events import EVENTS, Happened, ModelPromoted, emit
 
 Make = Callable[..., TrainingJob]
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
+
+#: flows and worlds start one after the other
+pytestmark = pytest.mark.timeout(400)
+
 BY_NAME = {kind.event: kind for kind in EVENTS}
 
 
