@@ -6,14 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
-from flow_runs import STEPS, wait_for
+from flow_runs import wait_for
 from prefect.events.worker import EventsWorker
 
 from midstride.engine.errors import UserError
-from midstride.engine.faults import FaultPlan
 from midstride.engine.job import TrainingJob
 from midstride.flows.train import train
-from midstride.tasks import watch
 from midstride.tasks.events import EVENTS, Happened, ModelPromoted, emit
 
 Make = Callable[..., TrainingJob]
@@ -43,33 +41,6 @@ def payload(event: dict[str, Any]) -> Happened:
     kind = BY_NAME[event["event"]]
     assert set(event["payload"]) == set(kind.model_fields)
     return kind.model_validate(event["payload"])
-
-
-def test_a_run_that_is_killed_and_resumes_tells_of_it(
-    make_job: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "SNAPSHOTS_EVERY_S", 0.0)
-    (tmp_path / "faults").mkdir()
-    plan = FaultPlan(tmp_path / "faults").add("kill", rank=0, step=8, phase="backward")
-    job = make_job(processes=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(*next(iter(plan.environment.items())))
-        train(job, "told")
-    plan.assert_all_fired()
-    run = "midstride.run.told"
-    [resumed] = told(server, run, "midstride.run.resumed")
-    assert payload(resumed).model_dump() == {
-        "run": job.run_url("told"),
-        "generation": 2,
-        "snapshot": "000000000005-g000001",
-        "step": 5,
-    }
-    assert resumed["resource"]["midstride.url"] == job.run_url("told")
-    [finished] = told(server, run, "midstride.run.finished")
-    said = payload(finished).model_dump()
-    assert (said["job"], said["steps"], said["restarts"], set(said["test"])) == ("tiny", STEPS, 1, {"test/accuracy"})
-    committed = told(server, run, "midstride.snapshot.committed")
-    assert {"000000000005-g000001"} <= {payload(event).model_dump()["name"] for event in committed}
 
 
 def test_a_run_that_fails_tells_the_cause(make_job: Make, server: str) -> None:
