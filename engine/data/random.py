@@ -12,6 +12,7 @@ that the data set or the collate hold themselves are always seeded.
 """
 
 from collections.abc import Callable
+from itertools import compress
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -76,28 +77,29 @@ class Seeds:
         Raises:
             NotExact: read again with the same seeds, the first sample was another.
         """
+        if self._quiet and not fetch.probe:
+            self._unseen = self.seen or peeks(), dataset
+            return _read(dataset, fetch.indices)
         held = self._held.of(dataset)
-        many = getattr(dataset, "__getitems__", None)
+        if self._rng == "batch":
+            self._used, self.seen = [True, True, True], None
+            self._seed(mix(fetch.key, fetch.first), held)
+            return _read(dataset, fetch.indices)
 
-        def plain() -> list[Any]:
-            return list(many(fetch.indices)) if many else [dataset[index] for index in fetch.indices]
+        many = getattr(dataset, "__getitems__", None)
 
         def one(number: int) -> Any:
             self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)
             index = fetch.indices[number]
             return many([index])[0] if many else dataset[index]
 
+        def plain() -> list[Any]:
+            return _read(dataset, fetch.indices)
+
         def seeded() -> list[Any]:
             return [one(number) for number in range(len(fetch.indices))]
 
-        if self._rng == "batch":
-            self._used, self.seen = [True, True, True], None
-            self._seed(mix(fetch.key, fetch.first), held)
-            return plain()
         before, self.seen = self.seen or peeks(), None
-        if self._quiet and not fetch.probe:
-            self._unseen = before, dataset
-            return plain()
         samples = self._settle(before, plain, seeded, held)
         if self._held.grew(dataset):  # generators made at the first reading
             held = self._held.of(dataset)
@@ -113,6 +115,13 @@ class Seeds:
 
     def collate(self, fetch: Fetch, samples: list[Any], collate: Callable[[list[Any]], T]) -> T:
         """Return `collate(samples)` with the random numbers of the batch."""
+        if self._unseen is not None:
+            (before, dataset), self._unseen = self._unseen, None
+            batch, self.seen = collate(samples), peeks()
+            if before == self.seen:
+                return batch
+            self._quiet = False
+            samples = self.samples(fetch, dataset)
         held = self._held_by_collate.of(collate)
         seed = mix(fetch.key ^ _COLLATE, fetch.first)
         if self._rng == "batch":
@@ -128,13 +137,6 @@ class Seeds:
             self.collate_drew = bool(held) or any(moved(before, peeks()))
             return batch
 
-        if self._unseen is not None:
-            (before, dataset), self._unseen = self._unseen, None
-            batch, self.seen = collate(samples), peeks()
-            if not any(moved(before, self.seen)):
-                return batch
-            self._quiet = False
-            samples = self.samples(fetch, dataset)
         # Collating follows reading at once: what was seen after the one is there before the other.
         before, self.seen = self.seen or peeks(), None
         batch = self._settle(before, lambda: collate(samples), seeded, held)
@@ -153,11 +155,15 @@ class Seeds:
             self._used, before = used, after
 
     def _seed(self, seed: int, held: _Seeders) -> None:
-        for used, set_seed in zip(self._used, SEED, strict=True):
-            if used:
-                set_seed(seed)
+        for set_seed in compress(SEED, self._used):
+            set_seed(seed)
         for number, set_seed in enumerate(held):
             set_seed(mix(seed, number))
+
+
+def _read(dataset: Any, indices: list[Any]) -> list[Any]:
+    many = getattr(dataset, "__getitems__", None)
+    return list(many(indices)) if many else [dataset[index] for index in indices]
 
 
 class _Held:

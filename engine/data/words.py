@@ -1,0 +1,105 @@
+"""Where the main generators keep their words in memory, read in 0.2 us and set back.
+
+Through their states that takes 4 to 60 us. A layout is believed only after it was tried; where it is another one, the
+generator is asked.
+"""
+
+import ctypes
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["MT19937_BYTES", "Asked", "Words", "random_words", "torch_words", "window"]
+
+#: 624 words and a position
+MT19937_BYTES = 625 * 4
+#: before the words of torch: seed, how many are left, whether it was seeded, position; after them a float and a
+#: double that may wait, each with whether it does
+_BEFORE, _AFTER = 20, 4 + 8 + 16
+_STATE_BEFORE = 24  # the same before the words in torch's state, which has 8 bytes for each of 4
+
+
+class Asked:
+    """A generator that gives its state and takes it back.
+
+    Args:
+        get: returns the state.
+        put: takes it.
+    """
+
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        self._get, self._put = get, put
+
+    @property
+    def raw(self) -> Any:
+        """The state."""
+        return self._get()
+
+    @raw.setter
+    def raw(self, state: Any) -> None:
+        self._put(state)
+
+
+Words = Any  # a piece of memory or `Asked`: what is read and set as `raw`
+
+
+def window(address: int, size: int) -> Words:
+    """Return a piece of memory."""
+    return (ctypes.c_char * size).from_address(address)
+
+
+def torch_words(generator: torch.Generator) -> Words:
+    """Return the words of `generator`, one on the CPU, and the normal numbers that wait in it."""
+    trial = torch.Generator().manual_seed(1)
+    place = _place_of_words(trial)
+    if place is not None and place == _place_of_words(generator) and _comes_back(trial, _torch_window(trial, place)):
+        return _torch_window(generator, place)
+
+    def get() -> bytes:
+        return generator.get_state().numpy().tobytes()
+
+    def put(state: bytes) -> None:
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    return Asked(get, put)
+
+
+def _place_of_words(generator: torch.Generator) -> int | None:
+    state = generator.get_state().numpy().tobytes()
+    words = b"".join(state[_STATE_BEFORE + 8 * i : _STATE_BEFORE + 8 * i + 4] for i in range(8))
+    place: int = window(_address(generator), 256).raw.find(words)
+    return place if place >= _BEFORE else None
+
+
+def _address(generator: Any) -> int:
+    address: int = generator._cdata
+    return address
+
+
+def _torch_window(generator: torch.Generator, place: int) -> Words:
+    return window(_address(generator) + place - _BEFORE, _BEFORE + 624 * 4 + _AFTER)
+
+
+def _comes_back(generator: torch.Generator, words: Words) -> bool:
+    """Draw what moves one part of the state after the other, and put each back."""
+    for draw in (torch.rand, torch.randn, torch.randn):
+        before, seen = generator.get_state(), words.raw
+        draw(1, generator=generator)
+        moved = words.raw != seen
+        words.raw = seen
+        if not moved or not torch.equal(generator.get_state(), before):
+            return False
+        draw(1, generator=generator)
+    return True
+
+
+def random_words() -> Words:
+    """Return the words of `random`; a normal number that waits stands elsewhere."""
+    inst: Any = random._inst
+    words = window(id(inst) + object.__basicsize__, MT19937_BYTES)
+    # The position stands first there, and last in the state.
+    position, *state = np.frombuffer(words.raw, dtype=np.uint32).tolist()
+    return words if (*state, position) == random.getstate()[1] else Asked(random.getstate, random.setstate)
