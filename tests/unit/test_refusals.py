@@ -26,6 +26,8 @@ from midstride.engine.errors import (
     UserCodeError,
     UserError,
 )
+from midstride.engine.snapshots.codec import differences
+from midstride.engine.testing import final_state
 
 
 class Numbers(Dataset[Tensor]):
@@ -47,6 +49,14 @@ class Endless(IterableDataset[Tensor]):
 class Empty(IterableDataset[Tensor]):
     def __iter__(self) -> Any:
         return iter(())
+
+
+class Lines(IterableDataset[Tensor]):
+    def __init__(self, lines: int) -> None:
+        self.lines = lines
+
+    def __iter__(self) -> Any:
+        return (torch.full((2,), float(line)) for line in range(self.lines))
 
 
 class Torn(IterableDataset[Tensor]):
@@ -143,6 +153,10 @@ class Bad(Dataset[Tensor]):
         raise IndexError(f"row {index} has no image")
 
 
+def unequal(samples: list[Tensor]) -> Tensor:
+    raise ValueError(f"{len(samples)} shapes differ")
+
+
 class Odd(Module):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["tokenizer"] = {"words": Numbers()}
@@ -154,6 +168,18 @@ def unlogged(name: str, value: Any) -> Callable[[Any, int], Tensor]:
         return module.layer(torch.ones(1, 2)).mean()
 
     return act
+
+
+class Validated(Module):
+    def __init__(self, validation: Any) -> None:
+        super().__init__()
+        self._loaders = {"train": DataLoader(Numbers(), 2), "val": validation}
+
+    def train_dataloader(self) -> Any:
+        return self._loaders["train"]
+
+    def val_dataloader(self) -> Any:
+        return self._loaders["val"]
 
 
 class Own(DataLoader[Any]):
@@ -245,6 +271,22 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "no number": ({"module": Module(unlogged("x", None))}, UserError, ["'x'", "NoneType"]),
     "a vector": ({"module": Module(unlogged("x", torch.ones(3)))}, UserError, ["'x'", "(3,)", "mean()"]),
     "a loader of its own": ({"data": Own(Numbers(), 2)}, NotExact, ["Own", "__iter__"]),
+    "a collate that raises": (
+        {"data": DataLoader(Numbers(), 2, collate_fn=unequal)},
+        UserCodeError,
+        [
+            "ValueError: 2 shapes differ",
+            "unequal, collating samples [0, 1]",
+            "batch 0 of epoch 0",
+            "train loader",
+            "rank 0",
+        ],
+    ),
+    "a validation without a batch": (
+        {"module": Validated(DataLoader(Numbers(0), 2))},
+        UserError,
+        ["validate data set Numbers", "length 0"],
+    ),
     "an infinite loss by hand": ({"module": ByHand()}, LossNotFinite, ["inf", "step 1"]),
     "a reader that raises": ({"data": DataLoader(Bad(), 2)}, UserCodeError, ["IndexError", "no image", "Bad"]),
 }
@@ -293,6 +335,51 @@ def test_another_identity_is_refused_with_both_values_and_accepted_by_name(tmp_p
     assert accept in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
     fit(tmp_path, seed=2, data=larger, accept_change=["seed", "global_batch_size"], max_epochs=2)
+
+
+#: the data of a run's first life, those of the next, and what is said to them
+CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any], type[EngineError], list[str]]] = {
+    "a data set that shrank": (
+        lambda: DataLoader(Numbers(8), 2, shuffle=True),
+        lambda: DataLoader(Numbers(6), 2, shuffle=True),
+        IdentityChanged,
+        ["samples: the snapshot has 8, this run has 6", "--accept-change samples"],
+    ),
+    "a sampler that gives others": (
+        lambda: DataLoader(Numbers(), 2, sampler=[3, 1, 4, 1, 5, 2, 6, 5]),
+        lambda: DataLoader(Numbers(), 2, sampler=[3, 1, 4, 1, 5, 2, 6, 0]),
+        IdentityChanged,
+        ["sampler: the snapshot has", "this run has"],
+    ),
+    "an iterable that ends early": (
+        lambda: DataLoader(Lines(8), 2),
+        lambda: DataLoader(Lines(4), 2),
+        NotExact,
+        ["training loader over Lines", "ended after 2 batches, and the run had read 3"],
+    ),
+    "an iterable that ends where the run stands": (
+        lambda: DataLoader(Lines(8), 2),
+        lambda: DataLoader(Lines(6), 2),
+        UserError,
+        ["training loader over Lines", "no batch after batch 3, which the run has trained on"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_data_that_changed_between_two_lives_are_refused_and_nothing_is_lost(case: str, tmp_path: Path) -> None:
+    given, changed, error, words = CHANGED[case]
+    fit(tmp_path / "whole", data=given())
+    fit(tmp_path / "run", data=given(), max_epochs=None, max_steps=3)
+    before = sorted((tmp_path / "run" / "snapshots").iterdir())
+    with pytest.raises(error) as caught:
+        fit(tmp_path / "run", data=changed())
+    assert caught.value.exit_code == 2
+    for word in words:
+        assert word in str(caught.value)
+    assert sorted((tmp_path / "run" / "snapshots").iterdir()) == before
+    fit(tmp_path / "run", data=given())
+    assert not differences(final_state(str(tmp_path / "whole")), final_state(str(tmp_path / "run")))
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
