@@ -68,13 +68,12 @@ class Remembering(Stream):
 
     def __init__(self, samples: int, noise: float = 0.1) -> None:
         super().__init__(samples, noise)
-        self.at = self.reads = 0
+        self.at = 0
 
     def __iter__(self) -> Iterator[Any]:
         indices = self.indices()
         while self.at < len(indices):
             self.at += 1
-            self.reads += 1
             yield self.samples[indices[self.at - 1]]
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,21 +99,18 @@ class Cursor(Remembering):
 
 
 class Drawn(IterableDataset[Any]):
-    """Exposes its sampler and implements `__next__`; `reads` are the samples that were read."""
+    """Exposes its sampler and implements `__next__`."""
 
     def __init__(self, samples: int, noise: float = 0.1) -> None:
         self.samples = Samples(samples, noise)
         self.sampler = RandomSampler(range(samples))
-        self.reads = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.indices = iter(self.sampler)
         return self
 
     def __next__(self) -> Any:
-        index = next(self.indices)
-        self.reads += 1
-        return self.samples[index]
+        return self.samples[next(self.indices)]
 
 
 class Picky(Drawn):
