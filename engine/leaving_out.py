@@ -84,7 +84,8 @@ class LeavingOut:
     def close_window(self) -> bool:
         """Return whether the window that a bad batch closes has gradients to step with; exchange them if so."""
         trainer = self._trainer
-        if all(parameter.grad is None for parameter in trainer.module.parameters()):
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        if all(parameter.grad is None for group in groups for parameter in group["params"]):
             return False
         trainer.strategy.exchange_collected()
         return True

@@ -15,14 +15,13 @@ from midstride.engine.errors import NotExact, UserError
 from midstride.engine.heartbeat import Phase
 from midstride.engine.hooks import calling
 from midstride.engine.optimization import Optimization
+from midstride.engine.turns import turns, without_trace
 from midstride.engine.values import samples_in
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
 __all__ = ["EvaluationLoop", "FitLoop"]
-
-_NONE = object()  # a batch may be None
 
 
 class FitLoop:
@@ -146,7 +145,9 @@ class FitLoop:
 
 
 class EvaluationLoop:
-    """Every batch of every loader once, without a collective inside a step: ranks may have different numbers.
+    """Every batch of every loader once; ranks may have different numbers of them.
+
+    The engine puts no collective inside a step. Where the strategy does, ranks without a batch join in: see `turns`.
 
     Args:
         trainer: whose parts are used.
@@ -184,36 +185,33 @@ class EvaluationLoop:
         return values
 
     def loader(self, number: int) -> None:
-        """Evaluate one loader; a rank that has no batch left waits at the boundaries, not in a step."""
+        """Evaluate one loader; a rank that has no batch left waits at the boundaries, or joins in others' steps."""
         trainer, progress = self.trainer, self.trainer.progress
-        feed = self.loaders[number]
-        batches = feed.batches(0, progress.val_batch)
-        while True:
-            trainer.strike("validation")
-            batch = next(batches, _NONE)
-            if self._is_over(feed, batch is _NONE):
-                return
-            if batch is not _NONE:
+        for batch, own in turns(trainer, self.loaders[number], progress.val_batch):
+            if own:
                 self.batch(trainer.received(batch), progress.val_batch, number)
+            elif trainer.strategy.forward_is_collective:
+                with without_trace(trainer):
+                    self.step(trainer.received(batch), progress.val_batch, number)
             progress.val_batch += 1
             progress.after += 1
             if self.stage == "validate":
                 self.boundaries.reached()
 
-    def _is_over(self, feed: Feed, mine: bool) -> bool:
-        """Return whether every rank has read its last batch; where no length tells, they ask each other."""
-        if feed.is_sized:
-            return self.trainer.progress.val_batch >= feed.longest
-        return self.trainer.strategy.all_agree(mine)
-
     def batch(self, batch: Any, index: int, number: int) -> None:
-        """Evaluate one batch with the unwrapped module: a wrapped one would talk to the other ranks."""
-        trainer, module, name = self.trainer, self.trainer.module, type(self.trainer.module).__name__
-        extra = (number,) if len(self.loaders) > 1 else ()
-        trainer.logged.batch = batch
-        trainer.hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
+        """Evaluate one batch of this rank's own."""
+        hooks, extra = self.trainer.hooks, self._extra(number)
+        self.trainer.logged.batch = batch
+        hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
+        outputs = self.step(batch, index, number)
+        hooks.call(f"on_{self.prefix}_batch_end", outputs, batch, index, *extra)
+
+    def step(self, batch: Any, index: int, number: int) -> Any:
+        """Return what the user's step makes of a batch, with the unwrapped module: DDP's forward shares buffers."""
+        trainer, module, name = self.trainer, self.trainer.module, f"{self.prefix}_step"
         with trainer.precision.forward():
-            step = f"{self.prefix}_step"
-            outputs = trainer.strategy.evaluate(module, step, batch, index, *extra)
-            outputs = calling(f"{name}.{step}_end", getattr(module, f"{step}_end"), outputs)
-        trainer.hooks.call(f"on_{self.prefix}_batch_end", outputs, batch, index, *extra)
+            outputs = trainer.strategy.evaluate(module, name, batch, index, *self._extra(number))
+            return calling(f"{type(module).__name__}.{name}_end", getattr(module, f"{name}_end"), outputs)
+
+    def _extra(self, number: int) -> tuple[int, ...]:
+        return (number,) if len(self.loaders) > 1 else ()

@@ -28,19 +28,20 @@ def parts_of(trainer: "Trainer", feeds: Feeds) -> dict[str, Stateful]:
     The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
     last: building and loading the others may draw numbers.
     """
+    kept = trainer.strategy.kept
     return {
         "strategy": trainer.strategy,
         "progress": trainer.progress,
         "samples": trainer.samples,
         "feeds": feeds,
-        "module": trainer.module,
-        "optimizers": OptimizerList(trainer.optimizers),
+        "module": kept(trainer.module),
+        "optimizers": kept(OptimizerList(trainer.optimizers)),
         "schedulers": SchedulerList(trainer.schedulers),
         "precision": trainer.precision,
         "callbacks": Callbacks(trainer.callbacks),
         "logged": trainer.logged,
         "metrics": trainer.logged.metrics,
-        "gradients": Gradients(trainer.module),
+        "gradients": kept(Gradients(trainer.module)),
         "modes": trainer.modes,
         "attributes": Attributes(trainer.module),
         "own generators": OwnGenerators(trainer.module),

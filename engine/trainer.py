@@ -39,6 +39,7 @@ from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies import build_strategy
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.turns import turns, without_trace
 from midstride.engine.world import World
 
 __all__ = ["Trainer"]
@@ -164,11 +165,18 @@ class Trainer:
         predictions = []
         with torch.no_grad(), self.modes.evaluating():
             for number, loader in enumerate(Loaders(self, module if data is None else data).evaluation("predict")):
-                for index, batch in enumerate(map(self.received, loader.batches(0))):
-                    with self.precision.forward():
-                        self.logged.batch = batch
-                        predictions.append(self.strategy.evaluate(module, "predict_step", batch, index, number))
+                for index, (batch, own) in enumerate(turns(self, loader)):
+                    if own:
+                        predictions.append(self._predicted(batch, index, number))
+                    elif self.strategy.forward_is_collective:
+                        with without_trace(self):
+                            self._predicted(batch, index, number)
         return predictions
+
+    def _predicted(self, batch: Any, index: int, number: int) -> Any:
+        self.logged.batch = batch = self.received(batch)
+        with self.precision.forward():
+            return self.strategy.evaluate(self.module, "predict_step", batch, index, number)
 
     def check(self, module: TrainingModule, data: Any = None) -> list[str]:
         """Return what would stop a fit before its first step, tried in this process alone."""
@@ -205,7 +213,7 @@ class Trainer:
             self.loop.optimization.check_finite(loss)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Keep the module's weights in the run's folder; without a run there is nowhere to keep them."""
+        """Keep the module's weights in the run's folder, if there is a run; every rank calls this."""
         if self.recorder is not None:
             self.recorder.save_weights(folder)
 
@@ -287,4 +295,4 @@ class Trainer:
     def _load_weights(self, ckpt_path: str | None) -> None:
         if ckpt_path is None:
             return
-        self.module.load_state_dict(weights_at(self.weights_url(ckpt_path)).state_dict)
+        self.strategy.load_weights(self.module, weights_at(self.weights_url(ckpt_path)).state_dict)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from midstride.engine.errors import UnsupportedState
 from midstride.engine.snapshots.arrays import array_of, describe_dtype, dtype_of, scalar_of, tensor_of
 from midstride.engine.snapshots.differences import differences
+from midstride.engine.snapshots.pieces import Piece
 from midstride.engine.snapshots.tensors import Leaf, rebuild, stage
 
 __all__ = ["Encoded", "decode", "differences", "encode", "walk"]
@@ -188,6 +189,10 @@ def _write_defaultdict(encoder: _Encoder, value: defaultdict[Any, Any], path: st
     return {_TAG: "defaultdict", "factory": known[0], "pairs": encoder.pairs(value, path)}
 
 
+def _write_piece(encoder: _Encoder, value: Piece, path: str) -> Any:
+    return {_TAG: "piece", "start": value.start, "shape": list(value.shape), "rows": encoder.value(value.rows, path)}
+
+
 def _write_array(encoder: _Encoder, value: np.ndarray[Any, Any], path: str) -> Any:
     dtype = describe_dtype(value.dtype)
     if dtype is None:
@@ -240,6 +245,7 @@ _WRITERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
     Tensor: _write_tensor,
     nn.Parameter: _write_tensor,
     np.ndarray: _write_array,
+    Piece: _write_piece,
 }
 
 
@@ -304,5 +310,6 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "tensor": _Decoder.strided,
     "sparse": _Decoder.sparse,
     "array": _Decoder.array,
+    "piece": lambda decoder, node: Piece(decoder.value(node["rows"]), node["start"], tuple(node["shape"])),
     "scalar": lambda decoder, node: scalar_of(bytes.fromhex(node["bytes"]), dtype_of(decoder.value(node["dtype"]))),
 }

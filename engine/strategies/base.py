@@ -1,7 +1,7 @@
 """What a strategy is: how one module trains on many devices."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from midstride.engine.hooks import calling
 from midstride.engine.module import TrainingModule
+from midstride.engine.state import Stateful
 from midstride.engine.strategies.channel import Channel
 from midstride.engine.world import World
 
@@ -45,6 +46,8 @@ class Strategy(ABC):
 
     #: its row in `midstride.engine.strategies.STRATEGIES`; what is made from a class keeps that class's row
     name: ClassVar[str]
+    #: whether calling the module is an exchange, which every rank has to join: a rank without a batch repeats one
+    forward_is_collective: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.world = World()
@@ -85,7 +88,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` ready for training, its module already on this rank's device.
+        """Return `step` ready for training, its module in its place.
 
         Args:
             step: calls the user's `training_step`.
@@ -130,9 +133,17 @@ class Strategy(ABC):
     def exchange_collected(self) -> None:
         """Exchange the gradients of a window whose last batch has none, where that is part of a backward pass."""
 
+    def kept(self, part: Stateful) -> Stateful:
+        """Return the module, the optimizers or the gradients as they are kept in a snapshot."""
+        return part
+
     def weights(self, module: TrainingModule) -> dict[str, Any]:
         """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same place."""
         return module.state_dict()
+
+    def load_weights(self, module: TrainingModule, weights: Mapping[str, Any]) -> None:
+        """Load what `weights` returned, before `place` or after it; every rank calls this."""
+        module.load_state_dict(weights)
 
     def is_replicated(self, path: str) -> bool:
         """Return whether the tensor at `path` of the state tree has the same bits on every rank."""

@@ -1,29 +1,23 @@
 """One full replica per process, gradients averaged during backward."""
 
-import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from midstride.engine.errors import NotExact, WorldError
-from midstride.engine.strategies.base import Strategy, TrainingStep
-from midstride.engine.world import World
+from midstride.engine.errors import NotExact
+from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.strategies.process_group import ProcessGroup, broadcast
 
 __all__ = ["Ddp"]
 
-#: a rank may still be importing, or reading its first batch, while the others wait
-TIMEOUT = timedelta(minutes=30)
 
-
-class Ddp(Strategy):
+class Ddp(ProcessGroup):
     """Replicate the module on every rank (`torch.nn.parallel.DistributedDataParallel`).
 
     From the second backward pass on, DDP sums gradients in the order in which they became ready in
@@ -55,7 +49,6 @@ class Ddp(Strategy):
         self._noted: list[str] = []
         self._wrapped: DistributedDataParallel | None = None
         self._parameters: set[str] = set()
-        self._corners = 0
 
     @property
     def identity(self) -> str:
@@ -69,19 +62,6 @@ class Ddp(Strategy):
         words = ", ".join(f"{name}={value}" for name, value in chosen.items() if value)
         return f"{super().identity}({words})" if words else super().identity
 
-    def init_process_group(self) -> None:
-        """Meet the other ranks over NCCL on GPUs and gloo elsewhere."""
-        if dist.is_initialized():
-            return
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        rank, size = self.world.rank, self.world.size
-        try:
-            dist.init_process_group(backend, store=_meeting(self.world), rank=rank, world_size=size, timeout=TIMEOUT)
-        except (RuntimeError, ValueError) as error:
-            raise WorldError(
-                f"rank {self.world.rank} of {self.world.size} could not meet the others over {backend}: {error}"
-            ) from error
-
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
         self._order, self._wrapped, self._noted = None, None, []
@@ -89,7 +69,7 @@ class Ddp(Strategy):
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
         if not one_backward or not any(p.requires_grad for p in step.parameters()):
-            _broadcast(step)
+            broadcast(step)
             return step
         # DDP takes no device ids on CPU and exactly one elsewhere.
         ids = None if self.device.type == "cpu" else [self.device]
@@ -104,23 +84,6 @@ class Ddp(Strategy):
         if not self._find_unused:  # DDP keeps its first order then, which is the same in every life
             self._record(self._wrapped, step)
         return self._wrapped
-
-    def gather(self, value: object) -> list[Any]:
-        """Return every rank's `value`, in the order of ranks."""
-        values: list[Any] = [None] * self.world.size
-        dist.all_gather_object(values, value)
-        return values
-
-    def all_agree(self, value: bool) -> bool:
-        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
-        lowest = torch.tensor(int(value))
-        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-        return bool(lowest)
-
-    def store(self) -> Any:
-        """Return a new corner of torch's store; every rank calls this equally often."""
-        self._corners += 1
-        return PrefixStore(f"midstride/{self._corners}", dist.distributed_c10d._get_default_store())
 
     def accumulate(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Keep gradients on this rank while the block runs."""
@@ -197,22 +160,6 @@ class Ddp(Strategy):
         handles = [p.register_post_accumulate_grad_hook(noted(n)) for n, p in named]
 
 
-def _meeting(world: World) -> Store | None:
-    """Return where the ranks meet if their launcher gave them no address, as mpirun and horovodrun do not."""
-    if "MASTER_ADDR" in os.environ:
-        return None  # torch finds it by itself
-    if world.size == 1:
-        return HashStore()
-    if world.nodes > 1:
-        raise WorldError(
-            f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
-            "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
-        )
-    # Something that all ranks of this machine know and no other world does.
-    common = int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", os.getppid()))
-    return TCPStore("127.0.0.1", 20000 + (common + 1) % 20000, is_master=world.is_first)
-
-
 class _Replayable(nn.Module):
     """A training step that can also replay an order of gradients, without touching the user's code."""
 
@@ -228,10 +175,3 @@ class _Replayable(nn.Module):
             raise NotExact("sparse parameters under ddp: the order of their gradients cannot be replayed.")
         # Gradients become ready in the reverse of the order of use.
         return sum((parameters[name] * 0).sum() for name in reversed(replay))
-
-
-def _broadcast(step: TrainingStep) -> None:
-    """Start every rank from rank 0's weights and buffers, as DDP does."""
-    with torch.no_grad():
-        for tensor in [*step.parameters(), *step.buffers()]:
-            dist.broadcast(tensor, 0)

@@ -150,6 +150,12 @@ STRATEGIES: dict[str, Row] = {
         options={name: _DDP_OPTIONS[name] for name in ("find_unused_parameters", "static_graph", "comm_hook")},
         conflicts=(_NOT_16, _BF16_NEEDS_GPU),
     ),
+    "sharded": Row(
+        "midstride.engine.strategies.sharded:Sharded", "script", options={"blocks": bool}, conflicts=(_NO_SCRIPT,)
+    ),
+    "fully_sharded": Row(
+        "midstride.engine.strategies.sharded:FullySharded", "script", options={"blocks": bool}, conflicts=(_NO_SCRIPT,)
+    ),
     "horovod": Row(
         "midstride.engine.strategies.horovod:Horovod",
         launcher="horovodrun",

@@ -239,6 +239,34 @@ class Handed(Tangled):
         return cross_entropy(outputs["logits"], outputs["y"])
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 5)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.down(torch.relu(self.norm(self.up(x)))) * (1 + self.calls % 3)
+
+
+class Stacked(Tangled):
+    """Blocks in a list, two of which share a layer, one of which is frozen in part; each counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks[1].up = self.blocks[0].up
+        self.blocks[2].norm.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(self.first(x).view(-1, 20, 2)).flatten(1)
+        hidden = self.middle(self.drop(torch.relu(normed)))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.last(hidden)
+
+
 #: name -> module, and whether it trains on several processes
 MODULES: dict[str, tuple[type[TrainingModule], bool]] = {
     "torchmetrics": (Metered, True),
@@ -249,4 +277,5 @@ MODULES: dict[str, tuple[type[TrainingModule], bool]] = {
     "skips batches": (Skipping, False),
     "moody": (Moody, True),
     "training_step_end": (Handed, True),
+    "blocks": (Stacked, True),
 }

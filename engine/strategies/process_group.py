@@ -1,0 +1,80 @@
+"""Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from midstride.engine.errors import WorldError
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.world import World
+
+__all__ = ["ProcessGroup", "broadcast"]
+
+#: a rank may still be importing, or reading its first batch, while the others wait
+TIMEOUT = timedelta(minutes=30)
+
+
+class ProcessGroup(Strategy):
+    """What strategies over `torch.distributed` have in common: how ranks meet and exchange values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._corners = 0
+
+    def init_process_group(self) -> None:
+        """Meet the other ranks over NCCL on GPUs and gloo elsewhere."""
+        if dist.is_initialized():
+            return
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        rank, size = self.world.rank, self.world.size
+        try:
+            dist.init_process_group(backend, store=_meeting(self.world), rank=rank, world_size=size, timeout=TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise WorldError(
+                f"rank {self.world.rank} of {self.world.size} could not meet the others over {backend}: {error}"
+            ) from error
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks."""
+        values: list[Any] = [None] * self.world.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def all_agree(self, value: bool) -> bool:
+        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
+        lowest = torch.tensor(int(value))
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        return bool(lowest)
+
+    def store(self) -> Any:
+        """Return a new corner of torch's store; every rank calls this equally often."""
+        self._corners += 1
+        return PrefixStore(f"midstride/{self._corners}", dist.distributed_c10d._get_default_store())
+
+
+def broadcast(module: nn.Module) -> None:
+    """Start every rank from rank 0's weights and buffers, as DDP does."""
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor, 0)
+
+
+def _meeting(world: World) -> Store | None:
+    """Return where the ranks meet if their launcher gave them no address, as mpirun and horovodrun do not."""
+    if "MASTER_ADDR" in os.environ:
+        return None  # torch finds it by itself
+    if world.size == 1:
+        return HashStore()
+    if world.nodes > 1:
+        raise WorldError(
+            f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
+            "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
+        )
+    # Something that all ranks of this machine know and no other world does.
+    common = int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", os.getppid()))
+    return TCPStore("127.0.0.1", 20000 + (common + 1) % 20000, is_master=world.is_first)
