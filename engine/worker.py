@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
 __all__ = ["Rank", "main", "print_whole_lines"]
+
+#: what a rank that is done gives the others to be so too
+_TOGETHER_S = 5.0
 
 
 def _stop_early(number: int, frame: FrameType | None) -> None:
@@ -100,7 +104,15 @@ class Rank:
         _ignore_stops()  # the last word is being written
         self.session.write_outcome(outcome)
         self._heartbeat.phase = Phase.ENDED
+        if outcome.kind == "done":
+            self._leave_together()
         return outcome.code
+
+    def _leave_together(self) -> None:
+        """Wait until the others of this machine have spoken: should this process fall on its way out, they are stopped."""
+        deadline = time.monotonic() + _TOGETHER_S
+        while len(self.session.outcomes()) < self.world.local_size and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ class Counts(TrainingModule):
         return self.layer(batch).mean()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.layer(batch)
         over_all: dict[str, Any] = {"sync_dist": True, "add_dataloader_idx": False}
         self.log("sum", batch.sum(), reduce_fx="sum", **over_all)
         self.log("mean", batch.mean(), on_step=True, **over_all)
@@ -65,19 +66,28 @@ class Data:
         return [DataLoader(Numbers(size), 2, shuffle=True) for size in self.sizes]
 
 
-def validate(folder: str, sizes: list[int]) -> None:
-    trainer = Trainer(max_epochs=1)
+def validate(folder: str, sizes: list[int], strategy: str | None) -> None:
+    trainer = Trainer(max_epochs=1, strategy=strategy)
     values = trainer.validate(Counts(), Data(sizes))
     found = {"values": values, "steps": trainer.logged.step_values["mean_step"]}
     Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize(("ranks", "start"), [(1, run_ranks), (2, run_ranks), (3, run_ranks), (3, run_horovod_ranks)])
+@pytest.mark.parametrize(
+    ("ranks", "start", "strategy"),
+    [
+        (1, run_ranks, None),
+        (2, run_ranks, None),
+        (3, run_ranks, None),
+        (3, run_ranks, "fully_sharded"),
+        (3, run_horovod_ranks, None),
+    ],
+)
 @pytest.mark.parametrize("sizes", [[5], [2], [7, 1]])
 def test_every_sample_counts_once(
-    sizes: list[int], ranks: int, start: Callable[..., list[int]], tmp_path: Path
+    sizes: list[int], ranks: int, start: Callable[..., list[int]], strategy: str | None, tmp_path: Path
 ) -> None:
-    assert start(validate, str(tmp_path), sizes, processes=ranks) == [0] * ranks
+    assert start(validate, str(tmp_path), sizes, strategy, processes=ranks) == [0] * ranks
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     values, steps = found[0]["values"], found[0]["steps"]
     assert all(other == found[0] for other in found)

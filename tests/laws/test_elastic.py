@@ -118,9 +118,9 @@ def note(module: Any, x: Tensor, index: Tensor) -> None:
 
 
 def train(run: str, data: DataModule, module: type[TrainingModule], options: dict[str, Any]) -> None:
-    given = {"max_epochs": 2, "val_check_interval": 0.5, "snapshots": {"every_steps": 1}, **options}
+    given = {"max_epochs": 2, "val_check_interval": 0.5, "snapshots": {"every_steps": 1}, "strategy": "ddp", **options}
     try:
-        Trainer(seed=3, strategy="ddp", enable_progress_bar=False, **given).fit(module(), data, run=run)
+        Trainer(seed=3, enable_progress_bar=False, **given).fit(module(), data, run=run)
     except EngineError as error:
         Path(run).parent.joinpath(f"error-{os.environ['RANK']}").write_text(str(error))
         raise
@@ -152,17 +152,18 @@ def trained(folder: Path) -> dict[tuple[int, int], Counter[Any]]:
 LIVES = [(3, 1, "forward", 0), (2, 3, "validation", 2), (4, 4, "forward", 0), (3, 8, "backward", 0)]
 
 
-def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fully_sharded"])
+def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "plan").mkdir()
     (tmp_path / "alone").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for ranks, step, phase, visit in LIVES:
         for rank in range(ranks):  # all of them, so that what was taken is committed
             plan.add("raise", rank=rank, step=step, phase=phase, visit=visit)
-        assert live(tmp_path, ranks, Data(), plan) == [1] * ranks
+        assert live(tmp_path, ranks, Data(), plan, strategy=strategy) == [1] * ranks
         plan.assert_all_fired()
-    assert live(tmp_path, 1, Data(GLOBAL)) == [0]
-    assert live(tmp_path / "alone", 3, Data()) == [0] * 3
+    assert live(tmp_path, 1, Data(GLOBAL), strategy=strategy) == [0]
+    assert live(tmp_path / "alone", 3, Data(), strategy=strategy) == [0] * 3
 
     resumed = [json.loads(path.read_text())["resumed_from"] for path in sorted((tmp_path / "run/lease").glob("*.json"))]
     assert [name and name[:17] for name in resumed] == [

@@ -9,6 +9,7 @@ import pytest
 import torch
 from laws.lives import Samples
 from laws.plain import BATCH, EPOCHS, SEED, Net, plain, plain_parts
+from laws.plain_sharded import DeepNet, own, plain_sharded
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -32,7 +33,19 @@ class NetModule(TrainingModule, Net):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
-def ours(path: str, samples: int, window: int, clip: float | None, batch: int = BATCH, **options: Any) -> None:
+class DeepModule(NetModule, DeepNet):
+    """The same with a list of blocks."""
+
+
+def ours(
+    path: str,
+    samples: int,
+    window: int,
+    clip: float | None,
+    batch: int = BATCH,
+    kind: type[TrainingModule] = NetModule,
+    **options: Any,
+) -> None:
     trainer = Trainer(
         seed=SEED,
         max_epochs=EPOCHS,
@@ -42,10 +55,10 @@ def ours(path: str, samples: int, window: int, clip: float | None, batch: int = 
         enable_progress_bar=False,
         **options,
     )
-    module = NetModule()
+    module = kind()
     trainer.fit(module, DataLoader(Samples(samples, noise=0.0), batch, shuffle=True), run=f"{path}/run")
     state = {"weights": module.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
-    torch.save(state, f"{path}/rank-{trainer.world.rank}.pt")
+    torch.save(own(state), f"{path}/rank-{trainer.world.rank}.pt")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -75,6 +88,16 @@ def test_split_batches_have_the_bits_of_the_script_that_splits_by_hand(
         partial(plain_parts, samples=samples, batch=batch, parts=parts, window=window),
         partial(ours, samples=samples, window=window, clip=None, batch=batch, strategy=strategy, devices=parts),
     )
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("sharded", 2), ("sharded", 3), ("fully_sharded", 3)])
+@pytest.mark.parametrize(("window", "clip"), [(1, None), (3, 0.5)])
+def test_sharded_training_has_the_bits_of_the_script_around_fully_shard(
+    strategy: str, ranks: int, window: int, clip: float | None, tmp_path: Path
+) -> None:
+    choice: dict[str, Any] = {"samples": 7 * BATCH * ranks - ranks - 1, "window": window, "clip": clip}
+    script = partial(plain_sharded, **choice, frees=strategy == "fully_sharded")
+    assert_same_bits(tmp_path, ranks, script, partial(ours, **choice, kind=DeepModule, strategy=strategy))
 
 
 @pytest.mark.parametrize(("ranks", "window", "clip"), [(2, 1, None), (3, 1, None), (3, 3, 0.5)])

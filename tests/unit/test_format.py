@@ -18,6 +18,7 @@ from midstride.engine.snapshots import codec
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.snapshots.history import History, Place
 from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.pieces import Piece
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.writer import Writer
@@ -106,6 +107,9 @@ class Page:
         plain = np.frombuffer(self.value(node["data"]).numpy().tobytes(), dtype).reshape(shape)
         return plain.T if node["order"] == "F" else plain
 
+    def read_piece(self, node: dict[str, Any]) -> Piece:
+        return Piece(self.value(node["rows"]), node["start"], tuple(node["shape"]))
+
     def read_scalar(self, node: dict[str, Any]) -> Any:
         dtype = np.lib.format.descr_to_dtype(self.value(node["dtype"]))
         return np.frombuffer(bytes.fromhex(node["bytes"]), dtype)[0]
@@ -136,6 +140,7 @@ EVERYTHING: dict[str, Any] = {
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "leaf": torch.ones(2, requires_grad=True),
     },
+    "piece": Piece(torch.ones(2, 3), 4, (6, 3)),
     "sparse": torch.eye(3).to_sparse(),
     "arrays": [np.arange(6).reshape(2, 3), np.asfortranarray(np.ones((2, 3))), np.array(["2026-01-01"], "M8[D]")],
     "scalars": [np.float32(1.5), np.datetime64("2026-01-01")],

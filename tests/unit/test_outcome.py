@@ -1,13 +1,16 @@
 """How a world ended is decided from what its ranks wrote, and from nothing else."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from midstride.engine import worker
 from midstride.engine.errors import JobError, SnapshotError, StopRequested, Superseded, UserCodeError
 from midstride.engine.events import EventLog, EventTail
 from midstride.engine.outcome import Kind, Outcome, decide
 from midstride.engine.session import Session
+from midstride.engine.world import World
 
 
 def said(kind: Kind, rank: int, time: float = 0.0, **more: object) -> Outcome:
@@ -96,3 +99,17 @@ def test_events_are_handed_out_once_and_whole(tmp_path: Path) -> None:
         file.write('me": 1.0, "step": 2}\n')
     assert [event.fields["step"] for event in tail.new()] == [2]
     assert tail.new() == []
+
+
+def test_a_rank_that_is_done_leaves_once_the_others_have_spoken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_TOGETHER_S", 60.0)
+    session = Session(tmp_path)
+    session.write_outcome(said("done", 0))
+    rank = worker.Rank(session, World(rank=0, size=2, local_rank=0, local_size=2))
+    leaving = threading.Thread(target=rank._leave_together)
+    leaving.start()
+    session.write_outcome(said("stopped", 1))
+    leaving.join(50)
+    assert not leaving.is_alive()

@@ -1,0 +1,120 @@
+"""Memory of a rank under ddp, sharded and fully_sharded: a model whose optimizer state outweighs its activations.
+
+make bench-memory
+"""
+
+import argparse
+import json
+import logging
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine.testing import PRELOAD, run_ranks
+
+STRATEGIES = ("ddp", "sharded", "fully_sharded")
+STEPS, BATCH = 4, 8
+MB = 1e6
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class Deep(TrainingModule):
+    """Blocks of one linear layer each, under Adam: the optimizer keeps two numbers for each weight."""
+
+    def __init__(self, blocks: int, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (x,) = batch
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters())
+
+
+class Scales(Callback):
+    """Weighs what this rank has right after a step, its gradients included."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+
+    def on_before_zero_grad(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        kept = [value for state in optimizer.state.values() for value in state.values()]
+        parts = {"weights": weights, "gradients": [p.grad for p in weights], "optimizer": kept}
+        self.found = {name: sum(map(_bytes, tensors)) / MB for name, tensors in parts.items()}
+
+
+def _bytes(tensor: Tensor) -> int:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
+
+
+def _memory(kind: str) -> float:
+    """Return "VmRSS", what this process holds, or "VmHWM", the most it ever held."""
+    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024 / MB
+
+
+def train(strategy: str, blocks: int, width: int, folder: str) -> None:
+    """Train some steps and write what that took; called in each rank."""
+    logging.disable(logging.WARNING)
+    scales = Scales()
+    trainer = Trainer(strategy=strategy, max_steps=STEPS, snapshots=None, callbacks=[scales], enable_progress_bar=False)
+    before = _memory("VmRSS")
+    data = DataLoader(TensorDataset(torch.randn(STEPS * BATCH * trainer.world.size, width)), batch_size=BATCH)
+    trainer.fit(Deep(blocks, width), data)
+    found = {**scales.found, "peak": _memory("VmHWM") - before}
+    Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
+
+
+def measure(strategy: str, ranks: int, blocks: int, width: int) -> dict[str, float]:
+    """Return what the rank has that has most."""
+    with tempfile.TemporaryDirectory() as folder:
+        codes = run_ranks(train, strategy, blocks, width, folder, processes=ranks, timeout_s=600, preload=PRELOAD)
+        assert not any(codes), codes
+        found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    return {name: max(one[name] for one in found) for name in found[0]}
+
+
+def main() -> None:
+    """Print a table for each number of processes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--processes", type=int, nargs="*", default=[2, 4])
+    arguments = parser.parse_args()
+    for ranks in arguments.processes:
+        table = Table("", "weights", "gradients", "optimizer", "in all", "of ddp", "peak", "of ddp")
+        table.title = f"{ranks} processes, MB a rank"
+        found = {name: measure(name, ranks, arguments.blocks, arguments.width) for name in STRATEGIES}
+        whole = {name: one["weights"] + one["gradients"] + one["optimizer"] for name, one in found.items()}
+        for name, one in found.items():
+            parts = [f"{one[part]:.0f}" for part in ("weights", "gradients", "optimizer")]
+            peak = [f"{one['peak']:.0f}", f"{one['peak'] / found['ddp']['peak']:.0%}"]
+            table.add_row(name, *parts, f"{whole[name]:.0f}", f"{whole[name] / whole['ddp']:.0%}", *peak)
+        Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

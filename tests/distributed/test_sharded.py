@@ -1,0 +1,174 @@
+"""Sharded training as a user meets it: weights that come out whole, pieces that fit any world, what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws.lives import SampleData
+from laws.modules import Metered, Stacked
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine.errors import EngineError
+from midstride.engine.snapshots.codec import differences
+from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.pieces import Piece, join, mapped
+from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.survey import survey
+from midstride.engine.testing import run_ranks
+
+BOTH = ["sharded", "fully_sharded"]
+
+
+def trainer_of(strategy: str, **options: Any) -> Trainer:
+    given = {"max_epochs": 1, "snapshots": {"every_steps": 2, "keep": 100}, "enable_progress_bar": False, **options}
+    return Trainer(strategy=strategy, seed=5, **given)
+
+
+def train_test_train(folder: str, strategy: str) -> None:
+    trainer = trainer_of(strategy)
+    module, data = Stacked(), SampleData(2, 0)
+    trainer.fit(module, data, run=f"{folder}/run")
+    values = trainer.validate(module, data)
+    assert trainer.validate(module, data, ckpt_path="last") == values
+    loaded = trainer_of(strategy).validate(Stacked(), data, ckpt_path=f"{folder}/run/last")
+    assert loaded["val/loss"] == values["val/loss"]
+    predictions = trainer.predict(module, [torch.utils.data.DataLoader(Features(), batch_size=2)])
+    trainer_of(strategy, max_epochs=2).fit(module, data, run=f"{folder}/run")
+    found = {"values": values, "predictions": [len(one) for one in predictions]}
+    Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
+
+
+class Features(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((6,), float(index))
+
+
+@pytest.mark.parametrize("strategy", BOTH)
+def test_fit_then_test_then_fit_and_weights_that_are_whole(strategy: str, tmp_path: Path) -> None:
+    assert run_ranks(train_test_train, str(tmp_path), strategy, processes=2) == [0, 0]
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert found[0]["values"] == found[1]["values"]
+    assert [one["predictions"] for one in found] == [[2, 1], [2]]
+    module = Stacked.load_from_checkpoint(str(tmp_path / "run" / "last"))
+    assert module.blocks[0].up.weight.equal(module.blocks[1].up.weight)
+    assert differences(dict(module.state_dict()), whole(tmp_path / "run", "module")) == []
+    states = {finding.state for finding in survey(Store.open(tmp_path / "run"), read=True)}
+    assert states <= {"verified", "superseded"}
+
+
+def whole(run: Path, part: str, name: str | None = None) -> Any:
+    """Return a part of a snapshot with its pieces put together, and the rest as rank 0 has it."""
+    store = Store.open(run)
+    found = [one for one in History(store).snapshots() if name in (None, one.name)][-1]
+    trees = [read(store, found, rank)[part] for rank in range(found.manifest["world_size"])]
+    pieces = [[] for _ in trees]
+    for tree, own in zip(trees, pieces, strict=True):
+        mapped(tree, lambda value, own=own: own.append(value) if isinstance(value, Piece) else None)
+    joined = iter([join(ranks) for ranks in zip(*pieces, strict=True)])
+    return _plain(mapped(trees[0], lambda value: next(joined) if isinstance(value, Piece) else value))
+
+
+def _plain(tree: Any) -> Any:
+    return {key: _plain(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+class Witness(Callback):
+    """Gathers what a life begins with."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.seen = False
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if self.seen:
+            return
+        self.seen = True
+        optimizer = {"0": trainer.optimizers[0].state_dict()}
+        state = mapped({"module": dict(module.state_dict()), "optimizers": optimizer}, gathered)
+        if trainer.world.is_first:
+            torch.save(_plain(state), f"{self.folder}/begins-{trainer.progress.step}-of-{trainer.world.size}.pt")
+
+
+def gathered(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+class Adaptive(Stacked):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, amsgrad=True)
+
+
+def go_on(folder: str, strategy: str, steps: int) -> None:
+    trainer = trainer_of(strategy, max_steps=steps, callbacks=[Witness(folder)])
+    trainer.fit(Adaptive(), SampleData(3, 0), run=f"{folder}/run")
+
+
+@pytest.mark.parametrize("strategy", BOTH)
+def test_pieces_are_cut_anew_for_another_world_bit_for_bit(strategy: str, tmp_path: Path) -> None:
+    before: str | None = None
+    for steps, size in enumerate((3, 2, 4, 3)):
+        assert run_ranks(go_on, str(tmp_path), strategy, steps + 1, processes=size) == [0] * size
+        begins = torch.load(tmp_path / f"begins-{steps}-of-{size}.pt")
+        if before is not None:
+            kept = {part: whole(tmp_path / "run", part, before) for part in ("module", "optimizers")}
+            assert differences(kept, begins) == []
+        before = History(Store.open(tmp_path / "run")).snapshots()[-1].name
+
+
+class Refused(TrainingModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.turned = nn.Parameter(torch.randn(3, 2).t())
+        self.words = nn.Embedding(4, 2, sparse=True)
+        self.wide = nn.Parameter(torch.randn(2, dtype=torch.float64))
+        self.automatic_optimization = False
+
+
+class Early(Metered):
+    """Makes its optimizer too early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def configure_optimizers(self) -> Any:
+        return self.made
+
+
+class Two(Metered):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.first, self.last)]
+
+
+REFUSED: dict[str, tuple[type[TrainingModule], list[str]]] = {
+    "weights": (Refused, ["scale", "(1,)", "turned", "contiguous", "words", "sparse", "float32, float64", "by hand"]),
+    "an optimizer made too early": (Early, ["SGD", "before strategy sharded cut", "configure_optimizers"]),
+    "two optimizers": (Two, ["2 optimizers", "parameter groups", "ddp"]),
+}
+
+
+def refused(folder: str, module: type[TrainingModule]) -> None:
+    try:
+        trainer_of("sharded").fit(module(), SampleData(1, 0), run=f"{folder}/run")
+    except EngineError as error:
+        Path(folder, "error").write_text(str(error))
+        raise
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_cut_is_named(case: str, tmp_path: Path) -> None:
+    module, words = REFUSED[case]
+    assert run_ranks(refused, str(tmp_path), module, processes=1) == [2]
+    text = (tmp_path / "error").read_text()
+    for word in words:
+        assert word in text
+    assert not list(tmp_path.glob("run/snapshots/*"))

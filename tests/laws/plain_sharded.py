@@ -1,0 +1,67 @@
+"""The oracle of law 4 for sharded training: a hand-written script around torch's `fully_shard`."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from laws.lives import Samples
+from laws.plain import BATCH, EPOCHS, SEED, Net
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+from midstride.engine.seeds import rank_seed, seed_everything
+from midstride.engine.snapshots.pieces import mapped
+
+__all__ = ["DeepNet", "own", "plain_sharded"]
+
+
+class DeepNet(Net):
+    """The same net, with a list of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.middle(self.drop(torch.relu(self.norm(self.first(x)))))
+        for block in self.blocks:
+            hidden = hidden + torch.tanh(block(hidden))
+        return self.last(torch.relu(hidden))
+
+
+def plain_sharded(path: str, samples: int, window: int, clip: float | None, frees: bool) -> None:
+    """Train and save this rank's rows of weights and optimizer state to `path`; called in each rank."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    seed_everything(SEED)
+    net = DeepNet()
+    seed_everything(rank_seed(SEED, rank))
+    for block in net.blocks:
+        fully_shard(block, reshard_after_forward=frees)
+    fully_shard(net, reshard_after_forward=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    dataset = Samples(samples, noise=0.0)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
+    loader = DataLoader(dataset, BATCH, sampler=sampler, generator=torch.Generator())
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for index, (x, y, _) in enumerate(loader):
+            (cross_entropy(net(x), y) / window).backward()
+            if (index + 1) % window == 0 or index + 1 == len(loader):
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(net.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+        scheduler.step()
+    state = {"weights": net.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(own(state), f"{path}/rank-{rank}.pt")
+
+
+def own(state: Any) -> Any:
+    """Return `state` with this rank's rows of what is cut."""
+    return mapped(state, lambda value: value.to_local() if isinstance(value, DTensor) else value)

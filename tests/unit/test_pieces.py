@@ -1,0 +1,51 @@
+"""Pieces of tensors: cut as `torch.chunk` cuts, and the same bits however often they are cut anew."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from midstride.engine.errors import NotExact
+from midstride.engine.snapshots.codec import decode, differences, encode
+from midstride.engine.snapshots.pieces import Piece, cut, join, recut
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 6, 33])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_rows_are_dealt_as_chunk_deals_them(rows: int, size: int) -> None:
+    whole = torch.randn(rows, 3)
+    pieces = [cut(whole, rank, size) for rank in range(size)]
+    for piece, chunk in zip(pieces, whole.chunk(size), strict=False):
+        assert piece.rows.equal(chunk)
+    assert join(pieces).equal(whole)
+
+
+def test_a_tree_is_cut_anew_for_any_number_of_ranks() -> None:
+    whole = {"weight": torch.randn(7, 2), "empty": torch.randn(1)}
+
+    def trees(size: int) -> list[OrderedDict[str, object]]:
+        return [
+            OrderedDict(state={0: {n: cut(w, rank, size) for n, w in whole.items()}}, groups=[(1, "adam")])
+            for rank in range(size)
+        ]
+
+    now = trees(3)
+    for size in (2, 4, 1, 3):
+        now = [recut(now, rank, size) for rank in range(size)]
+        assert differences(now, trees(size)) == []
+
+
+def test_pieces_that_do_not_make_a_whole_are_refused() -> None:
+    pieces = [cut(torch.randn(4, 2), rank, 2) for rank in range(2)]
+    for wrong in (pieces[:1], pieces[1:], [*pieces, pieces[1]]):
+        with pytest.raises(NotExact, match="row"):
+            join(wrong)
+
+
+def test_a_piece_is_written_and_read() -> None:
+    tree = {"module": {"weight": cut(torch.randn(5, 2), 1, 2), "none": cut(torch.randn(1), 1, 2)}}
+    encoded = encode(tree)
+    assert set(encoded.tensors) == {"module/weight", "module/none"}
+    found = decode(encoded.document, encoded.tensors)
+    assert type(found["module"]["weight"]) is Piece
+    assert differences(tree, found) == []
