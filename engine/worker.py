@@ -109,7 +109,7 @@ class Rank:
         return outcome.code
 
     def _leave_together(self) -> None:
-        """Wait until the others of this machine have spoken: should this process fall on its way out, they are stopped."""
+        """Wait until the others here have spoken: they are stopped, should this process fall on its way out."""
         deadline = time.monotonic() + _TOGETHER_S
         while len(self.session.outcomes()) < self.world.local_size and time.monotonic() < deadline:
             time.sleep(0.02)
