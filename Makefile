@@ -49,6 +49,7 @@ bench-data: $(STAMP)  ## what reading exactly costs, beside a plain DataLoader
 
 bench-overhead: $(STAMP)  ## what the orchestration costs, beside `midstride fit` on the same job
 	PYTHONPATH=tests $(BIN)/python -m bench.overhead $(ARGS)
+
 bench-memory: $(STAMP)  ## what a rank holds under ddp, sharded and fully_sharded
 	$(BIN)/python tests/bench/memory.py $(ARGS)
 
