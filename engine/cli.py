@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
+from midstride.engine.champions.commands import champion
 from midstride.engine.console import WorldView, show_audit, show_error, show_outcome
 from midstride.engine.errors import EngineError, JobError, StopRequested
 from midstride.engine.job import TrainingJob
@@ -33,6 +34,7 @@ Accepted = Annotated[
 
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
 app.command(snapshots)
+app.command(champion)
 
 
 @app.command

@@ -39,11 +39,18 @@ def _build(job: TrainingJob, run: str) -> None:
     job.build_data()
 
 
+def _compare(job: TrainingJob, run: str) -> dict[str, Any]:
+    from midstride.engine.evaluate import compare
+
+    return compare(job, run)
+
+
 #: verb -> what the process does; the result must be JSON
 VERBS: dict[str, Callable[[TrainingJob, str], Any]] = {
     "build": _build,
     "prepare": lambda job, run: prepare(job),
     "evaluate": _evaluate,
+    "compare": _compare,
 }
 
 

@@ -11,6 +11,7 @@ EngineError                 the world ends with 1: a retry may help
 │   └── StrategyUnavailable the strategy's library or hardware is not here
 ├── StopRequested           ends with 75: stopped on request, a retry resumes
 ├── Superseded              ends with 75: a newer generation advances this run
+├── Overtaken               another champion was crowned meanwhile; a retry compares with it
 ├── WorldError              the processes could not start, meet or stay together
 └── SnapshotError
     ├── SnapshotMissing     nothing committed there
@@ -32,6 +33,7 @@ __all__ = [
     "JobError",
     "LossNotFinite",
     "NotExact",
+    "Overtaken",
     "ReadBackDiffers",
     "SnapshotDamaged",
     "SnapshotError",
@@ -120,6 +122,10 @@ class Superseded(EngineError):
     """A newer generation advances this run; this world must not."""
 
     exit_code = 75
+
+
+class Overtaken(EngineError):
+    """Another champion was crowned while a challenger was compared with the one before; a retry compares again."""
 
 
 class WorldError(EngineError):

@@ -1,6 +1,6 @@
-"""Evaluate a run's weights on its test data, in one process: every sample once."""
+"""Evaluate weights on a job's test data, in one process: every sample once."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from midstride.engine.imports import make_importable
 from midstride.engine.seeds import seed_everything
@@ -8,27 +8,58 @@ from midstride.engine.seeds import seed_everything
 if TYPE_CHECKING:
     from midstride.engine.job import TrainingJob
 
-__all__ = ["evaluate"]
+__all__ = ["compare", "evaluate"]
 
 
-def evaluate(job: "TrainingJob", run: str, weights: Literal["best", "last"] = "best") -> dict[str, float]:
-    """Return the test metrics of the weights that `run` kept.
+def evaluate(job: "TrainingJob", run: str) -> dict[str, float]:
+    """Return the test metrics of the best weights of `run`, of the last if none were called best.
 
     Args:
         job: the run's job.
         run: name of the run.
-        weights: which of its folders; "last" if there never was a best.
     """
-    from midstride.engine.module import TrainingModule
+    return _test(job, f"{job.run_url(run)}/{_kept(job, run)}")
+
+
+def compare(job: "TrainingJob", run: str) -> dict[str, Any]:
+    """Test the weights of `run` and those of the reigning champion, on the same data.
+
+    The champion is built as it was, from the module and the arguments that its own job named.
+
+    Returns:
+        {"challenger": values, "weights": "best" or "last", "champion": values or None, "over": its number or None}
+    """
+    from midstride.engine.champions.line import Line
+
+    line = Line.of(job)
+    champion = line.current()
+    theirs = None
+    if champion is not None:
+        as_it_was = job.model_copy(update={"module": champion.module, "module_args": champion.module_args})
+        theirs = _test(as_it_was, line.weights_url(champion))
+    return {
+        "challenger": evaluate(job, run),
+        "weights": _kept(job, run),
+        "champion": theirs,
+        "over": champion and champion.number,
+    }
+
+
+def _kept(job: "TrainingJob", run: str) -> str:
     from midstride.engine.snapshots.store import Store
+
+    return "best" if Store.open(job.run_url(run)).exists("best/manifest.json") else "last"
+
+
+def _test(job: "TrainingJob", weights: str) -> dict[str, float]:
+    from midstride.engine.module import TrainingModule
     from midstride.engine.trainer import Trainer
 
+    job = job.model_copy(update={"weights": None})  # others come
     make_importable(job.folder)
     seed_everything(job.seed)
     module, data = job.build_module(), job.build_data()
     if type(module).test_step is TrainingModule.test_step:
         return {}
     trainer = Trainer(seed=job.seed, **job.trainer.model_dump())
-    url = job.run_url(run)
-    folder = weights if Store.open(url).exists(f"{weights}/manifest.json") else "last"
-    return trainer.test(module, data, ckpt_path=f"{url}/{folder}")
+    return trainer.test(module, data, ckpt_path=weights)

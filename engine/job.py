@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from midstride.engine.errors import JobError
+from midstride.engine.errors import JobError, SnapshotMissing
 from midstride.engine.form import job_form
 from midstride.engine.imports import IMPORT_PATH, call_with, import_path, load_attribute
 from midstride.engine.jobfile import apply_overrides, faults_of, read_mapping
-from midstride.engine.options import MonitorOptions, Options, SnapshotOptions, TrainerOptions
+from midstride.engine.options import MonitorOptions, NightlyOptions, Options, SnapshotOptions, TrainerOptions
 from midstride.engine.snapshots.store import Terms
 from midstride.engine.strategies.table import STRATEGIES, Choice, conflicts
 from midstride.engine.world_options import WorldOptions
@@ -45,6 +45,7 @@ IdentityKey = Literal[
     "module_args",
     "data",
     "data_args",
+    "weights",
     "seed",
     "global_batch_size",
     "samples",
@@ -74,6 +75,9 @@ class TrainingJob(Options):
     module_args: dict[str, Any] = Field({}, title="Module arguments", description="Passed to the module by name.")
     data: ImportPath = Field(title="Data", description="package.module:attribute of the DataModule.")
     data_args: dict[str, Any] = Field({}, title="Data arguments", description="Passed to the data module by name.")
+    weights: str | None = Field(
+        None, title="Weights", description="With which a fresh run begins: the best or last folder of another; or none."
+    )
     seed: Seed = Field(0, title="Seed", description="Of everything random.")
     world: WorldOptions = Field(
         WorldOptions.model_validate({}), title="World", description="Which processes train together."
@@ -85,6 +89,11 @@ class TrainingJob(Options):
         description="When the whole state is written; none are taken if empty.",
     )
     monitor: MonitorOptions | None = Field(None, title="Monitor", description="Which value decides what is best.")
+    nightly: NightlyOptions = Field(
+        NightlyOptions.model_validate({}),
+        title="Nightly",
+        description="When the challenger of a night takes the champion's place.",
+    )
     retries: Annotated[int, Field(ge=0, strict=True)] = Field(
         3, title="Retries", description="Attempts in a row without a newer snapshot that are forgiven."
     )
@@ -139,6 +148,7 @@ class TrainingJob(Options):
             update={
                 "folder": _absolute(self.folder or ".", folder),
                 "snapshots": snapshots and snapshots.model_copy(update={"url": _absolute(snapshots.url, folder)}),
+                "weights": self.weights and _absolute(self.weights, folder),
                 "module_args": _resolve(self.module_args, folder),
                 "data_args": _resolve(self.data_args, folder),
             }
@@ -166,15 +176,30 @@ class TrainingJob(Options):
         return Terms(lease=self.snapshots.lease) if self.snapshots else Terms()
 
     def build_module(self) -> "TrainingModule":
-        """Return the job's module, built from its arguments.
+        """Return the job's module, built from its arguments, with the weights that the job says.
 
         Raises:
-            JobError: it cannot be imported, takes other arguments, or is no TrainingModule.
+            JobError: it cannot be imported, takes other arguments, is no TrainingModule, or the weights do not fit.
             UserCodeError: importing or building it raises.
         """
         from midstride.engine.module import TrainingModule
 
-        return self._build("module", self.module, self.module_args, TrainingModule)
+        module = self._build("module", self.module, self.module_args, TrainingModule)
+        if self.weights is not None:
+            self._load(module, self.weights)
+        return module
+
+    def _load(self, module: "TrainingModule", url: str) -> None:
+        from midstride.engine.snapshots.weights import weights_at
+
+        try:
+            module.load_state_dict(weights_at(url).state_dict)
+            return
+        except SnapshotMissing as error:
+            fault = str(error)
+        except RuntimeError as error:  # torch's, naming each tensor that is too many, missing or of another shape
+            fault = f"those of {url} do not fit {self.module}: {error}"
+        raise JobError.of(f"job {self.name}", [f"weights: {fault}"])
 
     def build_data(self) -> "DataModule":
         """Return the job's data module, built from its arguments; raises as `build_module` does."""
@@ -200,7 +225,7 @@ class TrainingJob(Options):
             callbacks=callbacks,
             seed=self.seed,
             accept_change=self.accept_change,
-            identity={key: getattr(self, key) for key in ("module", "module_args", "data", "data_args")},
+            identity={key: getattr(self, key) for key in ("module", "module_args", "data", "data_args", "weights")},
             **self.trainer.model_dump(),
         )
 

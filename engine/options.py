@@ -12,7 +12,15 @@ from midstride.engine.errors import JobError
 from midstride.engine.form import snapshots_form
 from midstride.engine.snapshots.store import PASSWORD, Terms, holds_password
 
-__all__ = ["MonitorOptions", "Options", "SnapshotOptions", "TrainerOptions", "checked_options", "short_precision"]
+__all__ = [
+    "MonitorOptions",
+    "NightlyOptions",
+    "Options",
+    "SnapshotOptions",
+    "TrainerOptions",
+    "checked_options",
+    "short_precision",
+]
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -94,6 +102,18 @@ class MonitorOptions(Options):
     patience: Count | None = Field(
         None, title="Patience", description="Stop after so many validations without an improvement; never if empty."
     )
+
+
+class NightlyOptions(Options):
+    """When the challenger of a night takes the champion's place."""
+
+    metric: str | None = Field(
+        None, title="Metric", description="Logged by the test; the monitor's if empty, as val/loss is test/loss."
+    )
+    margin: Annotated[float, Field(ge=0)] = Field(
+        0.0, title="Margin", description="By more than this must it be better, in units of the metric."
+    )
+    warm_start: bool = Field(False, title="Warm start", description="Begin a night with the champion's weights.")
 
 
 class TrainerOptions(Options):

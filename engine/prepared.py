@@ -11,7 +11,7 @@ from midstride.engine.job import TrainingJob
 from midstride.engine.snapshots.checksums import facts_of
 from midstride.engine.snapshots.store import PASSWORD, Store, holds_password
 
-__all__ = ["prepare", "still_there"]
+__all__ = ["Manifest", "prepare", "still_there"]
 
 #: what prepare returns: {"folder": where the data are or None, "files": how many, "bytes": in all, "checksum": of names
 #: and sizes}

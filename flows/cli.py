@@ -3,19 +3,22 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
+from midstride.engine.champions.night import faults_of_night
 from midstride.engine.cli import Accepted, JobFile, Overrides, app, load
 from midstride.engine.cli import main as run_command_line
 from midstride.engine.console import show_error
 from midstride.engine.errors import EngineError, JobError, StopRequested
 from midstride.engine.job import TrainingJob
 
-__all__ = ["app", "deploy", "main", "serve", "setup_server", "train"]
+__all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
 
 Name = Annotated[str, Parameter(help="Name of the deployment; the same name again replaces it.")]
 Flow = Annotated[Literal["train", "nightly"], Parameter(help="What runs.")]
@@ -41,16 +44,50 @@ def train(
         loaded.run_url(run)  # its faults now, not after the server has started
     quiet()
     screen = Screen(bar=loaded.trainer.enable_progress_bar)
-    result = _run_flow(loaded, run, screen)
+    result = _run_flow("train", (loaded, run), screen)
     if not isinstance(result, BaseException):
         show_report(screen.console, result)
         return 0
+    return _failed(loaded, screen, result, again="--run {run}")
+
+
+@app.command
+def nightly(
+    job: JobFile,
+    *,
+    date: Annotated[str | None, Parameter(help="Of the data, such as 2026-03-01; today if empty.")] = None,
+    if_new_data: Annotated[
+        bool, Parameter(help="Train only on data that differ from those of the last night.", negative=())
+    ] = False,
+    overrides: Overrides | None = None,
+    accepted: Accepted | None = None,
+) -> int:
+    """Train on the data of a date, here and now; what comes of it replaces the champion if it is better."""
+    from midstride.flows.terminal import Screen, quiet, show_night
+
+    loaded = load(job, overrides, accepted)
+    date = date or datetime.now().strftime("%Y-%m-%d")
+    if faults := faults_of_night(loaded, date):
+        raise JobError.of(job, faults)
+    quiet()
+    screen = Screen(bar=loaded.trainer.enable_progress_bar)
+    result = _run_flow("nightly", (loaded, date, if_new_data), screen)
+    if not isinstance(result, BaseException):
+        show_night(screen.console, result)
+        return 0
+    return _failed(loaded, screen, result, again=f"--date {date}")
+
+
+def _failed(job: TrainingJob, screen: Any, result: BaseException, again: str) -> int:
+    """Show what ended a flow, how far its run got, and what to say to resume it; return the exit code."""
     if isinstance(result, Exception):
         show_error(str(result) if isinstance(result, EngineError) else f"{type(result).__name__}: {result}")
     if screen.url:
         from midstride.engine.report import report_of
+        from midstride.flows.terminal import show_report
 
-        show_report(screen.console, report_of(loaded, screen.url.rpartition("/")[2]))
+        run = screen.url.rpartition("/")[2]
+        show_report(screen.console, report_of(job, run), again.format(run=run))
     return _code(result)
 
 
@@ -125,16 +162,17 @@ def _for_elsewhere(job: Path, overrides: list[str] | None) -> TrainingJob:
     return loaded
 
 
-def _run_flow(job: TrainingJob, run: str | None, screen: Any) -> Any:
-    """Return the flow's report, or what ended it: an exception or a signal."""
+def _run_flow(name: str, arguments: tuple[Any, ...], screen: Any) -> Any:
+    """Return the report of the flow called `name`, or what ended it: an exception or a signal."""
     try:
         with _signals():
             with screen.busy("starting Prefect"):
                 from midstride.flows.server import api
-                from midstride.flows.train import train as flow
+
+                flow = getattr(import_module(f"midstride.flows.{name}"), name)
                 from midstride.tasks.watch import shown_by
             with api(screen.busy), screen, shown_by(screen):
-                return flow(job, run)
+                return flow(*arguments)
     except BaseException as error:
         if isinstance(error, (SystemExit, GeneratorExit)):
             raise

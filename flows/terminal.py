@@ -9,11 +9,13 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from midstride.engine.champions.decision import Decision
+from midstride.engine.champions.report import NightReport
 from midstride.engine.console import WorldView
-from midstride.engine.markdown import facts_of, lost_steps, seconds
+from midstride.engine.markdown import facts_of, lost_steps, number, seconds
 from midstride.engine.report import Report
 
-__all__ = ["Screen", "quiet", "show_report"]
+__all__ = ["Screen", "quiet", "show_night", "show_report"]
 
 #: what Prefect should do under this command, unless the user has said something else
 _DEFAULTS = {
@@ -63,8 +65,8 @@ class Screen(WorldView):
             yield
 
 
-def show_report(console: Console, report: Report) -> None:
-    """Print the panel a flow ends with."""
+def show_report(console: Console, report: Report, again: str = "") -> None:
+    """Print the panel a flow ends with; `again` is what, added to the command, resumes a run that is not done."""
     colour, words = _LOOKS.get(report.outcome, ("red", "failed"))
     parts: list[RenderableType] = [_facts(report)]
     if report.failures:
@@ -76,7 +78,35 @@ def show_report(console: Console, report: Report) -> None:
         if name in report.files:
             console.print(f"{name:>12}  {escape(report.files[name])}", highlight=False, soft_wrap=True)
     if report.outcome != "done":
-        console.print(f"{'resume':>12}  the same command with --run {escape(report.run)}", soft_wrap=True)
+        console.print(f"{'resume':>12}  the same command with {escape(again)}", soft_wrap=True)
+
+
+def show_night(console: Console, report: NightReport) -> None:
+    """Print what a night came to: the decision, both tests, who reigns."""
+    parts: list[RenderableType] = [escape(report.words)]
+    if report.decision:
+        parts += ["", _tests(report.decision)]
+    promoted = report.decision is not None and report.decision.promoted
+    title = f"[bold]{escape(report.job)}[/] {report.date}: [bold]{'promoted' if promoted else 'champion kept'}[/]"
+    style = "green" if promoted else "none"
+    console.print(
+        Panel(Group(*parts), title=title, title_align="left", border_style=style, padding=(1, 2), expand=False)
+    )
+    if report.champion:
+        console.print(f"{'champion':>12}  {escape(report.weights)}", highlight=False, soft_wrap=True)
+    if promoted:
+        store = report.url.rpartition("/")[0]
+        console.print(f"{'go back':>12}  midstride champion rollback {escape(store)}", highlight=False, soft_wrap=True)
+
+
+def _tests(decision: Decision) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for column in ("test", "challenger", "champion"):
+        table.add_column(column, justify="left" if column == "test" else "right")
+    for name in sorted({*decision.challenger, *decision.champion}):
+        both = [values.get(name) for values in (decision.challenger, decision.champion)]
+        table.add_row(escape(name), *("" if value is None else number(value) for value in both))
+    return table
 
 
 def _facts(report: Report) -> Table:

@@ -7,7 +7,7 @@ from midstride.engine.elsewhere import relative_paths
 from midstride.engine.errors import JobError
 from midstride.engine.job import TrainingJob
 from midstride.engine.ledger import Ledger
-from midstride.engine.prepared import still_there
+from midstride.engine.prepared import Manifest, still_there
 from midstride.engine.report import Report
 from midstride.engine.snapshots.store import Store
 from midstride.tasks.evaluate import evaluate_best
@@ -15,7 +15,7 @@ from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
 from midstride.tasks.report import publish_report
 
-__all__ = ["train"]
+__all__ = ["attempts_so_far", "launched", "prepared", "train"]
 
 
 @flow(name="train")
@@ -31,14 +31,32 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
     if deployment.id and (faults := relative_paths(job)):
         raise JobError.of(f"job {job.name}", faults)
     name = run or str(flow_run.id)
-    store = Store.open(job.run_url(name))
+    forgiven = attempts_so_far(job, name)
+    prepared(job)
+    launched(job, name, forgiven)
+    return publish_report(job, name, evaluate_best(job, name))
+
+
+def attempts_so_far(job: TrainingJob, run: str) -> int:
+    """Return how often `run` was attempted: whoever starts a flow asks for another try, knowing of those."""
+    store = Store.open(job.run_url(run))
     with store.in_words("read"):
         tried = Ledger(store).attempts()
-    if not still_there(prepare_data(job)):  # the manifest came from a cache, the data are gone
-        prepare_data.with_options(refresh_cache=True)(job)
+    return tried[-1].number if tried else 0
+
+
+def prepared(job: TrainingJob) -> Manifest:
+    """Have the job's data prepared; return the manifest of data that are there."""
+    manifest = prepare_data(job)
+    if still_there(manifest):
+        return manifest
+    return prepare_data.with_options(refresh_cache=True)(job)  # it came from a cache, the data are gone
+
+
+def launched(job: TrainingJob, run: str, forgiven: int) -> None:
+    """Train `run` to its end; where that fails, report what came of it."""
     try:
-        launch_world(job, name, after=tried[-1].number if tried else 0)
+        launch_world(job, run, after=forgiven)
     except Exception:
-        publish_report(job, name)
+        publish_report(job, run)
         raise
-    return publish_report(job, name, evaluate_best(job, name))

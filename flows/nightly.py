@@ -1,0 +1,45 @@
+"""The flow of a night: train on new data, and let the result take the champion's place if it is better."""
+
+from typing import Annotated
+
+from prefect import flow
+from prefect.runtime import flow_run
+from pydantic import Field
+
+from midstride.engine.champions.night import DATE, Night
+from midstride.engine.champions.report import NightReport
+from midstride.engine.job import TrainingJob
+from midstride.flows.train import attempts_so_far, launched, prepared
+from midstride.tasks.judge import judge_challenger
+from midstride.tasks.night import publish_night
+from midstride.tasks.report import publish_report
+
+__all__ = ["nightly"]
+
+Date = Annotated[str, Field(pattern=f"^{DATE}$", title="Date", description="Of the data; that of the start if empty.")]
+IfNewData = Annotated[bool, Field(title="If new data", description="Train only on data that differ from the last.")]
+
+
+@flow(name="nightly")
+def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData = False) -> NightReport:
+    """Train `job` on the data of a date in a fresh run, and promote the result if it is better than the champion.
+
+    The run is named after the job and the date, so the same night again resumes it, or finds it decided. A night
+    that fails leaves the champion where it is.
+
+    Args:
+        job: what is trained, on what, how and where; "{date}" in its arguments is the date.
+        date: of the data; that of the scheduled start if empty, in this machine's time zone.
+        if_new_data: train only if the data differ from those of the last night.
+    """
+    night = Night.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
+    if decision := night.decision():
+        return publish_night(night, decision)
+    forgiven = attempts_so_far(night.job, night.run)
+    data = prepared(night.job)
+    if if_new_data and not night.is_new(data):
+        return publish_night(night)
+    launched(night.job, night.run, forgiven)
+    decision = judge_challenger(night, data)
+    publish_report(night.job, night.run, decision.challenger)
+    return publish_night(night, decision)

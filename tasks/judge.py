@@ -1,0 +1,47 @@
+"""Prefect task: whether a challenger takes the champion's place."""
+
+from typing import Any
+
+from prefect import Task, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.events import emit_event
+
+from midstride.engine.champions.decision import Decision
+from midstride.engine.champions.night import Night
+from midstride.engine.errand import run_errand
+from midstride.engine.errors import Overtaken
+from midstride.engine.prepared import Manifest
+
+__all__ = ["judge_challenger"]
+
+
+def _was_overtaken(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.data, Overtaken)
+
+
+@task(name="judge challenger", cache_policy=NO_CACHE, retries=10, retry_condition_fn=_was_overtaken)
+def judge_challenger(night: Night, data: Manifest) -> Decision:
+    """Compare the night's run with the champion on the same test data; promote it if it is better.
+
+    Another night may promote meanwhile: then this one is told, and compares again, with the new champion.
+
+    Args:
+        night: whose run is done.
+        data: what it was trained on.
+    """
+    compared = run_errand("compare", night.job, night.run, on_line=get_run_logger().info)
+    decision = night.decide(compared)
+    if decision.promoted:
+        # Before the night is closed: whoever waits for it hears of it once more rather than not at all.
+        emit_event(
+            "midstride.model.promoted",
+            resource={
+                "prefect.resource.id": f"midstride.model.{night.job.name}",
+                "prefect.resource.name": night.job.name,
+                "midstride.url": night.url,
+            },
+            payload={"run": night.run, "date": night.date, **decision.model_dump()},
+        )
+    night.close(decision, data)
+    return decision
