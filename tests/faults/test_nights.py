@@ -17,13 +17,12 @@ from midstride.engine.imports import make_importable
 from midstride.engine.job import TrainingJob
 from midstride.engine.prepared import prepare
 from midstride.engine.testing import run_ranks
-from midstride.engine.trainer import Trainer
 
 
 def _life(job: TrainingJob, run: str, compared: Path) -> None:
     make_importable(job.folder)
     module, data = job.build_module(), job.build_data()
-    Trainer.from_job(job).fit(module, data, run=job.run_url(run))
+    job.build_trainer().fit(module, data, run=job.run_url(run))
     compared.write_text(json.dumps(compare(job, run)))
 
 
@@ -64,6 +63,7 @@ def house(tmp_path: Path) -> Nights:
     return Nights(tmp_path)
 
 
+@pytest.mark.timeout(300)  # fifteen lives
 def test_ten_nights(house: Nights) -> None:
     # 1: nobody reigns, so the first reigns.
     house.comes_in(1, 1.0)

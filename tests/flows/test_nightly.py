@@ -1,10 +1,11 @@
 """The flow of a night, on a real server; what ten nights may bring is in tests/faults."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flow_runs import wait_for
+from flow_runs import Command, wait_for
 from nights.house import House
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
@@ -25,10 +26,13 @@ def _night(house: House, day: int, **options: Any) -> NightReport:
 
 
 @pytest.mark.timeout(300)  # four worlds, and as many processes that prepare and test
-def test_nights_fail_and_go_on(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house.comes_in(1, 1.0)
-    first = _night(house, 1)
-    assert first.words == "level-2026-03-01 was promoted: test/level 1: the first champion"
+    words = ["nightly", str(house.folder / "job.yaml"), "--date", house.date(1)]
+    command = Command(words, {**os.environ, "PREFECT_API_URL": server}, tmp_path / "output.txt")
+    assert command.code(240) == 0, command.output
+    assert "level-2026-03-01 was promoted: test/level 1: the first champion" in command.output
+    assert f"midstride champion rollback {tmp_path}/runs" in command.output
 
     with pytest.raises(UserError, match="while preparing the data"):
         _night(house, 2)
@@ -52,7 +56,7 @@ def test_nights_fail_and_go_on(house: House, tmp_path: Path, monkeypatch: pytest
     assert _night(house, 4, if_new_data=True).words == "nothing new to train on; level-2026-03-03 stays champion"
     assert house.attempts(4) == []
 
-    wait_for(lambda: _promotions(house.folder) == [first.run, third.run], "an event for each promotion")
+    wait_for(lambda: _promotions(house.folder) == ["level-2026-03-01", third.run], "an event for each promotion")
     text = _artifact("level-2026-03-03-night")
     assert "level-2026-03-03 was promoted: test/level 2 against 1: better by 1, more than the margin of 0.125" in text
     assert "| test/level | 2 | 1 |" in text
