@@ -20,6 +20,8 @@ def relative_paths(job: TrainingJob) -> list[str]:
     paths = [("folder", job.folder or ".")]
     if job.snapshots is not None:
         paths.append(("snapshots.url", job.snapshots.url))
+    if job.weights is not None:
+        paths.append(("weights", job.weights))
     for group in ("module_args", "data_args"):
         paths += [(key, text) for key, text in _texts(group, getattr(job, group)) if text.startswith(("./", "../"))]
     return [

@@ -14,6 +14,7 @@ from prefect.schedules import Cron, Schedule
 from prefect.settings import get_current_settings
 from prefect.types.entrypoint import EntrypointType
 
+from midstride.engine.champions.night import faults_of_night
 from midstride.engine.elsewhere import relative_paths
 from midstride.engine.errors import EngineError, JobError
 from midstride.engine.job import TrainingJob
@@ -100,6 +101,8 @@ def _deployment(
     """Return the deployment, which nobody knows of yet."""
     schedule = _schedule(cron, timezone, faults)
     faults += relative_paths(job)
+    if flow == "nightly":
+        faults += faults_of_night(job)
     if faults:
         raise JobError.of(f"deployment {name} of job {job.name}", faults)
     return RunnerDeployment.from_flow(

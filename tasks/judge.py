@@ -5,13 +5,13 @@ from typing import Any
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.events import emit_event
 
 from midstride.engine.champions.decision import Decision
 from midstride.engine.champions.night import Night
 from midstride.engine.errand import run_errand
 from midstride.engine.errors import Overtaken
 from midstride.engine.prepared import Manifest
+from midstride.tasks.events import ModelPromoted, emit
 
 __all__ = ["judge_challenger"]
 
@@ -34,14 +34,8 @@ def judge_challenger(night: Night, data: Manifest) -> Decision:
     decision = night.decide(compared)
     if decision.promoted:
         # Before the night is closed: whoever waits for it hears of it once more rather than not at all.
-        emit_event(
-            "midstride.model.promoted",
-            resource={
-                "prefect.resource.id": f"midstride.model.{night.job.name}",
-                "prefect.resource.name": night.job.name,
-                "midstride.url": night.url,
-            },
-            payload={"run": night.run, "date": night.date, **decision.model_dump()},
-        )
+        promoted = ModelPromoted(run=night.run, date=night.date, **decision.model_dump(exclude={"promoted"}))
+        name = night.job.name
+        emit(promoted, {"prefect.resource.id": f"midstride.model.{name}", "prefect.resource.name": name})
     night.close(decision, data)
     return decision

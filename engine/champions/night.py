@@ -129,20 +129,24 @@ def metric_of(job: TrainingJob) -> str:
     return job.nightly.metric or re.sub(r"^val(?![a-zA-Z])", "test", job.monitor.metric)
 
 
-def faults_of_night(job: TrainingJob, date: str) -> list[str]:
+def faults_of_night(job: TrainingJob, date: str | None = None) -> list[str]:
     """Return, in words, what keeps `job` from being trained nightly, and `date` from being one."""
     faults = []
-    try:
-        if not re.fullmatch(DATE, date):
-            raise ValueError
-        datetime.fromisoformat(date)
-    except ValueError:
+    if date is not None and not _is_date(date):
         faults.append(f"date: {date!r} is none; write it as 2026-03-01, or 2026-03-01T1400")
     if job.monitor is None:
         faults.append("monitor: is missing; it says which value decides whether a challenger is better")
     if job.snapshots is None:
         faults.append("snapshots: are switched off; without them no weights are kept that could be promoted")
     return faults
+
+
+def _is_date(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return re.fullmatch(DATE, text) is not None
 
 
 def _dated(job: TrainingJob, date: str) -> TrainingJob:

@@ -51,6 +51,7 @@ class Nights(House):
     def train(self, night: Night) -> dict[str, object]:
         """Give the night's run lives until one comes to the end; return what comparing it gave."""
         path = self.folder / f"{night.run}.json"
+        self.codes = []
         environment = {**os.environ, **self.plan.environment, "START": str(self.folder / "start")}
         while 0 not in self.codes:
             self.codes += run_ranks(_life, night.job, night.run, path, environment=environment)
