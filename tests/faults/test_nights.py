@@ -1,4 +1,4 @@
-"""Ten nights of one job: good ones, worse ones, and those in which something died. The flow is in tests/flows."""
+"""Ten nights of one job: good ones, worse ones, and those in which something died."""
 
 import json
 import os
