@@ -114,6 +114,7 @@ ROWS: dict[str, Row] = {
     "horovod, 16 bits": Row((3,), {"strategy": "horovod", "precision": "16", "gradient_clip_val": 0.5}),
     "sharded": Row((3, 2), {"strategy": "sharded"}, ("", "torchmetrics", "blocks", "training_step_end")),
     "fully_sharded": Row((3, 2), {"strategy": "fully_sharded"}, ("", "blocks")),
+    "sharded, 16 bits": Row((3,), {"strategy": "sharded", "precision": "16", "gradient_clip_val": 0.5}),
     "a class of one's own": Row((3,), {"strategy": "laws.strategies:Small"}),
     # Started in other ways, these are ddp, bit for bit.
     "ddp_fork": Row((3,), {"strategy": "ddp_fork", "devices": 3}, start=in_caller, like={}),
