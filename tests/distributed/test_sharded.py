@@ -1,5 +1,6 @@
 """Sharded training as a user meets it: weights that come out whole, pieces that fit any world, what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from laws.lives import SampleData, Tangled
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.errors import EngineError
@@ -16,6 +18,7 @@ from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.pieces import Piece, join, mapped
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.survey import survey
 from midstride.engine.testing import run_ranks
 
 BOTH = ["sharded", "fully_sharded"]
@@ -39,6 +42,42 @@ class Deep(Tangled):
         for block in self.blocks:
             hidden = hidden + torch.tanh(block(hidden))
         return self.last(hidden)
+
+
+def train_test_train(folder: str, strategy: str) -> None:
+    trainer = trainer_of(strategy)
+    module, data = Deep(), Data(2, 0)
+    trainer.fit(module, data, run=f"{folder}/run")
+    values = trainer.validate(module, data, ckpt_path="last")
+    assert trainer_of(strategy).validate(Deep(), data, ckpt_path=f"{folder}/run/last") == values
+    predictions = trainer.predict(module, data)
+    trainer_of(strategy, max_epochs=2).fit(module, data, run=f"{folder}/run")
+    found = {"values": values, "predictions": [len(one) for one in predictions]}
+    Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
+
+
+class Features(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((6,), float(index))
+
+
+class Data(SampleData):
+    def predict_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Features(), batch_size=2)
+
+
+def test_fit_then_test_then_fit_and_weights_that_are_whole(tmp_path: Path) -> None:
+    assert run_ranks(train_test_train, str(tmp_path), "fully_sharded", processes=2) == [0, 0]
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert found[0]["values"] == found[1]["values"]
+    assert [one["predictions"] for one in found] == [[2, 1], [2]]
+    module = Deep.load_from_checkpoint(str(tmp_path / "run" / "last"))
+    assert differences(dict(module.state_dict()), whole(tmp_path / "run", "module")) == []
+    states = {finding.state for finding in survey(Store.open(tmp_path / "run"), read=True)}
+    assert states <= {"verified", "superseded"}
 
 
 def whole(run: Path, part: str, name: str | None = None) -> Any:
