@@ -23,6 +23,7 @@ from midstride.flows.self_hosted import create_pool
 from midstride.flows.train import train
 
 Make = Callable[..., TrainingJob]
+FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
 
 #: a worker, a flow and a world start one after the other
 pytestmark = pytest.mark.timeout(600)
@@ -178,6 +179,22 @@ def test_a_deployed_flow_refuses_what_only_holds_in_one_folder(make_job: Make, s
         patch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "made-by-hand")
         with pytest.raises(JobError, match=r"(?s)2 faults.*folder: '.' is relative.*data_args.folders.0: './data'"):
             train(job, "homeless")
+
+
+def test_the_file_of_deployments_is_what_prefect_takes(server: str, tmp_path: Path) -> None:
+    create_pool("gpu")
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)]
+    environment = {**os.environ, "PREFECT_API_URL": server, "PREFECT_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with get_client(sync_client=True) as client:
+        by_hand = client.read_deployment_by_name("train/digits")
+        nightly = client.read_deployment_by_name("train/digits-every-night")
+    for there in (by_hand, nightly):
+        assert (there.entrypoint, there.pull_steps or []) == ("midstride.flows.train.train", [])
+        assert TAG in there.tags
+        assert TrainingJob.model_validate(there.parameters["job"]).folder == "/srv/jobs/digits"
+    assert [(one.schedule.cron, one.schedule.timezone) for one in nightly.schedules] == [("0 2 * * *", "Europe/Berlin")]
 
 
 def test_a_served_job_runs_without_a_pool(
