@@ -2,7 +2,7 @@
 
 from midstride.engine.report import Failure, Report
 
-__all__ = ["facts_of", "lost_steps", "markdown_of", "number", "seconds"]
+__all__ = ["facts_of", "headline", "lost_steps", "markdown_of", "number", "seconds", "size"]
 
 _HEADLINES = {
     "done": "done",
@@ -21,7 +21,7 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
         report: of a run.
         picture: address of the curves, if there are any.
     """
-    parts = [f"# {report.job}: run {report.run} {_HEADLINES[report.outcome]}"]
+    parts = [f"# {report.job}, run {report.run}: {headline(report)}"]
     if report.error:
         parts += [_cause(report), f"```\n{report.error.rstrip()}\n```"]
     parts.append(_table([("", ""), *facts_of(report)]))
@@ -39,11 +39,19 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def headline(report: Report) -> str:
+    """Return how it ended, in a few words."""
+    return _HEADLINES[report.outcome]
+
+
 def facts_of(report: Report) -> list[tuple[str, str]]:
     """Return what a person wants to know first, in lines of two."""
     facts = [(f"test: {name}", number(value)) for name, value in report.test.items()]
     if report.monitor in report.best:
         facts.append((f"best {report.monitor}", number(report.best[report.monitor])))
+    if report.previous:
+        run, value = report.previous
+        facts.append(("best of other runs", f"{number(value)} ({run})"))
     facts += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", seconds(report.seconds))]
     facts.append(("snapshots", f"{report.snapshots} taken"))
     if report.set_aside:
@@ -64,12 +72,27 @@ def number(value: float) -> str:
 def seconds(value: float | None) -> str:
     """Write a duration.
 
-    >>> seconds(75.2), seconds(3.04), seconds(None)
-    ('1 min 15 s', '3.0 s', '')
+    >>> seconds(75.2), seconds(3.04), seconds(0.0123), seconds(36_725.0), seconds(None)
+    ('1 min 15 s', '3.0 s', '12 ms', '10 h 12 min', '')
     """
     if value is None:
         return ""
-    return f"{value:.1f} s" if value < 60 else f"{int(value) // 60} min {int(value) % 60} s"
+    if value < 60:
+        return f"{value:.1f} s" if value >= 0.1 or not value else f"{value * 1000:.0f} ms"
+    minutes = int(value) // 60
+    return f"{minutes} min {int(value) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(value: int) -> str:
+    """Write a number of bytes.
+
+    >>> size(512), size(1_250_000), size(3 * 10**9)
+    ('512 bytes', '1.25 MB', '3 GB')
+    """
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value} bytes"
 
 
 def lost_steps(failure: Failure) -> str:

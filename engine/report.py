@@ -3,8 +3,9 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +20,7 @@ from midstride.engine.snapshots.store import Store
 __all__ = ["Failure", "Report", "cause_of", "metric_rows", "report_of"]
 
 METRICS = "metrics.csv"
+_RUNS_COMPARED = 100  # a file is read of each
 _UNSAID = {"stopped": "stopped on request", "lost": "whoever launched it was killed"}
 
 
@@ -55,6 +57,7 @@ class Report(Options):
     slow: tuple[str, ...] = Field((), description="Ranks for which the others had to wait.")
     monitor: str = ""
     best: dict[str, float] = Field({}, description="What the best weights reached.")
+    previous: tuple[str, float] | None = Field(None, description="The best of the other runs: its name and value.")
     test: dict[str, float] = Field({}, description="What a test of the best weights gave.")
     files: dict[str, str] = Field({}, description="Name -> where.")
 
@@ -85,7 +88,8 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
         left_out=_left_out(history),
         slow=tuple(f"attempt {attempt.number}: {words}" for attempt in attempts for words in attempt.slow),
         monitor=job.monitor.metric if job.monitor else "",
-        best=_weights_metrics(store, "best"),
+        best=_best_manifest(store).get("metrics", {}),
+        previous=_previous(job, run),
         test=test or {},
         files=_files(store),
     )
@@ -155,12 +159,25 @@ def _taken(history: History) -> int:
         return len(history.snapshots())
 
 
-def _weights_metrics(store: Store, folder: str) -> dict[str, float]:
+def _previous(job: TrainingJob, run: str) -> tuple[str, float] | None:
+    """Return the best of what other runs in the same store reached with the same module, if there are any."""
+    if job.monitor is None:
+        return None
+    store, metric = Store.open(job.store_url), job.monitor.metric
+    module = _best_manifest(store.at(run)).get("facts", {}).get("module")
+    others = [name for name in store.list() if name != run][-_RUNS_COMPARED:]
+    found = {name: _best_manifest(store.at(name)) for name in others}
+    alike = {name: best for name, best in found.items() if best and best["facts"].get("module") == module}
+    values = [(name, float(best["metrics"].get(metric, math.nan))) for name, best in alike.items()]
+    choose = min if job.monitor.mode == "min" else max
+    return choose((one for one in values if math.isfinite(one[1])), key=lambda one: one[1], default=None)
+
+
+def _best_manifest(store: Store) -> dict[str, Any]:
     try:
-        metrics = json.loads(store.read(f"{folder}/manifest.json"))["metrics"]
-    except FileNotFoundError:
+        return dict(json.loads(store.read("best/manifest.json")))
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return {name: float(value) for name, value in metrics.items()}
 
 
 def _files(store: Store) -> dict[str, str]:

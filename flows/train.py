@@ -10,6 +10,7 @@ from midstride.engine.ledger import Ledger
 from midstride.engine.prepared import Manifest, still_there
 from midstride.engine.report import Report
 from midstride.engine.snapshots.store import Store
+from midstride.flows.outlet import outlive_readers
 from midstride.tasks.evaluate import evaluate_best
 from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
@@ -28,8 +29,10 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
         job: what is trained, on what, how and where.
         run: name of the run; the flow run's id if empty.
     """
-    if deployment.id and (faults := relative_paths(job)):
-        raise JobError.of(f"job {job.name}", faults)
+    if deployment.id:
+        outlive_readers()
+        if faults := relative_paths(job):
+            raise JobError.of(f"job {job.name}", faults)
     name = run or str(flow_run.id)
     forgiven = attempts_so_far(job, name)
     prepared(job)

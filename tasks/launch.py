@@ -58,8 +58,7 @@ def launch_world(job: TrainingJob, run: str, after: int = 0) -> int | None:
         after: attempts up to this number are forgiven: somebody asked for another try, knowing of them.
     """
     settle_lost(job, run)
-    watch = Watch(job.run_url(run))
-    outcome = launch(job, run, on_line=watch.line, on_event=watch.event)
-    watch.close()
+    with Watch(job.run_url(run)) as watch:
+        outcome = launch(job, run, on_line=watch.line, on_event=watch.event)
     check_outcome(outcome)
     return outcome.step

@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from midstride.engine.curves import draw
 from midstride.engine.job import TrainingJob
 from midstride.engine.lost import settle_lost
-from midstride.engine.markdown import markdown_of
+from midstride.engine.markdown import headline, markdown_of
 from midstride.engine.report import Report, cause_of, metric_rows, report_of
 from midstride.engine.snapshots.store import Store
 from midstride.tasks.events import Happened, RunFailed, RunFinished, RunStopped, emit
@@ -32,7 +32,8 @@ def publish_report(job: TrainingJob, run: str, test: dict[str, float] | None = N
     report = report.model_copy(update={"files": files})
     store.write("report.md", markdown_of(report, "curves.png" if picture else None).encode())
     inline = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else None
-    create_markdown_artifact(markdown_of(report, inline), key=artifact_key(store.url, "report"))
+    words = f"{job.name}, run {run}: {headline(report)}"
+    create_markdown_artifact(markdown_of(report, inline), key=artifact_key(store.url, "report"), description=words)
     emit(_ended(report))
     return report
 

@@ -1,11 +1,14 @@
 """Prefect task: snapshots as the orchestrator sees them, checked from outside."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from midstride.engine.markdown import seconds, size
 from midstride.engine.snapshots.inspection import inspect_snapshots
 from midstride.tasks.events import SnapshotCommitted, emit
 from midstride.tasks.keys import artifact_key
@@ -14,19 +17,39 @@ __all__ = ["record_snapshot"]
 
 
 @task(name="record snapshot", task_run_name="snapshot at step {step}", cache_policy=NO_CACHE)
-def record_snapshot(url: str, step: int, taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Check the snapshots `taken` since the last time, show them as a table, and say so in events.
+def record_snapshot(
+    url: str, step: int, taken: list[dict[str, Any]], recorded: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Check the snapshots `taken` since the last time, show them in a table, and say so in events.
 
     Args:
         url: of the run.
         step: of the newest of them.
-        taken: one dict for each, with name, step, bytes and stall_s, as in the engine's events.
+        taken: one dict for each, with time, name, step, epoch, bytes and stall_s, as in the engine's events.
+        recorded: what an earlier call returned, newest first: the rest of the table.
+
+    Returns:
+        The snapshots taken, each with what was found as "state", newest first.
 
     Raises:
         SnapshotDamaged: what was committed is not whole.
     """
-    checked = inspect_snapshots(url, taken)
-    create_table_artifact(checked, key=artifact_key(url, "snapshots"), description=f"Snapshots of {url}")
-    for row in checked:
+    checked = inspect_snapshots(url, taken)[::-1]
+    table = [_shown(row) for row in (*checked, *recorded)]
+    create_table_artifact(table, key=artifact_key(url, "snapshots"), description=f"Snapshots of {url}")
+    for row in reversed(checked):
         emit(SnapshotCommitted(run=url, **row))
     return checked
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table, in words for people."""
+    return {
+        "at": datetime.fromtimestamp(row["time"]).astimezone().strftime("%H:%M:%S"),
+        "step": row["step"],
+        "epoch": row["epoch"],
+        "size": size(row["bytes"]),
+        "stall": seconds(row["stall_s"]),
+        "checked": row["state"],
+        "name": row["name"],
+    }

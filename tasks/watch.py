@@ -4,24 +4,26 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Protocol
-from uuid import UUID
 
-from prefect import get_run_logger
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect import get_client, get_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from midstride.engine.events import Event
 from midstride.tasks.events import RunResumed, emit
-from midstride.tasks.keys import artifact_key
+from midstride.tasks.progress import Progress
 from midstride.tasks.snapshot import record_snapshot
 
 __all__ = ["View", "Watch", "say", "shown_by"]
 
-PROGRESS_EVERY_S = 2.0
 SNAPSHOTS_EVERY_S = 10.0
+#: after a call of Prefect that failed; until then it is left alone
+SILENCE_S = 5.0
+_TABLE_ROWS = 100
+_NEVER = float("-inf")
 
 
 class View(Protocol):
@@ -68,12 +70,25 @@ class Watch:
         self._url = url
         self._view = _view.get()
         self._log = get_run_logger()
-        self._artifact: UUID | None = None
-        self._progress_at = self._snapshots_at = float("-inf")
-        self._percent = -1.0
+        self._progress = Progress(url)
+        self._snapshots_at = self._silent_until = _NEVER
         self._taken: list[dict[str, Any]] = []
+        self._recorded: list[dict[str, Any]] = []
         if self._view:
             self._view.begin(url)
+
+    def __enter__(self) -> "Watch":
+        """Return the watch."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Record what is left, also of a world that was stopped or died."""
+        self._silent_until = _NEVER  # ask in any case
+        if self._taken:
+            self._try(self._record)
+        self._try(self._end)
 
     def line(self, text: str) -> None:
         """Log lines of the world; they come in batches."""
@@ -85,52 +100,55 @@ class Watch:
         """Take note of one event."""
         if self._view:
             self._view.event(event)
-        if event.kind == "step":
-            self._try(self._progress, event.fields)
-        elif event.kind == "snapshot":
-            self._taken.append(event.fields)
+        if event.kind == "snapshot":
+            self._taken.append({**event.fields, "time": event.time})
         elif event.kind == "resumed" and event.fields.get("resumed_from"):
             self._log.info("resumed from snapshot %(resumed_from)s, step %(step)s", event.fields)
-            self._try(self._resumed, **event.fields)
+            self._try(lambda: self._resumed(**event.fields))
+        self._progress.follow(event)
+        if self._progress.is_due:
+            self._try(self._show)
         if self._taken and time.monotonic() - self._snapshots_at >= SNAPSHOTS_EVERY_S:
             self._try(self._record)
 
-    def close(self) -> None:
-        """Record what is left."""
-        if self._taken:
-            self._try(self._record)
+    def _show(self) -> None:
+        with _asked_once():
+            self._progress.show()
 
-    def _progress(self, fields: dict[str, Any]) -> None:
-        total, now = fields.get("steps_total"), time.monotonic()
-        if not total or now - self._progress_at < PROGRESS_EVERY_S:
-            return
-        self._progress_at = now
-        percent = min(100.0, 100.0 * fields["step"] / total)
-        if self._artifact is None:
-            words = f"Training of {self._url}, {total} steps"
-            created = create_progress_artifact(percent, artifact_key(self._url, "progress"), words)
-            assert isinstance(created, UUID)  # and not a coroutine: no event loop runs here
-            self._artifact = created
-        elif percent != self._percent:
-            update_progress_artifact(self._artifact, progress=percent)
-        self._percent = percent
+    def _end(self) -> None:
+        with _asked_once():
+            self._progress.close()
 
     def _resumed(self, generation: int, resumed_from: str, step: int, **others: Any) -> None:
         emit(RunResumed(run=self._url, generation=generation, snapshot=resumed_from, step=step))
 
     def _record(self) -> None:
+        with _asked_once(), get_client(sync_client=True) as client:
+            client.hello()  # a server that is gone for a while is no fault of the snapshots: they wait for it
         self._snapshots_at = time.monotonic()
         taken, self._taken = self._taken, []
         # As a state: a snapshot found damaged is a red mark on the run, and for the next resume to deal with.
-        record_snapshot(self._url, taken[-1]["step"], taken, return_state=True)
+        state = record_snapshot(self._url, taken[-1]["step"], taken, self._recorded, return_state=True)
+        if state.is_completed():
+            self._recorded = [*state.result(), *self._recorded][:_TABLE_ROWS]
 
-    def _try(self, part: Callable[..., object], *arguments: Any, **named: Any) -> None:
-        """Do `part`; an orchestrator that does not answer is no reason to stop training."""
+    def _try(self, part: Callable[[], object]) -> None:
+        """Do `part`; an orchestrator that does not answer is no reason to stop training, nor to wait."""
+        if time.monotonic() < self._silent_until:
+            return
         with _uninterrupted():
             try:
-                part(*arguments, **named)
+                part()
+                self._silent_until = _NEVER
             except Exception as error:
-                self._log.warning("Prefect took no note of the run's progress: %s", error)
+                if self._silent_until == _NEVER:  # once for each time it goes away
+                    self._log.warning("Prefect takes no note of the run's progress for now: %s", error)
+                self._silent_until = time.monotonic() + SILENCE_S
+
+
+def _asked_once() -> AbstractContextManager[object]:
+    """Have Prefect's client ask once: by default it asks for a minute, and meanwhile nobody watches the world."""
+    return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
 
 
 @contextmanager

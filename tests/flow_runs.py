@@ -15,7 +15,9 @@ TINY = Path(__file__).parent / "flows" / "tiny"
 STEPS = 24  # 96 samples in batches of 4 on two ranks, twice
 
 
-def tiny_job(folder: Path, *, processes: int = 2, **module_args: Any) -> TrainingJob:
+def tiny_job(
+    folder: Path, *, processes: int = 2, steps: int = STEPS, retries: int = 3, **module_args: Any
+) -> TrainingJob:
     """Return the tiny job, its code and its runs in `folder`."""
     shutil.copytree(TINY, folder, dirs_exist_ok=True)
     arguments = {"mark": "./mark", **module_args}
@@ -28,9 +30,10 @@ data: model:Data
 data_args: {{folder: ./data}}
 seed: 3
 world: {{strategy: {"ddp" if processes > 1 else "single"}, processes: {processes}}}
-trainer: {{max_steps: {STEPS}, enable_progress_bar: false}}
+trainer: {{max_steps: {steps}, enable_progress_bar: false}}
 snapshots: {{url: runs, every_steps: 5}}
 monitor: {{metric: val/accuracy, mode: max}}
+retries: {retries}
 """
     )
     return TrainingJob.load(folder / "job.yaml")

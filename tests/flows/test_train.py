@@ -1,5 +1,6 @@
 """The flow keeps its promises: it survives whatever dies, and says what that cost."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 from flow_runs import STEPS, results, wait_for
 from prefect import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.sorting import ArtifactSort
 
 from midstride.engine.errors import UserError
 from midstride.engine.events import Event
@@ -60,6 +62,13 @@ def _flow_run(run_id: Any) -> tuple[FlowRun, list[TaskRun]]:
         return flow_run, runs
 
 
+def _artifact(run: str, what: str) -> Any:
+    """The newest artifact of that name."""
+    key = ArtifactFilterKey(any_=[f"{run}-{what}"])
+    with get_client(sync_client=True) as client:
+        return client.read_artifacts(artifact_filter=ArtifactFilter(key=key), sort=ArtifactSort.CREATED_DESC)[0]
+
+
 def test_a_flow_trains_evaluates_and_reports(
     make_job: Make, undisturbed: dict[str, bytes], onlooker: Onlooker, alive: Alive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +87,10 @@ def test_a_flow_trains_evaluates_and_reports(
     for task in ("prepare data", "launch world", "evaluate best", "publish report"):
         wait_for(lambda task=task: _states(state, task) == ["Completed"], f"{task} to reach the server")  # type: ignore[misc]
     assert set(wait_for(lambda: _states(state, "snapshot at step"), "recorded snapshots")) == {"Completed"}
+    assert f"done, {STEPS} steps; val/accuracy" in _artifact(report.run, "progress").description
+    table = json.loads(_artifact(report.run, "snapshots").data)
+    assert [row["step"] for row in table] == [STEPS, 20, 15, 10, 5]
+    assert table[0].keys() == {"at", "step", "epoch", "size", "stall", "checked", "name"}
 
 
 def test_a_killed_rank_costs_steps_and_not_a_bit(
@@ -165,9 +178,10 @@ def _states(state: Any, name: str) -> list[str]:
     return sorted(str(run.state_name) for run in runs if run.name.startswith(name))
 
 
-def test_a_done_run_is_done_again_at_once(make_job: Make) -> None:
+def test_a_done_run_is_done_again_at_once_and_another_is_compared_with_it(make_job: Make) -> None:
     job = make_job(processes=1)
-    first, again = train(job, "one"), train(job, "one")
+    first, again, other = train(job, "one"), train(job, "one"), train(job, "two")
+    assert (first.previous, other.previous) == (None, ("one", first.best["val/accuracy"]))
     assert (again.outcome, again.steps, again.failures) == ("done", first.steps, ())
     assert again.test == first.test
 

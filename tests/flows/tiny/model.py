@@ -59,8 +59,10 @@ class Net(TrainingModule):
         wait_s: float = 2.0,
         loses_data: bool = False,
         slow_rank: int = -1,
+        lingers: str = "",
     ) -> None:
         super().__init__()
+        self.lingers = lingers
         self.slow_rank = slow_rank
         self.loses_data = loses_data
         self.fail_at, self.wait_at, self.mark, self.wait_s = fail_at, wait_at, mark, wait_s
@@ -73,6 +75,8 @@ class Net(TrainingModule):
             raise ValueError("the model is not in the mood")
         if self.global_step == self.wait_at and self.global_rank == 0:
             self._wait_once()
+        if self.lingers and self.global_step >= 30:
+            self._linger()
         if self.global_rank == self.slow_rank:
             time.sleep(0.1)
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -85,6 +89,12 @@ class Net(TrainingModule):
         except FileExistsError:
             return
         time.sleep(self.wait_s)
+
+    def _linger(self) -> None:
+        """Take two seconds for a step, for as long as a file is there; say so."""
+        if Path(self.lingers).exists():
+            Path(self.mark).touch()
+            time.sleep(2.0)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self.log("val/accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean(), sync_dist=True)

@@ -1,0 +1,84 @@
+"""How far a world is, for whoever looks at the run in the UI: a bar, and a line of words under it."""
+
+import time
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+from midstride.engine.events import Event
+from midstride.engine.markdown import number, seconds
+from midstride.tasks.keys import artifact_key
+
+__all__ = ["Progress"]
+
+PROGRESS_EVERY_S = 2.0
+
+
+class Progress:
+    """A progress artifact that follows one world.
+
+    Args:
+        url: of the run.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._key = artifact_key(url, "progress")
+        self._artifact: UUID | None = None
+        self._shown_at = float("-inf")
+        self._shown = self._now = (0.0, "")
+        self._resumed = self._metrics = self._step = ""
+        self._over = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something new to show, and the last showing is long enough ago."""
+        return self._now != self._shown and time.monotonic() - self._shown_at >= PROGRESS_EVERY_S
+
+    def follow(self, event: Event) -> None:
+        """Take note of one event."""
+        fields = event.fields
+        if event.kind == "resumed" and fields.get("resumed_from"):
+            self._resumed = f"resumed at step {fields['step']:,}"
+        elif event.kind == "validation":
+            self._metrics = ", ".join(f"{name} {number(value)}" for name, value in fields["metrics"].items())
+        elif event.kind == "step":
+            self._step = f"step {fields['step']:,}"
+            self._now = _percent(fields), self._sentence(*_place(fields))
+        elif event.kind == "finished":
+            self._over = True
+            self._now = 100.0, self._sentence(f"done, {fields['step']:,} steps")
+
+    def show(self) -> None:
+        """Show how far it is: one call of Prefect, of 20 ms."""
+        self._shown_at = time.monotonic()
+        percent, words = self._now
+        if self._artifact is None:
+            created = create_progress_artifact(percent, self._key, words)
+            assert isinstance(created, UUID)  # and not a coroutine: no event loop runs here
+            self._artifact = created
+        else:
+            update_progress_artifact(self._artifact, progress=percent, description=words)
+        self._shown = percent, words
+
+    def close(self) -> None:
+        """Show where the world ended."""
+        if self._step and not self._over:
+            self._now = self._now[0], self._sentence(f"ended after {self._step}")
+        if self._now != self._shown:
+            self.show()
+
+    def _sentence(self, *facts: str) -> str:
+        return "; ".join(filter(None, [", ".join(facts), self._metrics, self._resumed]))
+
+
+def _percent(fields: dict[str, Any]) -> float:
+    total = fields.get("steps_total")
+    return min(100.0, 100.0 * fields["step"] / total) if total else 0.0  # data without a length end when they end
+
+
+def _place(fields: dict[str, Any]) -> list[str]:
+    step, total, rate = fields["step"], fields.get("steps_total"), fields["rate"]
+    place = [f"epoch {fields['epoch']}", f"step {step:,} of {total:,}" if total else f"step {step:,}"]
+    place.append(f"{number(rate)} steps/s")
+    return [*place, f"{seconds((total - step) / rate)} left"] if total and rate else place
