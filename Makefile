@@ -25,6 +25,9 @@ train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" 
 test: check $(HOROVOD)  ## what must pass: check, then every test; the laws in a seeded pairwise cover
 	$(BIN)/python -m pytest $(ARGS)
 
+test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real browser (chromium); pictures for the docs
+	$(BIN)/python -m pytest tests/ui --ui --pictures=docs/images $(ARGS)
+
 check: $(STAMP)  ## lint, format, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -42,11 +42,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cover",
         help="walk a seeded pairwise cover of the laws' axes, or their whole product",
     )
+    parser.addoption("--ui", action="store_true", help="press buttons in a real browser, too; minutes")
+    parser.addoption("--pictures", metavar="FOLDER", help="keep what the browser shows, as docs/images does")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put flows last: where Prefect's threads run, whatever is forked (workers, lives of a check) ends with code 1."""
-    items.sort(key=lambda item: "flows" in item.path.parts)
+    folders = {item: item.path.relative_to(config.rootpath).parts for item in items}
+    if not config.getoption("--ui"):
+        config.hook.pytest_deselected(items=[item for item in items if "ui" in folders[item]])
+        items[:] = [item for item in items if "ui" not in folders[item]]
+    items.sort(key=lambda item: "flows" in folders[item])
 
 
 def _nothing() -> None:
@@ -64,6 +70,12 @@ def _warm(request: pytest.FixtureRequest) -> None:
 
         torch.set_num_threads(1)
         run_ranks(_nothing, preload=(*PRELOAD, "torchmetrics"))
+
+
+@pytest.fixture(scope="session")
+def lasting() -> set[int]:
+    """Process ids that no test is blamed for; whoever starts one adds it, and ends it with the session."""
+    return LASTING_PROCESSES
 
 
 @pytest.fixture(scope="session")

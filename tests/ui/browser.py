@@ -1,0 +1,88 @@
+"""The two UIs of a Prefect server, in a browser without a window, used as a person uses them."""
+
+import io
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from playwright.sync_api import Page, expect, sync_playwright
+
+__all__ = ["Screen", "browser"]
+
+Ui = Literal["v1", "v2"]
+_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+_PATIENCE_MS = 180_000.0
+
+
+class Screen:
+    """One page of the browser.
+
+    Args:
+        page: of Playwright.
+        address: of the server.
+        pictures: folder for screenshots.
+    """
+
+    def __init__(self, page: Page, address: str, pictures: Path) -> None:
+        self.page, self.address, self.pictures = page, address, pictures
+
+    def show(self, run: str, ui: Ui = "v2") -> None:
+        """Go to the page of a flow run."""
+        self.page.goto(f"{self.address}{'/v2' if ui == 'v2' else ''}/runs/flow-run/{run}")
+
+    def retry(self, ui: Ui = "v2") -> None:
+        """Press Retry on the page of a run that has ended, and again in the dialog that asks."""
+        if ui == "v2":
+            self._choose("Retry")
+            dialog = self.page.get_by_role("alertdialog")
+        else:
+            self.page.get_by_role("button", name="Retry", exact=True).first.click()
+            dialog = self.page.get_by_role("dialog").first
+        dialog.get_by_role("button", name="Retry", exact=True).click()
+        expect(dialog).to_be_hidden()
+
+    def cancel(self) -> None:
+        """Choose Cancel on the page of a run under way, and say yes."""
+        self._choose("Cancel")
+        dialog = self.page.get_by_role("alertdialog")
+        dialog.get_by_role("button", name="Cancel Flow Run").click()
+        expect(dialog).to_be_hidden()
+
+    def show_artifact(self, artifact: str) -> None:
+        """Go to the page of an artifact."""
+        self.page.goto(f"{self.address}/v2/artifacts/artifact/{artifact}")
+
+    def tab(self, name: str) -> None:
+        """Open a tab below the run's graph."""
+        self.page.get_by_role("tab", name=name).click()
+
+    def sees(self, text: str) -> None:
+        """Wait until `text` is on the page."""
+        expect(self.page.get_by_text(text).first).to_be_visible()
+
+    def picture(self, name: str) -> None:
+        """Take a picture of the page as it is, in few colours: it may go into the documentation."""
+        picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled")))
+        picture.convert("RGB").quantize(128).save(self.pictures / f"{name}.png", optimize=True)
+
+    def _choose(self, item: str) -> None:
+        self.page.get_by_role("button", name="Open menu").click()
+        self.page.get_by_role("menuitem", name=item, exact=True).click()
+
+
+@contextmanager
+def browser(address: str, pictures: Path) -> Iterator[Screen]:
+    """Start the system's Chromium."""
+    program = shutil.which("chromium")
+    assert program, "there is no chromium: apt-get install --no-install-recommends chromium"
+    expect.set_options(timeout=_PATIENCE_MS)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
+        page = chromium.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
+        page.set_default_timeout(_PATIENCE_MS)
+        page.route("**/*amplitude*", lambda route: route.abort())
+        yield Screen(page, address, pictures)
+        chromium.close()

@@ -1,0 +1,113 @@
+"""What may befall a deployed run, and who takes it up again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flow_runs import wait_for
+from ui.browser import browser
+from ui.site import TERMINAL, Run, Site
+
+__all__ = ["DEATHS", "STEPS", "Death"]
+
+#: of a run: enough to linger until somebody has done what they came for
+STEPS = 480
+
+#: how long the server stays away: many of the flow's calls, and more than one of the worker's
+_AWAY_S = 12.0
+
+
+@dataclass(frozen=True)
+class Death:
+    """One row.
+
+    Args:
+        what: befalls a run under way.
+        strike: does it.
+        state: of the run when all that lived for it has ended.
+        retry: how somebody then asks for more; None where it goes on by itself.
+    """
+
+    what: str
+    strike: Callable[[Site, Run], object]
+    state: str = "Running"
+    retry: Callable[[Site, Run], object] | None = None
+
+
+def _kill_ranks(site: Site, run: Run) -> None:
+    """Kill the one rank whenever it is on its way, until its flow gives up."""
+    mark = Path(run.job.module_args["mark"])
+    while run.state not in TERMINAL:
+        _kill(run, b"midstride.engine.worker")
+        mark.unlink()
+        wait_for(lambda: mark.exists() or run.state in TERMINAL, "the rank, or the end", 300)
+
+
+def _kill_flow(site: Site, run: Run) -> None:
+    _kill(run, b"prefect.engine")
+
+
+def _kill(run: Run, program: bytes) -> None:
+    (found,) = run.processes(program)
+    os.kill(found, signal.SIGKILL)
+    wait_for(lambda: found not in run.processes(program), f"{program.decode()} to end")
+
+
+def _kill_worker_and_flow(site: Site, run: Run) -> None:
+    site.worker.end()
+    _kill_flow(site, run)
+
+
+def _take_server_away(site: Site, run: Run) -> None:
+    site.server.end()
+    time.sleep(_AWAY_S)
+    site.server.start()
+
+
+def _cancel(site: Site, run: Run) -> None:
+    with browser(site.address, site.home) as screen:
+        screen.show(run.id)
+        screen.cancel()
+        screen.sees("Cancelled")
+
+
+def _by_automation(site: Site, run: Run) -> None:
+    """Nobody is left who could tell the server: an automation does, then a person asks for more."""
+    run.mark_crashed()
+    _by_command(site, run)
+
+
+def _by_command(site: Site, run: Run) -> None:
+    environment = {**os.environ, "PREFECT_API_URL": f"{site.address}/api", "PREFECT_HOME": str(site.home)}
+    command = [sys.executable, "-m", "prefect", "flow-run", "retry", run.id]
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=300)
+
+
+def _in_the_old_ui(site: Site, run: Run) -> None:
+    with browser(site.address, site.home) as screen:
+        screen.show(run.id, "v1")
+        screen.retry("v1")
+
+
+def _by_command_to_new_services(site: Site, run: Run) -> None:
+    site.worker.end(signal.SIGTERM)
+    site.server.end(signal.SIGTERM)
+    site.start()
+    _by_command(site, run)
+
+
+#: in this order they befall one run; who kills a worker leaves nobody to tell of the next death, so that is the last
+DEATHS = [
+    Death("the server is gone for a while", _take_server_away),
+    Death("a rank is killed once too often", _kill_ranks, "Failed", _by_command_to_new_services),
+    Death("the flow is killed", _kill_flow, "Crashed", _in_the_old_ui),
+    Death("the run is cancelled in the UI", _cancel, "Cancelled", _by_command),
+    Death("the worker is stopped", lambda site, run: site.worker.end(signal.SIGTERM), "Running", _by_automation),
+    Death("the worker and the flow are killed", _kill_worker_and_flow, "Running", _by_automation),
+    Death("the worker is killed", lambda site, run: site.worker.end()),
+]

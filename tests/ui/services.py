@@ -1,0 +1,91 @@
+"""What stands around a deployed flow: a server and a worker. Either may be killed, and started again."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["POOL", "Service", "server", "worker"]
+
+POOL = "desk"
+
+
+class Service:
+    """A process in a session of its own, its output in a file.
+
+    Args:
+        command: of `prefect`.
+        environment: the whole of it.
+        log: gets its output.
+        lasting: processes that belong to no single test.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, lasting: set[int]) -> None:
+        self.log = log
+        self._command, self._environment, self._lasting = [*command], dict(environment), lasting
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        if self.runs:
+            return
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "prefect", *self._command],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # Else it inherits from a shell's background job that Ctrl-C is ignored, which a worker ends itself by.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        self._lasting.add(self._process.pid)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send it a signal and wait for its end; what it has started it leaves behind."""
+        if self._process is None or not self.runs:
+            return
+        os.kill(self._process.pid, number)
+        self._process.wait(300.0)
+
+
+def server(home: Path, lasting: set[int]) -> tuple[Service, str]:
+    """Return a server with its UI, not yet started, and its address."""
+    port = _free_port()
+    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    command = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    return Service(command, environment, home / "server.log", lasting), f"http://127.0.0.1:{port}"
+
+
+def _free_port() -> int:
+    """Return a port below those that the kernel deals out: it must still be free when the server comes back."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def worker(home: Path, address: str, lasting: set[int]) -> Service:
+    """Return a process worker, not yet started, that looks twice a second for something to do."""
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": f"{address}/api",
+        "PREFECT_WORKER_QUERY_SECONDS": "0.5",
+        "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",
+    }
+    command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", "hand"]
+    return Service(command, environment, home / "worker.log", lasting)

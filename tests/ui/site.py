@@ -1,0 +1,182 @@
+"""A site: one server, one worker and the flow deployed to it, as an operator has them before them."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flow_runs import wait_for
+from ui.services import POOL, Service, server, worker
+
+from midstride.engine.job import TrainingJob
+
+__all__ = ["TERMINAL", "Run", "Site"]
+
+#: states in which nothing more happens by itself
+TERMINAL = {"Completed", "Failed", "Crashed", "Cancelled"}
+_STATE_WITHIN_S = 900.0
+_STARTS_WITHIN_S = 600.0  # a new database takes 20 s on a quiet machine
+
+
+class Api:
+    """The server's API, asked again while it is busy or away.
+
+    Args:
+        address: of the server.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._client = httpx.Client(base_url=f"{address}/api", timeout=30.0)
+
+    def get(self, path: str) -> Any:
+        """Return what is at `path`."""
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Return the answer to `body`."""
+        return self._ask("POST", path, body)
+
+    def answers(self, path: str) -> bool:
+        """Whether there is something at `path`, now."""
+        try:
+            return self._client.get(path).is_success
+        except httpx.HTTPError:
+            return False
+
+    def close(self) -> None:
+        """Leave."""
+        self._client.close()
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        answer = wait_for(lambda: self._answer(method, path, body), f"{method} {path}")
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
+        return answer.json() if answer.content else None
+
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response | None:
+        try:
+            answer = self._client.request(method, path, json=body)
+        except httpx.HTTPError:
+            return None
+        return None if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE else answer  # SQLite was busy
+
+
+@dataclass(frozen=True)
+class Run:
+    """A flow run, by what the API tells of it."""
+
+    api: Api
+    id: str
+    job: TrainingJob
+
+    @property
+    def state(self) -> str:
+        """The name of its state."""
+        return str(self.api.get(f"/flow_runs/{self.id}")["state"]["name"])
+
+    def reaches(self, *states: str) -> str:
+        """Wait until it is in one of `states`, and return which."""
+        end = TERMINAL | {*states}
+        state = wait_for(lambda: found if (found := self.state) in end else "", f"run {self.id}", _STATE_WITHIN_S)
+        assert state in states, f"it is {state}: {self.told()}"
+        return str(state)
+
+    def tasks(self, name: str) -> list[str]:
+        """The states of its task runs whose names start with `name`, oldest first."""
+        body = {"flow_runs": {"id": {"any_": [self.id]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        runs = self.api.post("/task_runs/filter", body)
+        return [str(run["state_name"]) for run in runs if run["name"].startswith(name)]
+
+    def processes(self, program: bytes = b"") -> list[int]:
+        """What lives for it, however far down, and runs `program` (if it is said) and not merely looks after it."""
+        mark, found = f"PREFECT__FLOW_RUN_ID={self.id}".encode(), []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                command = (folder / "cmdline").read_bytes()
+                if mark in (folder / "environ").read_bytes() and program in command:
+                    found.append((int(folder.name), command))
+        return [pid for pid, command in found if not program or b"launchers" not in command]
+
+    def artifact(self, what: str) -> dict[str, str]:
+        """The newest artifact called `what`: its id, description and data."""
+        return dict(self.api.get(f"/artifacts/{self.id}-{what}/latest"))
+
+    def logs(self) -> str:
+        """What was logged."""
+        body = {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_ASC"}
+        return "\n".join(line["message"] for line in self.api.post("/logs/filter", body))
+
+    def told(self) -> str:
+        """The end of its log."""
+        return self.logs()[-3000:]
+
+    def mark_crashed(self) -> None:
+        """Do what an automation does about a run whose heartbeats have ceased."""
+        state = {"type": "CRASHED", "name": "Crashed", "message": "no heartbeat"}
+        self.api.post(f"/flow_runs/{self.id}/set_state", {"state": state, "force": True})
+
+
+class Site:
+    """The server, the worker, and what they are asked.
+
+    Args:
+        home: of Prefect: its database, its results.
+        lasting: processes that belong to no single test.
+    """
+
+    def __init__(self, home: Path, lasting: set[int]) -> None:
+        self.home = home
+        self.server, self.address = server(home, lasting)
+        self.worker: Service = worker(home, self.address, lasting)
+        self.api = Api(self.address)
+        self._deployment = ""
+        self._runs: list[Run] = []
+
+    @contextmanager
+    def open(self) -> Iterator["Site"]:
+        """Have it all running, until the block ends."""
+        try:
+            self.start()
+            flow = self._create("/flows/", {"name": "train"})
+            deployed = {"name": "tests", "flow_id": flow, "entrypoint": "midstride.flows.train.train"}
+            self._deployment = self._create("/deployments/", {**deployed, "work_pool_name": POOL, "parameters": {}})
+            yield self
+        finally:
+            self.api.close()
+            self.worker.end()
+            self.server.end()
+
+    def start(self) -> None:
+        """Start what does not run, and wait until it answers."""
+        self.server.start()
+        self._answers("/health", self.server)
+        self.worker.start()
+        self._answers(f"/work_pools/{POOL}", self.worker)
+
+    def run(self, job: TrainingJob, **environment: str) -> Run:
+        """Have the worker run `job`, with this added to its environment."""
+        body = {"parameters": {"job": job.model_dump(mode="json")}, "job_variables": {"env": environment}}
+        run = Run(self.api, self._create(f"/deployments/{self._deployment}/create_flow_run", body), job)
+        self._runs.append(run)
+        return run
+
+    def end_runs(self) -> None:
+        """Kill whatever lives for a run."""
+        for pid in [pid for run in self._runs for pid in run.processes()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._runs.clear()
+
+    def _answers(self, path: str, service: Service) -> None:
+        def answers() -> bool:
+            assert service.runs, f"{service.log} ends:\n{service.log.read_text()[-3000:]}"
+            return self.api.answers(path)
+
+        wait_for(answers, f"an answer at {path}", _STARTS_WITHIN_S)
+
+    def _create(self, path: str, body: dict[str, Any]) -> str:
+        return str(self.api.post(path, body)["id"])
