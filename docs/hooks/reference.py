@@ -1,0 +1,99 @@
+"""Pages that are written by the code they are about: the job's keys, and the commands."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from midstride.engine.job import TrainingJob
+from midstride.flows.cli import app
+
+__all__ = ["commands", "job", "on_page_markdown"]
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put each reference where its name stands as a comment."""
+    for name, text in (("job", job), ("commands", commands)):
+        if (mark := f"<!-- reference: {name} -->") in markdown:
+            markdown = markdown.replace(mark, text())
+    return markdown
+
+
+def commands() -> str:
+    """Return every command with its options, as `--help` has them."""
+    text: str = app.generate_docs(heading_level=1)
+    text = text[text.index("\n## ") :]  # without the list of all commands
+    text = re.sub(r"^#+ (?=midstride )", "## ", text, flags=re.MULTILINE)
+    return text.replace("```console", "```text").replace("**Parameters**:\n\n", "").strip()
+
+
+def job() -> str:
+    """Return a table of every group of the job's keys, from the schema that forms are drawn from."""
+    schema = TrainingJob.model_json_schema()
+    return "\n".join(_group(schema, schema["$defs"], ""))
+
+
+def _group(schema: dict[str, Any], models: dict[str, Any], path: str) -> Iterator[str]:
+    heading = f"`{path}`" if path else "The job"
+    yield f"## {heading}\n\n{schema['description']}\n\n| key | value | default | meaning |\n|---|---|---|---|"
+    below = []
+    for name, field in schema["properties"].items():
+        if group := _model(field, models):
+            below.append((f"{path}.{name}" if path else name, group))
+            what = f"[keys of its own](#{path.replace('.', '')}{name})"
+        else:
+            what = _what(field)
+        default = "needed" if name in schema.get("required", ()) else _default(field, group)
+        meaning = field.get("description") or (group or {}).get("description", "")
+        yield f"| `{name}` | {what} | {default} | {field.get('title', name)}. {meaning} |"
+    yield ""
+    for place, group in below:
+        yield from _group(group, models, place)
+
+
+def _model(field: dict[str, Any], models: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the group that stands under a key, if one does."""
+    for branch in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
+        if reference := branch.get("$ref"):
+            found: dict[str, Any] = models[reference.rpartition("/")[2]]
+            return found if "properties" in found else None
+    return None
+
+
+def _default(field: dict[str, Any], group: dict[str, Any] | None) -> str:
+    default = field.get("default")
+    if default is None or default in ("", [], {}):
+        return "none"
+    if group is not None:
+        return "its defaults"
+    return f"`{json.dumps(default)}`" if isinstance(default, (bool, list, dict)) else f"`{_number(default)}`"
+
+
+def _what(field: dict[str, Any]) -> str:
+    """Return, in words, which values a key takes."""
+    branches = [branch for branch in field.get("anyOf", [field]) if branch.get("type") != "null"]
+    words = " or ".join(dict.fromkeys(_one(branch) for branch in branches))
+    return f"{words}, or `null`" if len(branches) < len(field.get("anyOf", ())) else words
+
+
+def _one(branch: dict[str, Any]) -> str:
+    if values := branch.get("enum") or ([branch["const"]] if "const" in branch else []):
+        return ", ".join(f"`{value}`" for value in values)
+    kinds = {"integer": "whole number", "number": "number", "string": "text", "boolean": "`true` or `false`"}
+    if branch.get("type") == "array":
+        return "a list"
+    if branch.get("type") == "object":
+        return "keys and values"
+    if branch.get("type") not in kinds:
+        return "anything"
+    bounds = [("minimum", "from {}"), ("exclusiveMinimum", "above {}"), ("maximum", "to {}")]
+    said = [words.format(_number(branch[bound])) for bound, words in bounds if bound in branch]
+    return " ".join([kinds[branch["type"]], *said])
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and value != 1.0 else str(value)

@@ -1,0 +1,136 @@
+"""What is written about the project: links lead somewhere, commands parse, jobs are valid, programs run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from midstride.engine.job import TrainingJob
+from midstride.flows.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+#: what a job needs, for blocks that show a part of one
+PARTIAL: dict[str, Any] = {"name": "a", "module": "model:A", "data": "model:B", "trainer": {"max_epochs": 1}}
+
+
+def blocks(page: Path, language: str) -> Iterator[tuple[str, str]]:
+    """Yield the code blocks of `language`: the name of the file that each is, or "", and its text."""
+    fence = rf'^```{language}(?: title="([^"\n]+)")?\n(.*?)^```$'
+    yield from re.findall(fence, page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def lines(page: Path) -> Iterator[list[str]]:
+    """Yield the words of every command line."""
+    for _, block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+def write_files(page: Path) -> str:
+    """Write the files that a page shows into this folder; return its program, made of the other blocks."""
+    for language in ("python", "yaml"):
+        for name, block in blocks(page, language):
+            if name:  # readers have more patience
+                Path(name).write_text(re.sub(r"(max_epochs(=|: ))\d+", r"\g<1>1", block))
+    return "\n".join(block for name, block in blocks(page, "python") if not name)
+
+
+def run(*command: str) -> None:
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if not re.match(r"[a-z]+:|#", target):
+            path = target.partition("#")[0]
+            assert (page.parent / path).exists(), f"{page.name} links to {path}, which is not there"
+
+
+@page
+def test_make_targets_exist(page: Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {words[1] for words in lines(page) if words[0] == "make"} <= set(targets)
+
+
+@page
+def test_commands_parse(page: Path) -> None:
+    for words in lines(page):
+        if words[0] == "midstride":
+            app.parse_args(words[1:], print_error=False, exit_on_error=False)
+    for said in re.findall(r"`midstride ([a-z][^`]*)`", page.read_text()):
+        assert app.parse_commands(said.split())[0], f"there is no command `midstride {said}`"
+
+
+@page
+def test_jobs_are_valid(page: Path, tmp_path: Path) -> None:
+    """A block whose keys are all a job's is a job, or a part of one."""
+    path = tmp_path / "job.yaml"
+    for _, block in blocks(page, "yaml"):
+        document = yaml.safe_load(block)
+        if "module" in document or set(document) <= set(TrainingJob.model_fields):
+            path.write_text(block if "module" in document else yaml.safe_dump(PARTIAL | document))
+            TrainingJob.load(path)
+
+
+@page
+def test_python_blocks_run(page: Path) -> None:
+    """The blocks of a page are one program, which a reader may paste into a file; those with a title are files."""
+    if program := write_files(page):
+        Path("page.py").write_text(program)
+        run("page.py")
+
+
+@page
+def test_python_blocks_name_what_they_use(page: Path) -> None:
+    """Also where they only define something."""
+    if program := write_files(page):
+        Path("page.py").write_text(program)
+        run("-m", "ruff", "check", "--quiet", "--isolated", "--select=F821", ".")
+
+
+#: what the page tells a newcomer to do, in one process: torch takes seconds to import
+NEWCOMER = """
+import runpy
+runpy.run_path("train.py", run_name="__main__")
+from midstride.engine.check import faults_in
+from midstride.engine.job import TrainingJob
+assert not (faults := faults_in(TrainingJob.load("job.yaml"))), faults
+runpy.run_path("test_model.py")["test_resumes_exactly"]()
+"""
+
+
+def test_a_newcomer_gets_started() -> None:
+    write_files(ROOT / "docs/get-started.md")
+    Path("newcomer.py").write_text(NEWCOMER)
+    run("newcomer.py")
+
+
+def test_the_site_is_whole(tmp_path: Path) -> None:
+    """Built as `make docs` does, where every warning is an error: of a page, a link, an anchor, a docstring."""
+    run("-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml"), "-d", str(tmp_path / "site"))
+    keys = (tmp_path / "site/job/index.html").read_text()
+    for field in TrainingJob.model_fields:
+        assert f"<code>{field}</code>" in keys
+    commands = (tmp_path / "site/command-line/index.html").read_text()
+    for command in app:
+        assert command.startswith("-") or f"midstride {command}" in commands
+
+
+def test_every_command_says_what_it_does() -> None:
+    for name in app:
+        if not name.startswith("-"):
+            assert app[name].help, name
