@@ -12,24 +12,30 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.champions.commands import champion
 from midstride.engine.console import WorldView, show_audit, show_error, show_outcome
 from midstride.engine.errors import EngineError, JobError, StopRequested
 from midstride.engine.job import TrainingJob
-from midstride.engine.snapshots.commands import runs_at, snapshots
+from midstride.engine.snapshots.commands import Url, runs_at, snapshots
 
 __all__ = ["Accepted", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
 
 JobFile = Annotated[Path, Parameter(help="The job, a YAML file.")]
-RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.")]
+RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.", metavar="NAME")]
 Overrides = Annotated[
-    list[str], Parameter(name="--set", help="A choice set from outside: trainer.max_epochs=2", negative=())
+    list[str],
+    Parameter(name="--set", help="A choice set from outside: trainer.max_epochs=2", metavar="KEY=VALUE", negative=()),
 ]
 Accepted = Annotated[
     list[str],
-    Parameter(name="--accept-change", help="What may differ from the snapshot: seed, data_args, ...", negative=()),
+    Parameter(
+        name="--accept-change",
+        help="What may differ from the snapshot: seed, data_args, ...",
+        metavar="KEY",
+        negative=(),
+    ),
 ]
 
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
@@ -38,7 +44,7 @@ app.command(champion)
 
 
 @app.command
-def fit(job: JobFile, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
+def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
     """Train, in processes of its own, resuming the run if it has been started before."""
     from midstride.engine.launch import launch
 
@@ -58,7 +64,7 @@ def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> 
 
 
 @app.command
-def check(job: JobFile, *, overrides: Overrides | None = None) -> int:
+def check(job: JobFile, /, *, overrides: Overrides | None = None) -> int:
     """Find every fault of a job at once, without training."""
     from midstride.engine.check import faults_in
     from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
@@ -72,17 +78,12 @@ def check(job: JobFile, *, overrides: Overrides | None = None) -> int:
     return 0
 
 
-@snapshots.command
 @app.command
-def audit(run: str) -> int:
-    """Show what each epoch of a run used: every sample once, over all its lives. Ends with 1 where that does not hold.
-
-    Args:
-        run: folder or URL of a run, or of a store of runs.
-    """
+def audit(url: Url, /) -> int:
+    """Show what each epoch of a run used, over all its lives: every sample once; end with 1 if that does not hold."""
     from midstride.engine.audit import audit as audit_of
 
-    with runs_at(run) as runs:
+    with runs_at(url) as runs:
         audits = [(name, audit_of(store.url)) for name, store in runs]
     for name, found in audits:
         show_audit(name, found)
@@ -106,14 +107,23 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _mistyped(error: CycloptsError) -> str:
+    """Say what is wrong with a command line, and where to read what is right."""
+    words = str(error)
+    if isinstance(error, UnusedCliTokensError):
+        words = f"What is {' '.join(error.unused_tokens or ())!r}? There is no place for it."
+    return f"{words}\n{' '.join(['midstride', *(error.command_chain or ()), '--help'])} tells what there is."
+
+
 def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors end in one block on standard error, never in a traceback of ours."""
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = commands(tokens, exit_on_error=False, result_action="return_value")
+        code = commands(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.exit(code if isinstance(code, int) else 0)
-    except CycloptsError:
-        sys.exit(2)  # it has said what is wrong
+    except CycloptsError as error:
+        show_error(_mistyped(error))
+        sys.exit(2)
     except EngineError as error:
         show_error(str(error))
         sys.exit(error.exit_code)

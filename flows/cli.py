@@ -31,8 +31,11 @@ _SIGNALS_HEEDED = 2  # the first stops the world in peace, the second at once
 @app.command
 def train(
     job: JobFile,
+    /,
     *,
-    run: Annotated[str | None, Parameter(help="Name of the run, to resume it; the flow run's id if empty.")] = None,
+    run: Annotated[
+        str | None, Parameter(help="Name of the run, to resume it; the flow run's id if empty.", metavar="NAME")
+    ] = None,
     overrides: Overrides | None = None,
     accepted: Accepted | None = None,
 ) -> int:

@@ -17,7 +17,7 @@ from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.survey import Finding, survey
 
-__all__ = ["runs_at", "snapshots"]
+__all__ = ["Url", "runs_at", "snapshots"]
 
 Url = Annotated[str, Parameter(help="A run, or a store of runs: a folder or an fsspec URL.")]
 Keep = Annotated[int, Parameter(help="How many stay, beside the one that the newest life of the run resumed from.")]
@@ -27,7 +27,7 @@ snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of al
 
 
 @snapshots.command(name="list")
-def list_snapshots(url: Url, *, as_json: AsJson = False) -> int:
+def list_snapshots(url: Url, /, *, as_json: AsJson = False) -> int:
     """List the snapshots, by their manifests."""
     with runs_at(url) as runs:
         _show({name: survey(store) for name, store in runs}, as_json)
@@ -35,7 +35,7 @@ def list_snapshots(url: Url, *, as_json: AsJson = False) -> int:
 
 
 @snapshots.command
-def verify(url: Url, *, as_json: AsJson = False) -> int:
+def verify(url: Url, /, *, as_json: AsJson = False) -> int:
     """Read every byte of every snapshot that counts and compare it with what was written; end with 1 if one differs."""
     with runs_at(url) as runs:
         found = {name: survey(store, read=True) for name, store in runs}
@@ -44,7 +44,7 @@ def verify(url: Url, *, as_json: AsJson = False) -> int:
 
 
 @snapshots.command
-def prune(url: Url, *, keep: Keep = 3, as_json: AsJson = False) -> int:
+def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
     """Remove older snapshots beyond the newest ones of each run, and what was never committed before them."""
     if keep < 1:
         raise JobError.of("prune", [f"--keep: at least 1 is needed, not {keep}: a run without a snapshot starts over"])
