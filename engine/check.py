@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 from midstride.engine.errors import EngineError, JobError
 from midstride.engine.imports import user_error
 from midstride.engine.job import TrainingJob
+from midstride.engine.rehearsal import rehearse
 from midstride.engine.snapshots.store import Store
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ T = TypeVar("T")
 
 
 def faults_in(job: TrainingJob) -> list[str]:
-    """Return every fault of `job`, in words: imports, arguments, store, and what only a Trainer can say.
+    """Return every fault of `job`, in words: imports, arguments, store, and what only a step or an evaluation can say.
 
     The data is prepared on the way, as a run would do first. The store gets one small file, which is
-    removed again.
+    removed again. One step is taken, and one batch of validation and test, in this process alone.
     """
     faults: list[str] = []
     module = _collect(faults, "building the module", job.build_module)
@@ -28,7 +29,7 @@ def faults_in(job: TrainingJob) -> list[str]:
     _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
     if module is not None and data is not None:
         _collect(faults, "checking the training", lambda: faults.extend(_training_faults(job, module, data)))
-    return faults
+    return [*dict.fromkeys(faults)]  # a file that cannot be imported fails for module and data alike
 
 
 def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
@@ -46,4 +47,4 @@ def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
 
 def _training_faults(job: TrainingJob, module: "TrainingModule", data: "DataModule") -> list[str]:
     data.prepare_data()
-    return job.build_trainer().check(module, data)
+    return job.build_trainer().check(module, data) or rehearse(job, module, data)

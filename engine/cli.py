@@ -65,7 +65,7 @@ def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> 
 
 @app.command
 def check(job: JobFile, /, *, overrides: Overrides | None = None) -> int:
-    """Find every fault of a job at once, without training."""
+    """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
     from midstride.engine.check import faults_in
     from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
 

@@ -88,7 +88,8 @@ class UserCodeError(UserError):
         shown = TracebackException.from_exception(error)
         for link in _chain(shown):
             theirs = [frame for frame in link.stack if not _is_ours(frame.filename)]
-            link.stack = StackSummary.from_list(theirs or list(link.stack))
+            others = [] if isinstance(error, SyntaxError) else list(link.stack)  # its place is in its own words
+            link.stack = StackSummary.from_list(theirs or others)
         return cls(f"{''.join(shown.format())}raised in {where}")
 
 
@@ -164,7 +165,8 @@ _HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith(_HERE) or f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename
+    libraries = f"{os.sep}site-packages{os.sep}torch{os.sep}", f"{os.sep}importlib{os.sep}", "<frozen importlib"
+    return filename.startswith(_HERE) or any(library in filename for library in libraries)
 
 
 def _chain(shown: TracebackException) -> Iterator[TracebackException]:

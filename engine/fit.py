@@ -38,8 +38,9 @@ class Fit:
         one = module.automatic_optimization and len(trainer.optimizers) == 1
         trainer.wrapped = strategy.wrap(TrainingStep(module), one_backward=one)
 
-    def try_encoding(self) -> None:
-        """Raise what a snapshot would raise for state that cannot be written."""
+    def check(self) -> None:
+        """Raise what stops a training before its first step, and a snapshot of state that cannot be written."""
+        self._loop()
         Recorder.try_encoding(self.trainer, self.feeds)
 
     def run(self, run: str | None, resume: Resume) -> None:
@@ -82,12 +83,16 @@ class Fit:
             resumed = trainer.recorder.resume(resume)
         if not resumed:
             seed_everything(rank_seed(trainer.seed, trainer.world.rank))
-        validation = EvaluationLoop(trainer, "validate", feeds.validation) if feeds.validation else None
-        loop = trainer.loop = FitLoop(trainer, feeds.training, validation)
+        loop = trainer.loop = self._loop()
         trainer.reporter.say(self._words())
         generation = trainer.recorder.generation if trainer.recorder is not None else None
         trainer.reporter.begin(trainer.progress, loop.batches, trainer.options, generation)
         return loop
+
+    def _loop(self) -> FitLoop:
+        trainer, feeds = self.trainer, self.feeds
+        validation = EvaluationLoop(trainer, "validate", feeds.validation) if feeds.validation else None
+        return FitLoop(trainer, feeds.training, validation)
 
     def _words(self) -> str:
         """Return in a line who trains, where, and on how many samples a step."""

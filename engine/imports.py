@@ -32,6 +32,8 @@ def import_path(spec: str) -> str:
     """
     if not re.fullmatch(IMPORT_PATH, spec):
         raise ValueError(f'"package.module:attribute" is needed, such as model:Classifier, not {spec!r}')
+    if ".py:" in spec:
+        raise ValueError(f"a module is named without .py: {spec.replace('.py:', ':')}, not {spec!r}")
     return spec
 
 
@@ -104,7 +106,8 @@ def _no_module(missing: str, folder: Path | str) -> str:
 
 def _no_attribute(module: ModuleType, attribute: str) -> str:
     own = [name for name, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
-    public = sorted(name for name in own if not name.startswith("_"))
+    here = [name for name in own if vars(module)[name].__module__ == module.__name__]
+    public = sorted(name for name in here or own if not name.startswith("_"))
     where = getattr(module, "__file__", None) or module.__name__
     return f"{where} has no {attribute!r}{_close(attribute, public)}; it has {', '.join(public[:12]) or 'no classes'}"
 

@@ -233,6 +233,8 @@ class TrainingJob(Options):
         where = f"job {self.name}"
         try:
             make = load_attribute(spec, self.folder or Path.cwd(), key)
+            if isinstance(make, type) and not issubclass(make, kind):
+                raise JobError(f"{key}: {spec} is no {kind.__name__}")
             built = call_with(make, arguments, spec, f"{key}_args")
         except JobError as error:
             raise JobError.of(where, str(error).splitlines()) from None

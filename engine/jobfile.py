@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from midstride.engine.habits import HABITS
+
 __all__ = ["apply_overrides", "faults_of", "parse_yaml", "read_mapping"]
 
 
@@ -73,14 +75,21 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         return {}, [f"cannot be read: {error}"]
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        return {}, [f"{where}{error.problem}"]
+        return {}, [_of_yaml(error)]
     except yaml.YAMLError as error:
         return {}, [f"is not YAML: {error}"]
     if not isinstance(document, dict):
-        return {}, [f"a mapping of keys to values is needed, not {document!r}"]
+        return {}, ["is empty" if document is None else f"keys and values are needed, not {document!r}"]
     return document, []
+
+
+def _of_yaml(error: yaml.MarkedYAMLError) -> str:
+    """Say where a file stops being YAML, and where what is wrong began."""
+    mark, began = error.problem_mark, error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    problem = str(error.problem).replace("character '\\t' that cannot start any token", "a tab; indent with spaces")
+    since = f" {error.context}, which began in line {began.line + 1}" if error.context and began else ""
+    return f"{where}{problem}{since}"
 
 
 def apply_overrides(document: dict[str, Any], overrides: Iterable[str], option: str = "--set") -> list[str]:
@@ -118,6 +127,24 @@ def _group(document: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | No
     return found
 
 
+#: pydantic's words -> those of people
+_PLAINLY = {
+    "Input should be": "should be",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "a valid tuple": "a list",
+    "greater than or equal to": "at least",
+    "greater than": "more than",
+    "less than or equal to": "at most",
+    ", unable to parse string as a number": "",
+    ", unable to interpret input": "",
+    "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'": "should be letters, digits and . _ -, a letter or "
+    "digit first",
+}
+
+
 def faults_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Word every fault that pydantic found, one line for each key."""
     places = _places(model)
@@ -146,7 +173,13 @@ def _words(detail: Mapping[str, Any], path: str, places: Sequence[str]) -> list[
         return [_unknown(path, places)]
     if detail["type"] == "value_error":
         return [message]
-    return [f"{message.replace('Input should be', 'should be')}, not {detail['input']!r}"]
+    given = "null" if detail["input"] is None else repr(detail["input"])
+    if detail["type"] in ("model_type", "dict_type"):
+        below = [_leaf(place) for place in places if path and place.rpartition(".")[0] == path]
+        return [f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)]
+    for theirs, ours in _PLAINLY.items():
+        message = message.replace(theirs, ours)
+    return [f"{message}, not {given}"]
 
 
 def _unknown(path: str, places: Sequence[str]) -> str:
@@ -155,6 +188,8 @@ def _unknown(path: str, places: Sequence[str]) -> str:
     if homes := [place for place in places if _leaf(place) == name]:
         above = homes[0].rpartition(".")[0]
         return f"has its place {f'under {above}' if above else 'at the top of the job'}: {homes[0]}"
+    if name in HABITS:
+        return f"is unknown here: {HABITS[name]}"
     here = [place for place in places if place.rpartition(".")[0] == group]
     for near, cutoff in ((here, 0.6), (places, 0.8)):
         if close := get_close_matches(name, [_leaf(place) for place in near], n=1, cutoff=cutoff):

@@ -4,12 +4,14 @@ Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from midstride.engine.errors import JobError
 from midstride.engine.form import snapshots_form
+from midstride.engine.habits import HABITS
 from midstride.engine.snapshots.store import PASSWORD, Terms, holds_password
 
 __all__ = [
@@ -183,5 +185,9 @@ def checked_options(
 def _words(fault: Mapping[str, Any], known: str) -> str:
     if fault["type"] == "value_error":  # worded here; the value may be a secret
         return str(fault["msg"]).removeprefix("Value error, ")
-    hint = f"; there are: {known}" if fault["type"] == "extra_forbidden" else ""
-    return f"{fault['msg']}, not {fault['input']!r}{hint}"
+    if fault["type"] == "extra_forbidden":
+        name = str(fault["loc"][-1])
+        close = get_close_matches(name, known.split(", "), n=1)
+        words = f", did you mean {close[0]}?" if close else f"; there are: {known}"
+        return f"is unknown here: {HABITS[name]}" if name in HABITS else f"is unknown{words}"
+    return f"{fault['msg']}, not {fault['input']!r}"

@@ -186,7 +186,7 @@ class Trainer:
         self.strategy.attach(World(), devices)
         try:
             self._begin(module, data, "fit")
-            Fit(self, Loaders(self, module if data is None else data)).try_encoding()
+            Fit(self, Loaders(self, module if data is None else data)).check()
         except EngineError as error:
             return [*refused, str(error)]
         return refused

@@ -78,6 +78,40 @@ def test_check_tells_every_fault_at_once(job: str, tmp_path: Path, capsys: pytes
         assert part in shown
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("module_args.fail_at=0", 'KeyError: "a mistake in the user\'s code"'),
+        ("monitor={metric: loss}", "monitor: loss is looked at after a validation, and there is none"),
+        ("module=cli_model:Data", "module: cli_model:Data is no TrainingModule"),
+    ],
+)
+def test_check_tries_a_step_and_says_no_more_than_is_wrong(
+    job: str, capsys: pytest.CaptureFixture[str], override: str, said: str
+) -> None:
+    assert run("check", job, "--set", override) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"1 fault in {job}:")
+    assert said in shown
+    assert "samples a step" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fitt"], 'Unknown command "fitt". Did you mean "fit"?'),
+        (["fit", "a", "b", "--run", "x"], "What is 'b'? There is no place for it."),
+    ],
+)
+def test_a_mistyped_command_says_where_to_read_on(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert run(*arguments) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "--help tells what there is" in shown
+
+
 def test_an_error_of_the_user_shows_their_traceback_first(job: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("fit", job, "--run", "a", "--set", "module_args.fail_at=3") == 2
     lines = capfd.readouterr().err.splitlines()

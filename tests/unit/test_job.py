@@ -83,9 +83,9 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         "--set name.x=1: name has no keys",
         "--set nothing: write it as key=value, such as trainer.max_epochs=2",
         "world.strategy: there is no strategy 'dpd'; there are: ddp, ddp2, dp, horovod, single",
-        "world.processes: should be greater than or equal to 1, not 0",
-        "trainer.max_epochs: should be a valid integer, not 'x'",
-        "retries: should be greater than or equal to 0, not -1",
+        "world.processes: should be at least 1, not 0",
+        "trainer.max_epochs: should be a whole number, not 'x'",
+        "retries: should be at least 0, not -1",
         "sed: is unknown, did you mean seed?",
     ]
 
@@ -124,12 +124,20 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
             "world.launcher=slurm",
             "world.launcher: should be 'horovodrun', 'inline', 'spawn' or 'torchrun', not 'slurm'",
         ),
+        (
+            "trainer.logger=csv",
+            "trainer.logger: is unknown here: every logged value is in the run's metrics.csv, a row a step",
+        ),
+        ("monitor=a", "monitor: should be keys and values, not 'a'; its keys are metric, mode, patience"),
+        ("module_args=[3]", "module_args: should be keys and values, not [3]"),
+        ("seed=null", "seed: should be a whole number, not null"),
+        ("name=a b", "name: should be letters, digits and . _ -, a letter or digit first, not 'a b'"),
+        ("module=model.py:Net", "module: a module is named without .py: model:Net, not 'model.py:Net'"),
         ("trainer.max_epochs=null", "trainer: say max_epochs or max_steps: the training would never end"),
         ("module=model.py", "module: \"package.module:attribute\" is needed, such as model:Classifier, not 'model.py'"),
         (
             "trainer.val_check_interval=often",
-            "trainer.val_check_interval: should be a valid integer; or should be a valid number, unable to parse "
-            "string as a number, not 'often'",
+            "trainer.val_check_interval: should be a whole number; or should be a number, not 'often'",
         ),
     ],
 )
@@ -141,8 +149,18 @@ def test_a_fault_says_the_way_out(tmp_path: Path, override: str, fault: str) -> 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("name: [", "line 1, column 8: expected the node content, but found '<stream end>'"),
-        ("- a", "a mapping of keys to values is needed, not ['a']"),
+        (
+            "name: [",
+            "line 1, column 8: expected the node content, but found '<stream end>' while parsing a flow node, which "
+            "began in line 1",
+        ),
+        (
+            "world: {strategy: ddp\nseed: 3\n",
+            "line 2, column 5: expected ',' or '}', but got ':' while parsing a flow mapping, which began in line 1",
+        ),
+        ("world:\n\tstrategy: ddp\n", "line 2, column 1: found a tab; indent with spaces"),
+        ("", "is empty"),
+        ("- a", "keys and values are needed, not ['a']"),
         ("seed: 1\nseed: 2\n", "line 2, column 1: 'seed' is given twice, first in line 1"),
     ],
 )

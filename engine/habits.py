@@ -1,0 +1,26 @@
+"""What Lightning's users are used to say, and what is said here instead."""
+
+__all__ = ["HABITS"]
+
+#: a name that neither the Trainer nor a job knows -> the way out
+HABITS: dict[str, str] = {
+    "accelerator": "GPUs are taken where there are any, gpus=0 in a Trainer keeps off them",
+    "batch_size": "it is your data's: data_args",
+    "callbacks": "a job has monitor, for the best weights and early stopping; others need a Trainer of your own",
+    "check_val_every_n_epoch": "say val_check_interval, a number of batches or a share of an epoch",
+    "ckpt_path": "the same run again resumes",
+    "default_root_dir": "a run has its place: snapshots.url of a job, run= of fit",
+    "enable_checkpointing": "snapshots are taken unless snapshots is null (None)",
+    "fast_dev_run": "midstride check tries a job, Trainer.check a module",
+    "gpus": "say processes: each takes a GPU where there are any",
+    "learning_rate": "it is your module's: module_args",
+    "log_every_n_steps": "every logged value is in the run's metrics.csv, a row a step",
+    "logger": "every logged value is in the run's metrics.csv, a row a step",
+    "lr": "it is your module's: module_args",
+    "num_nodes": "say nodes, under world",
+    "num_sanity_val_steps": "midstride check tries a job, Trainer.check a module",
+    "num_workers": "it is your data's: data_args",
+    "replace_sampler_ddp": "say use_distributed_sampler",
+    "resume_from_checkpoint": "the same run again resumes",
+    "sync_batchnorm": "it is an argument of ddp: strategy_args={sync_batchnorm: true}",
+}
