@@ -27,7 +27,11 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         for page in pages:
             read.add(page.src_uri)
             for target in _targets(page):
-                if (uri := _on_site(target)) not in files.src_uris:
+                if (uri := _on_site(target)) in files.src_uris:
+                    continue
+                if target.is_dir():
+                    files.append(File.generated(config, uri, content=_shown(target)))
+                else:
                     files.append(File.generated(config, uri, abs_src_path=str(target)))
     return files
 
@@ -51,15 +55,23 @@ def _targets(page: File) -> Iterator[Path]:
 
 
 def _target(page: File, link: str) -> Path | None:
-    """Return the file of the checkout that `link` on `page` names, of a folder its README; None if there is none."""
+    """Return what `link` on `page` names in the checkout: a file, a folder's README or else the folder, or None."""
     if page.abs_src_path is None or re.match(r"[a-z]+:|/", link):
         return None
     target = (Path(page.abs_src_path).parent / link).resolve()
-    target = target / "README.md" if target.is_dir() else target
-    return target if target.is_file() and target.is_relative_to(ROOT) else None
+    target = readme if (readme := target / "README.md").exists() else target
+    return target if target.exists() and target.is_relative_to(ROOT) else None
 
 
 def _on_site(target: Path) -> str:
-    """Return where a file of the checkout stands on the site."""
-    path = target.relative_to(ROOT).as_posix()
+    """Return where a file of the checkout, or the page of a folder, stands on the site."""
+    path = target.relative_to(ROOT).as_posix() + "/index.md" * target.is_dir()
     return TOP.get(path, path.removeprefix("docs/"))
+
+
+def _shown(folder: Path) -> str:
+    """Return a page of what is in the files of `folder`."""
+    parts = [f"# {folder.relative_to(ROOT)}"]
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        parts.append(f"## {path.name}\n\n````{path.suffix[1:] or 'text'}\n{path.read_text(errors='replace')}\n````")
+    return "\n\n".join(parts)
