@@ -62,6 +62,11 @@ class SnapshotOptions(Options):
     url: Annotated[str, AfterValidator(_without_password)] = Field(
         "runs", title="Store", description="Folder or fsspec URL that holds the runs."
     )
+    credentials: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9-]+$")] | None = Field(
+        None,
+        title="Credentials",
+        description="Prefect block that holds them: secret/NAME, aws-credentials/NAME; the environment if empty.",
+    )
     lease: Literal["exclusive", "none"] = Field(
         "exclusive",
         title="Lease",
@@ -86,7 +91,7 @@ class SnapshotOptions(Options):
     @property
     def terms(self) -> Terms:
         """What a world that trains asks of the store."""
-        return Terms(lease=self.lease, patience_s=self.store_patience_s)
+        return Terms(self.lease, self.store_patience_s)
 
     @model_validator(mode="after")
     def _one_rhythm(self) -> "SnapshotOptions":

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from midstride.engine.champions.night import faults_of_night
 from midstride.engine.cli import Accepted, JobFile, Overrides, app, load
 from midstride.engine.cli import main as run_command_line
 from midstride.engine.console import show_error
-from midstride.engine.errors import EngineError, JobError, StopRequested
+from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.job import TrainingJob
 
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
@@ -90,7 +90,8 @@ def _failed(job: TrainingJob, screen: Any, result: BaseException, again: str) ->
         from midstride.flows.terminal import show_report
 
         run = screen.url.rpartition("/")[2]
-        show_report(screen.console, report_of(job, run), again.format(run=run))
+        with suppress(OSError, SnapshotError):  # the credentials went with the flow, or the store has gone
+            show_report(screen.console, report_of(job, run), again.format(run=run))
     return _code(result)
 
 

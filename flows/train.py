@@ -11,6 +11,7 @@ from midstride.engine.prepared import Manifest, still_there
 from midstride.engine.report import Report
 from midstride.engine.snapshots.store import Store
 from midstride.flows.outlet import outlive_readers
+from midstride.tasks.credentials import credentials_of
 from midstride.tasks.evaluate import evaluate_best
 from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
@@ -34,10 +35,11 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
         if faults := relative_paths(job):
             raise JobError.of(f"job {job.name}", faults)
     name = run or str(flow_run.id)
-    forgiven = attempts_so_far(job, name)
-    prepared(job)
-    launched(job, name, forgiven)
-    return publish_report(job, name, evaluate_best(job, name))
+    with credentials_of(job):
+        forgiven = attempts_so_far(job, name)
+        prepared(job)
+        launched(job, name, forgiven)
+        return publish_report(job, name, evaluate_best(job, name))
 
 
 def attempts_so_far(job: TrainingJob, run: str) -> int:

@@ -1,0 +1,84 @@
+"""Credentials from a Prefect block: in the environment while a flow needs them, and nowhere else."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prefect.blocks.core import Block
+from pydantic import SecretStr
+
+from midstride.engine.errors import JobError
+from midstride.engine.job import TrainingJob
+
+__all__ = ["credentials_of"]
+
+#: fields of prefect-aws's blocks -> what botocore calls them; `Secret` blocks hold the right-hand names themselves
+_VARIABLES = {
+    "aws_access_key_id": "AWS_ACCESS_KEY_ID",
+    "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "aws_session_token": "AWS_SESSION_TOKEN",
+    "profile_name": "AWS_PROFILE",
+    "region_name": "AWS_REGION",
+    "minio_root_user": "AWS_ACCESS_KEY_ID",
+    "minio_root_password": "AWS_SECRET_ACCESS_KEY",
+    "endpoint_url": "AWS_ENDPOINT_URL",
+}
+
+
+@contextmanager
+def credentials_of(job: TrainingJob) -> Iterator[None]:
+    """Have what the block says that `job` names where its store is reached, until the block ends.
+
+    Whatever is started meanwhile inherits it. No parameter, log, artifact or file of a run ever holds it.
+
+    Raises:
+        JobError: there is no such block, or it holds something else; the message holds nothing of it.
+    """
+    name = job.snapshots.credentials if job.snapshots else None
+    if name is None:
+        yield
+        return
+    variables = _variables(name)
+    before = {variable: os.environ.get(variable) for variable in variables}
+    os.environ.update(variables)
+    _forget_connections()
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            os.environ.pop(variable)
+            if value is not None:
+                os.environ[variable] = value
+        _forget_connections()
+
+
+def _variables(name: str) -> dict[str, str]:
+    """Return what the block called `name` says, by environment variable."""
+    full = name if "/" in name else f"secret/{name}"
+    try:
+        block: Any = Block.load(full)
+    except ValueError as error:
+        words = f"Prefect has no block {full!r}; create it in the UI under Blocks, or choose another one"
+        raise JobError.of("the job", [f"snapshots.credentials: {words}"]) from error
+    found = block.get() if hasattr(block, "get") else _fields(block)
+    if isinstance(found, Mapping) and found and all(isinstance(item, str) for pair in found.items() for item in pair):
+        return dict(found)
+    words = 'environment variables are needed: {"AWS_ACCESS_KEY_ID": "...", "AWS_SECRET_ACCESS_KEY": "..."}'
+    raise JobError.of("the job", [f"snapshots.credentials: block {full!r} holds something else; {words}"])
+
+
+def _fields(block: Any) -> dict[str, str]:
+    """Return what a block of prefect-aws says, by environment variable."""
+    found = {}
+    for owner in (block, getattr(block, "aws_client_parameters", None)):
+        for name, variable in _VARIABLES.items():
+            if value := getattr(owner, name, None):
+                found[variable] = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+    return found
+
+
+def _forget_connections() -> None:
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()  # an instance has read the environment once and for all
