@@ -65,6 +65,8 @@ class WorldView:
         elif event.kind == "validation":
             metrics = fields.get("metrics") or {}
             self._metrics = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+        elif event.kind == "waiting":
+            self._progress.update(self._task, facts=f"waiting for the store: {fields['waited_s']:.0f} s")
         elif event.kind == "resumed" and fields.get("resumed_from"):
             self.console.print(f"resumed from snapshot {fields['resumed_from']}, step {fields.get('step')}")
 

@@ -3,11 +3,12 @@
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from midstride.engine.data.feed import Feed, Feeds
 from midstride.engine.elastic import Resharded, Start, fit_feeds, reshard
-from midstride.engine.errors import EngineError, StopRequested
+from midstride.engine.errors import EngineError, StopRequested, StoreSilent
 from midstride.engine.identity import (
     FREE_ARGUMENTS,
     bits_of,
@@ -60,7 +61,8 @@ class Recorder:
 
     def __init__(self, trainer: "Trainer", url: str, options: SnapshotOptions, feeds: Feeds, data: object) -> None:
         self._trainer = trainer
-        self.run = Run(url, trainer.strategy, options.keep, trainer.heartbeat, options.terms)
+        terms = replace(options.terms, waiting=trainer.reporter.waits)
+        self.run = Run(url, trainer.strategy, options.keep, trainer.heartbeat, terms)
         self._policy = Policy(options, trainer.strategy.gather, lambda: self.run.is_writing)
         self._parts = parts_of(trainer, feeds)
         self._feeds, self._data = feeds, data
@@ -146,15 +148,26 @@ class Recorder:
         self._policy.taken(time.perf_counter() - began)
 
     def finish(self) -> None:
-        """Commit the end of the fit, with the last weights and the whole metric log."""
+        """Commit the end of the fit, with the last weights and the whole metric log.
+
+        Raises:
+            StoreSilent: the store stayed away; a retry goes on from the last snapshot it took.
+        """
         trainer = self._trainer
-        if not trainer.logged.rows.is_closed:
-            trainer.progress.after += 1  # a boundary of its own: a snapshot may already stand at the last one
-            trainer.logged.rows.close()
-            self.take()
-        self.run.flush()
-        self.save_weights("last")
-        self.run.assemble_metric_log()
+        try:
+            if not trainer.logged.rows.is_closed:
+                trainer.progress.after += 1  # a boundary of its own: a snapshot may already stand at the last one
+                trainer.logged.rows.close()
+                self.take()
+            self.run.flush()
+            self.save_weights("last")
+            self.run.deliver()
+            self.run.assemble_metric_log()
+        except StoreSilent as error:
+            raise StoreSilent(
+                f"{error}\nThe training is over, after step {trainer.progress.step}, but its end could not be written: "
+                f"{self.run.resumes_from()}, and a retry ends with the same bits."
+            ) from error
 
     def raise_cause(self, error: Exception) -> None:
         """Raise what went wrong behind training, where `error` is but its echo: another rank met it first and left."""
@@ -167,7 +180,7 @@ class Recorder:
         self.run.close()
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Replace the weights in `folder`."""
+        """Have the weights in `folder` replaced, behind training."""
         trainer = self._trainer
         module = trainer.module
         facts = {
@@ -179,7 +192,7 @@ class Recorder:
             "metrics": {name: float(value) for name, value in trainer.logged.values.items()},
         }
         weights = trainer.strategy.weights(module)
-        self.run.save_weights(folder, trainer.logged.metrics.without_states(weights), facts)
+        self.run.keep_weights(folder, trainer.logged.metrics.without_states(weights), facts)
 
     def _described(self, feed: Feed, data: object) -> dict[str, Any]:
         """Return what makes this run this run, and what may change its last bits."""

@@ -21,6 +21,8 @@ __all__ = ["Reporter"]
 _LOG = logging.getLogger("midstride")
 #: seconds between two step events
 PERIOD_S = 0.5
+#: and between two that say that the store is waited for
+WAITS_PERIOD_S = 1.0
 
 
 class Reporter:
@@ -32,12 +34,15 @@ class Reporter:
     """
 
     def __init__(self, world: World, *, bar: bool) -> None:
-        session = Session.from_environment() if world.is_first else None
-        self._log = EventLog(session.events) if session else None
+        session = Session.from_environment()
+        self._rank = world.rank
+        self._own = EventLog(session.events) if session else None  # of every rank
+        self._log = self._own if world.is_first else None
         self._view: WorldView | None = None
         self._bar = bar and session is None and world.is_first and sys.stdout.isatty()
         self._first = world.is_first
         self._next_s = 0.0
+        self._waits_next_s = 0.0
         self._from = (0.0, 0)
         self._steps: int | None = None
 
@@ -82,6 +87,13 @@ class Reporter:
             self._log.emit(kind, **fields)
         if self._view is not None:
             self._view.event(Event(kind, time.time(), fields))
+
+    def waits(self, waited_s: float, why: str) -> None:
+        """Tell, on any rank and from any thread, that the store is waited for; at most once a second."""
+        now_s = time.monotonic()
+        if self._own is not None and now_s >= self._waits_next_s:
+            self._waits_next_s = now_s + WAITS_PERIOD_S
+            self._own.emit("waiting", rank=self._rank, waited_s=waited_s, why=why)
 
     def say(self, line: str) -> None:
         """Say something once to whoever started the run: on the console, unless logging goes elsewhere."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeVar
 
-from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing
+from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent
 from midstride.engine.heartbeat import Heartbeat, Phase
 from midstride.engine.ledger import Ledger, fatal_snapshots
 from midstride.engine.metric_log import join_segments
@@ -15,7 +15,6 @@ from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.place import Place
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.store import Store, Terms
-from midstride.engine.snapshots.weights import save_weights
 from midstride.engine.snapshots.writer import Taking, Writer
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.channel import Channel
@@ -161,10 +160,17 @@ class Run:
             with self._waiting():
                 self._writer.flush()
 
-    def save_weights(self, folder: Literal["best", "last"], state_dict: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Replace the weights in `folder`; rank 0 writes."""
+    def keep_weights(self, folder: Literal["best", "last"], state_dict: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Have the weights in `folder` replaced, behind training; rank 0 writes. `deliver` sees to it that they are."""
         metrics = facts.pop("metrics")
-        self._replace(lambda: save_weights(self.store, folder, state_dict, metrics, facts))
+        if self._writer is not None and self._strategy.world.is_first:
+            with self._waiting():
+                self._writer.keep(folder, state_dict, metrics, facts)
+
+    def deliver(self) -> None:
+        """Wait until the weights are written; raises, on every rank, why they are not."""
+        if (writer := self._writer) is not None:
+            self._first(writer.deliver)
 
     def write(self, path: str, text: str) -> None:
         """Replace a small text file of the run; rank 0 writes."""
@@ -215,7 +221,8 @@ class Run:
             except EngineError as error:
                 result = None, error
             except Exception as error:
-                result = None, SnapshotError(f"{self.store.url}: {type(error).__name__}: {error}")
+                kind = StoreSilent if self.store.is_passing(error) else SnapshotError
+                result = None, kind(f"{self.store.url}: {type(error).__name__}: {error}")
                 log.exception("in %s", self.store.url)
         value, failure = self._strategy.gather(result)[0]
         if failure is not None:

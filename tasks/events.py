@@ -16,6 +16,7 @@ __all__ = [
     "RunResumed",
     "RunStopped",
     "SnapshotCommitted",
+    "StoreAwaited",
     "emit",
 ]
 
@@ -50,6 +51,16 @@ class SnapshotCommitted(Happened):
     bytes: int = Field(description="Its size.")
     stall_s: float = Field(description="Seconds it held training up.")
     state: str = Field(description="What was found: its files and sizes, or that it has been pruned meanwhile.")
+
+
+class StoreAwaited(Happened):
+    """The store does not answer, or takes less than is written; at most every thirty seconds."""
+
+    event = "midstride.store.awaited"
+
+    rank: int = Field(description="Who waits.")
+    waited_s: float = Field(description="For how many seconds by now.")
+    why: str = Field(description="What the store says, or does not say.")
 
 
 class RunFinished(Happened):
@@ -100,6 +111,7 @@ class ModelPromoted(Happened):
 EVENTS: tuple[type[Happened], ...] = (
     RunResumed,
     SnapshotCommitted,
+    StoreAwaited,
     RunFinished,
     RunStopped,
     RunFailed,

@@ -13,13 +13,14 @@ from prefect import get_client, get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from midstride.engine.events import Event
-from midstride.tasks.events import RunResumed, emit
+from midstride.tasks.events import RunResumed, StoreAwaited, emit
 from midstride.tasks.progress import Progress
 from midstride.tasks.snapshot import record_snapshot
 
 __all__ = ["View", "Watch", "say", "shown_by"]
 
 SNAPSHOTS_EVERY_S = 10.0
+WAITING_EVERY_S = 30.0
 #: after a call of Prefect that failed; until then it is left alone
 SILENCE_S = 5.0
 _TABLE_ROWS = 100
@@ -71,7 +72,7 @@ class Watch:
         self._view = _view.get()
         self._log = get_run_logger()
         self._progress = Progress(url)
-        self._snapshots_at = self._silent_until = _NEVER
+        self._snapshots_at = self._waiting_at = self._silent_until = _NEVER
         self._taken: list[dict[str, Any]] = []
         self._recorded: list[dict[str, Any]] = []
         if self._view:
@@ -102,6 +103,8 @@ class Watch:
             self._view.event(event)
         if event.kind == "snapshot":
             self._taken.append({**event.fields, "time": event.time})
+        elif event.kind == "waiting":
+            self._try(lambda: self._waiting(event.fields))
         elif event.kind == "resumed" and event.fields.get("resumed_from"):
             self._log.info("resumed from snapshot %(resumed_from)s, step %(step)s", event.fields)
             self._try(lambda: self._resumed(**event.fields))
@@ -121,6 +124,12 @@ class Watch:
 
     def _resumed(self, generation: int, resumed_from: str, step: int, **others: Any) -> None:
         emit(RunResumed(run=self._url, generation=generation, snapshot=resumed_from, step=step))
+
+    def _waiting(self, fields: dict[str, Any]) -> None:
+        """Let automations know of a store that is waited for."""
+        if time.monotonic() - self._waiting_at >= WAITING_EVERY_S:
+            self._waiting_at = time.monotonic()
+            emit(StoreAwaited(run=self._url, **fields))
 
     def _record(self) -> None:
         with _asked_once(), get_client(sync_client=True) as client:

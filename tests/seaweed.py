@@ -175,7 +175,7 @@ def _free_ports(count: int) -> list[int]:
         with socket.socket() as low, socket.socket() as high:
             low.bind(("127.0.0.1", 0))
             port = low.getsockname()[1]
-            if port + 10_000 > 65_535 or port in ports:
+            if port + 10_000 > 65_535 or {port - 10_000, port, port + 10_000} & {*ports}:
                 continue
             try:
                 high.bind(("127.0.0.1", port + 10_000))

@@ -9,6 +9,7 @@ import logging
 import mmap
 import time
 import weakref
+from collections.abc import Callable
 from threading import Condition
 
 import torch
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 BUFFERS = 2
 #: a wait of so many seconds is worth a warning
 LONG_WAIT_S = 1.0
+WARN_EVERY_S = 60.0
 
 
 class Buffer:
@@ -45,9 +47,13 @@ class Arena:
     """Two buffers, each in the hands of one snapshot at a time.
 
     The second is made only once a snapshot comes while the one before is still being written.
+
+    Args:
+        waiting: told, every now and then while both are busy, for how many seconds they are by then, and why.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Callable[[float, str], object] = lambda waited_s, why: None) -> None:
+        self._waiting = waiting
         self._free: list[Buffer] = [Buffer()]
         self._made = 1
         self._changed = Condition()
@@ -61,9 +67,13 @@ class Arena:
                 self._made += 1
                 return Buffer(), 0.0
             began = time.monotonic()
-            while not self._changed.wait_for(lambda: self._free, timeout=60.0):
+            warned_s = 0.0
+            while not self._changed.wait_for(lambda: self._free, timeout=LONG_WAIT_S):
                 waited_s = time.monotonic() - began
-                log.warning("training has waited %.0f s for the snapshot before to be written", waited_s)
+                self._waiting(waited_s, "training waits for the snapshot before to be written")
+                if waited_s - warned_s >= WARN_EVERY_S:
+                    warned_s = waited_s
+                    log.warning("training has waited %.0f s for the snapshot before to be written", waited_s)
             buffer = self._free.pop()
         waited_s = time.monotonic() - began
         if waited_s > LONG_WAIT_S:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, Superseded, WorldError
 from midstride.engine.snapshots.checksums import FileFacts, facts_of, seal, unseal
-from midstride.engine.snapshots.history import FORMAT, MANIFEST, ROWS, SNAPSHOTS, History, Snapshot
+from midstride.engine.snapshots.history import FORMAT, MANIFEST, ROWS, SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.lease import Lease, ensure_newest
 from midstride.engine.snapshots.place import Place, part_name, snapshot_name
 from midstride.engine.snapshots.staging import Staged
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 #: what is shorter is hashed before it is written, what is longer meanwhile
 _LONG_BYTES = 2**20
-_CHUNK_BYTES = 8 * 2**20
+_CHUNK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -70,22 +70,24 @@ class Committer:
         world: this process among the others.
         gather: returns the values that all ranks gave to it, by rank; a collective.
         run: name of the run, for the manifest.
-        keep: how many snapshots stay.
     """
 
     def __init__(
-        self, store: Store, lease: Lease, world: World, gather: Callable[[object], list[Any]], run: str, keep: int
+        self, store: Store, lease: Lease, world: World, gather: Callable[[object], list[Any]], run: str
     ) -> None:
         self._store = store
         self._lease = lease
         self._world = world
         self._gather = gather
         self._run = run
-        self._keep = keep
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="midstride-checksum")
 
-    def commit(self, taken: Taken) -> Snapshot:
+    def commit(self, taken: Taken, before: Callable[[], object] = lambda: None) -> Snapshot:
         """Write `taken` and return it once it is committed; every rank calls this in the same order.
+
+        Args:
+            taken: what is written.
+            before: done first on this rank; if it raises, nothing is committed on any.
 
         Raises:
             UnsupportedState: the state of some rank cannot be written.
@@ -94,18 +96,14 @@ class Committer:
             SnapshotError: some rank could not write.
         """
         name = self.name_of(taken)
-        parts = self._together(name, lambda: self._write(name, taken))
+
+        def write() -> _Part:
+            before()
+            return self._write(name, taken)
+
+        parts = self._together(name, write)
         manifest = self._together(name, lambda: self._commit(name, taken, parts))[0]
         return Snapshot(name, taken.place, self._lease.generation, manifest)
-
-    def prune(self) -> None:
-        """Remove old snapshots, on rank 0; what cannot be removed now is tried again after the next one."""
-        if not self._world.is_first:
-            return
-        try:
-            History(self._store).prune(self._keep)
-        except (OSError, SnapshotError) as error:
-            log.warning("old snapshots of %s could not be removed: %s", self._store.url, error)
 
     def name_of(self, taken: Taken) -> str:
         """Return what `taken` is called once it is committed."""
@@ -210,16 +208,13 @@ class Committer:
                     f"rank {rank} and rank 0 do not hold the same replicated tensors (their lists differ: "
                     f"{part.shared['xxh3_128']} and {parts[0].shared['xxh3_128']}), so they cannot be written once"
                 )
+        folder = f"{SNAPSHOTS}/{name}"
+        found = self._store.find(folder)
         for file, fact in files.items():
-            path = f"{SNAPSHOTS}/{name}/{file}"
-            try:
-                found = self._store.size(path)
-            except FileNotFoundError:
-                found = -1
-            if found != fact["bytes"]:
-                seen = f"{found} bytes" if found >= 0 else "no such file"
+            if found.get(file) != fact["bytes"]:
+                seen = f"{found[file]} bytes" if file in found else "no such file"
                 raise SnapshotError(
-                    f"{self._store.url}/{path} was written with {fact['bytes']} bytes, rank 0 sees {seen}: "
+                    f"{self._store.url}/{folder}/{file} was written with {fact['bytes']} bytes, rank 0 sees {seen}: "
                     "all ranks must share one store"
                 )
 

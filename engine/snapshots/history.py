@@ -6,7 +6,7 @@ A snapshot counts if its manifest is whole, if it belongs to this run and its li
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,8 @@ class History:
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots that count, oldest first; only their manifests are read."""
-        return list(self._committed(Lineage.of(self._store)))
+        lineage = Lineage.of(self._store)
+        return list(self._committed(lineage, self._folders(lineage)))
 
     def opened(self, name: str) -> Snapshot | None:
         """Return the snapshot called `name`, by its manifest; None if it was never committed.
@@ -64,18 +65,18 @@ class History:
     def newest_good(self) -> Snapshot | None:
         """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning."""
         lineage = Lineage.of(self._store)
-        for name in reversed(self._names(lineage)):
+        for name, files in reversed(self._folders(lineage).items()):
+            if MANIFEST not in files or _ASIDE in files:
+                continue
             try:
-                snapshot = self._open(name, lineage)
-                if snapshot is not None and not self._is_aside(name):
+                if (snapshot := self._open(name, lineage)) is not None:
                     self.verify(snapshot)
                     return snapshot
             except SnapshotMissing:
                 continue  # pruned while it was read
             except SnapshotDamaged as error:
-                if not self._is_aside(name):
-                    log.warning("snapshot %s is set aside, an older one is taken: %s", name, error)
-                    self.set_aside(name, str(error))
+                log.warning("snapshot %s is set aside, an older one is taken: %s", name, error)
+                self.set_aside(name, str(error))
         return None
 
     def verify(self, snapshot: Snapshot) -> None:
@@ -104,7 +105,7 @@ class History:
 
     def aside(self) -> list[tuple[str, str]]:
         """Return name and reason of every snapshot that was set aside."""
-        marked = [name for name in self._store.list(SNAPSHOTS) if parse_name(name) and self._is_aside(name)]
+        marked = [name for name, files in self._folders().items() if parse_name(name) and _ASIDE in files]
         return [(name, json.loads(self._store.read(f"{SNAPSHOTS}/{name}/{_ASIDE}"))["reason"]) for name in marked]
 
     def rows(self) -> list[str]:
@@ -114,13 +115,15 @@ class History:
             SnapshotDamaged: a segment is not what was written: the log would have a hole.
         """
         lineage = Lineage.of(self._store)
-        end = max((snapshot.name for snapshot in self._committed(lineage)), default="")
+        folders = self._folders(lineage)
+        committed = {snapshot.name: snapshot for snapshot in self._committed(lineage, folders)}
+        end = max(committed, default="")
         segments = {name: rows for name, rows in self._segments.read().items() if lineage.holds(name)}
-        for name in self._names(lineage):
-            if name > end:
-                break
-            try:
-                snapshot = self._open(name, lineage)  # also of one set aside: its share of the log may be whole
+        for name, files in folders.items():
+            if name > end or MANIFEST not in files:
+                continue
+            try:  # also of one set aside: its share of the log may be whole
+                snapshot = committed.get(name) or self._open(name, lineage)
             except _Foreign:
                 continue
             if snapshot is not None:
@@ -136,25 +139,35 @@ class History:
         committed = self.snapshots()
         old = [snapshot for snapshot in committed[: max(0, len(committed) - keep)] if snapshot.name not in also]
         for snapshot in old:
-            self._segments.add(snapshot.name, self._rows_of(snapshot))
-            # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
-            self._store.remove(f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}")
-            self._store.remove(f"{SNAPSHOTS}/{snapshot.name}")
+            self.remove(snapshot)
         if committed:
-            self._sweep(committed[-1])
+            self.sweep(committed[-1])
         return [snapshot.name for snapshot in old]
 
-    def _names(self, lineage: Lineage) -> list[str]:
-        """Return the folders on the lineage, oldest first, committed or not; names sort as places do."""
-        return [name for name in self._store.list(SNAPSHOTS) if lineage.holds(name)]
+    def remove(self, snapshot: Snapshot, rows: str | None = None) -> None:
+        """Remove `snapshot`; its metric rows, read now unless they are known, move to a file of their own first."""
+        self._segments.add(snapshot.name, self._rows_of(snapshot) if rows is None else rows)
+        # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
+        self._store.remove_known(f"{SNAPSHOTS}/{snapshot.name}", [MANIFEST], [*snapshot.manifest["files"]])
 
-    def _committed(self, lineage: Lineage) -> Iterator[Snapshot]:
-        for name in self._names(lineage):
+    def _folders(self, lineage: Lineage | None = None) -> dict[str, set[str]]:
+        """Return the files of every folder, or of those on the lineage, oldest first; names sort as places do."""
+        folders: dict[str, set[str]] = {}
+        for path in sorted(self._store.find(SNAPSHOTS)):
+            name, _, file = path.partition("/")
+            if lineage is None or lineage.holds(name):
+                folders.setdefault(name, set()).add(file)
+        return folders
+
+    def _committed(self, lineage: Lineage, folders: Mapping[str, Collection[str]]) -> Iterator[Snapshot]:
+        for name, files in folders.items():
+            if MANIFEST not in files or _ASIDE in files:
+                continue
             try:
                 snapshot = self._open(name, lineage)
             except SnapshotDamaged:
                 continue  # the next newest_good sets it aside
-            if snapshot is not None and not self._is_aside(name):
+            if snapshot is not None:
                 yield snapshot
 
     def _open(self, name: str, lineage: Lineage) -> Snapshot | None:
@@ -179,9 +192,6 @@ class History:
             raise _Foreign(f"{where} is the manifest of snapshot {found}, not of {name}")
         return Snapshot(name, place, generation, manifest)
 
-    def _is_aside(self, name: str) -> bool:
-        return self._store.exists(f"{SNAPSHOTS}/{name}/{_ASIDE}")
-
     def _rows_of(self, snapshot: Snapshot) -> str:
         path = f"{SNAPSHOTS}/{snapshot.name}/{ROWS}"
         where = f"{self._store.url}/{path}"
@@ -192,13 +202,14 @@ class History:
         check_facts(where, snapshot.manifest["files"][ROWS], facts_of([data]))
         return data.decode()
 
-    def _sweep(self, last: Snapshot) -> None:
+    def sweep(self, last: Snapshot) -> None:
         """Remove uncommitted folders that sort before `last`: what a kill or an older generation left."""
-        for name in sorted({*self._store.list(SNAPSHOTS), *self._store.unfinished(SNAPSHOTS)}):
+        folders = self._folders()
+        for name in sorted({*folders, *self._store.unfinished(SNAPSHOTS)}):
             parsed = parse_name(name)
-            if parsed is None or name >= last.name or parsed[1] > last.generation or self._is_aside(name):
+            if parsed is None or name >= last.name or parsed[1] > last.generation:
                 continue
-            if not self._store.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
+            if not {MANIFEST, _ASIDE} & folders.get(name, set()):
                 self._store.remove(f"{SNAPSHOTS}/{name}")
 
 

@@ -1,5 +1,6 @@
 """Local folders as a store: rename and link are atomic, fsync makes them last."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -16,6 +17,7 @@ from midstride.engine.snapshots.store import ONE_WORLD, Store, Terms
 __all__ = ["LocalStore"]
 
 _CHUNK_BYTES = 8 * 2**20
+_WRITE_BYTES = 32 * 2**20  # between two writes the thread may have to wait for Python's lock
 _PAGE_BYTES = 4096  # no disk has larger blocks
 _DIRECT_BYTES = 2**20
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -77,9 +79,13 @@ class LocalStore(Store):
             return []
         return sorted(name for name in names if not name.startswith("."))  # drafts are hidden
 
-    def find(self) -> dict[str, int]:  # noqa: D102
-        files = (path for path in self._folder.rglob("*") if path.is_file())
-        return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
+    def find(self, path: str = "") -> dict[str, int]:  # noqa: D102
+        found, top = {}, self._folder / path
+        for folder, _, names in os.walk(top):
+            for file in (Path(folder, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    found[file.relative_to(top).as_posix()] = file.stat().st_size
+        return found
 
     def size(self, path: str) -> int:  # noqa: D102
         target = self._folder / path
@@ -122,7 +128,7 @@ def _write_all(handle: int, data: memoryview) -> None:
     while data:
         if direct and len(data) < _PAGE_BYTES:
             direct = _bypass_cache(handle, False)  # the end of a file is rarely that of a page
-        size = min(len(data), _CHUNK_BYTES)
+        size = min(len(data), _WRITE_BYTES)
         try:
             written = os.write(handle, data[: size // _PAGE_BYTES * _PAGE_BYTES if direct else size])
         except OSError as error:

@@ -50,6 +50,7 @@ class Patience:
         total_s: seconds from the first failure to the last try.
         clock: seconds; for tests.
         sleep: waits so many seconds; for tests.
+        waiting: told before each pause how many seconds were waited so far, and why.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Patience:
         total_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
+        waiting: Callable[[float, str], object] = lambda waited_s, why: None,
     ) -> None:
         self.total_s = total_s
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._waiting = clock, sleep, waiting
 
     def ask(self, act: Callable[[], T], whom: str, passing: Callable[[BaseException], bool] = is_passing) -> T:
         """Return what `act` returns; while it fails in passing, call it again with growing, jittered pauses.
@@ -85,6 +87,7 @@ class Patience:
                 left_s = failed_at + self.total_s - now
                 if left_s <= 0 or not passing(error):
                     raise
+                self._waiting(now - failed_at, str(error))
             else:
                 if failed_at is not None:
                     log.warning("%s answers again after %.0f s", whom, self._clock() - failed_at)

@@ -24,7 +24,7 @@ class RemoteStore(Store):
 
         super().__init__(url.rstrip("/"), terms)
         self._scheme = url.partition("://")[0]
-        self._patience = Patience(self.terms.patience_s)
+        self._patience = Patience(self.terms.patience_s, waiting=self.terms.waiting)
         try:
             fsspec.get_filesystem_class(self._scheme)
         except (ImportError, ValueError) as error:
@@ -85,10 +85,11 @@ class RemoteStore(Store):
         names = {entry.strip("/").rsplit("/", 1)[-1] for entry in found if entry.strip("/") != own}
         return sorted(name for name in names if not name.startswith("."))
 
-    def find(self) -> dict[str, int]:  # noqa: D102
-        own = self._files._strip_protocol(self.url).rstrip("/")
-        found = self._ask(lambda: self._files.find(self.url, detail=True))
-        return {path.removeprefix(own).lstrip("/"): int(facts["size"] or 0) for path, facts in found.items()}
+    def find(self, path: str = "") -> dict[str, int]:  # noqa: D102
+        full = self._full(path)
+        own = self._files._strip_protocol(full).rstrip("/")
+        found = self._ask(lambda: self._files.find(full, detail=True))
+        return {file.removeprefix(own).lstrip("/"): int(facts["size"] or 0) for file, facts in found.items()}
 
     def size(self, path: str) -> int:  # noqa: D102
         info = self._ask(lambda: self._files.info(self._full(path)))

@@ -23,6 +23,8 @@ T = TypeVar("T")
 _PART_BYTES = 8 * 2**20
 _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 4
+#: in one request
+_MOST_DELETED = 1_000
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
 #: who created a file, in its metadata
@@ -102,6 +104,11 @@ class S3Store(RemoteStore):
 
         return self._ask(put)
 
+    def read(self, path: str) -> bytes:
+        """Return a whole file; in one request, where it is not of the kind that may be large."""
+        at_once = _PARTS_AT_ONCE if path.endswith(".safetensors") else 1
+        return self._ask(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=at_once)))
+
     def _writer_of(self, full: str) -> str | None:
         bucket, key, _ = self._files.split_path(full)
         metadata: dict[str, str] = self._files.call_s3("head_object", Bucket=bucket, Key=key)["Metadata"]
@@ -116,6 +123,19 @@ class S3Store(RemoteStore):
         """Remove a file or a folder, and abort the uploads below it."""
         super().remove(path)
         self._ask(lambda: self._abort_uploads(self._full(path)))
+
+    def remove_known(self, path: str, *files: Sequence[str]) -> None:
+        """Remove the files of a folder in a request for each group, without looking for others."""
+        for group in files:
+            self._ask(lambda: self._delete([f"{path}/{file}" for file in group]))  # noqa: B023 - called at once
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        files, bucket = self._files, self._files.split_path(self.url)[0]
+        keys = [{"Key": files.split_path(self._full(path))[1]} for path in paths]
+        for start in range(0, len(keys), _MOST_DELETED):
+            wanted = {"Objects": keys[start : start + _MOST_DELETED], "Quiet": True}
+            if errors := files.call_s3("delete_objects", Bucket=bucket, Delete=wanted).get("Errors"):
+                raise OSError(f"{errors[0].get('Key')} was not removed: {errors[0].get('Code')}")
 
     def unfinished(self, path: str) -> Sequence[str]:
         """Return the names below `path` with uploads that nobody completed or aborted."""

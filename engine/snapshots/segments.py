@@ -29,12 +29,16 @@ class Segments:
 
     def __init__(self, store: Store) -> None:
         self._store = store.at(FOLDER)
+        self._single: int | None = None  # files that hold the rows of one snapshot; None: not counted yet
 
     def add(self, snapshot: str, rows: str) -> None:
         """Keep the rows of one more snapshot."""
         data = rows.encode()
         self._store.write(f"{snapshot}.{facts_of([data])['xxh3_128']}.csv", data)
-        self._fold()
+        if self._single is None or self._single + 1 >= FOLD:
+            self._single = self._fold()
+        else:
+            self._single += 1
 
     def read(self) -> dict[str, str]:
         """Return the rows by name of their snapshot, oldest first.
@@ -59,7 +63,8 @@ class Segments:
         check_facts(where, {"bytes": len(data), "xxh3_128": digest}, facts_of([data]))
         return {name: data.decode()}
 
-    def _fold(self) -> None:
+    def _fold(self) -> int:
+        """Make one of many where they are enough; return how many single ones are left."""
         by_level: dict[int, list[str]] = defaultdict(list)
         for file in self._store.list():
             by_level[_level(file)].append(file)
@@ -71,6 +76,8 @@ class Segments:
             self._store.write(f"{_FOLDED}{level + 1}-{max(rows)}.json", seal({"rows": rows}))
             for file in files:
                 self._store.remove(file)
+        single = len(by_level[0])
+        return single if single < FOLD else 0
 
 
 def _level(file: str) -> int:

@@ -7,7 +7,7 @@ fsspec URL (`remote.py`) only the first is believed.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -31,6 +31,10 @@ PASSWORD = (
 )
 
 
+def _nobody(waited_s: float, why: str) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """What is asked of a store.
@@ -38,10 +42,12 @@ class Terms:
     Args:
         lease: "exclusive": of many worlds one wins; "none": whoever says so promises that there is only one.
         patience_s: seconds a store that does not answer is waited for, at each operation.
+        waiting: told again and again, while it is waited for, for how many seconds by then and why; in any thread.
     """
 
     lease: Literal["exclusive", "none"] = "exclusive"
     patience_s: float = 10.0
+    waiting: Callable[[float, str], object] = _nobody
 
 
 class Store(ABC):
@@ -115,8 +121,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def find(self) -> dict[str, int]:
-        """Return the bytes of every file here, however deep, by path."""
+    def find(self, path: str = "") -> dict[str, int]:
+        """Return the bytes of every file in the folder `path`, however deep, by its path in there."""
 
     @abstractmethod
     def size(self, path: str) -> int:
@@ -125,6 +131,13 @@ class Store(ABC):
     @abstractmethod
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all that is in it, unfinished writes too; no error if it is gone already."""
+
+    def remove_known(self, path: str, *files: Sequence[str]) -> None:
+        """Remove a folder of which it is known which files are in it, one group of them after another."""
+        for group in files[:-1]:
+            for file in group:
+                self.remove(f"{path}/{file}")
+        self.remove(path)
 
     def unfinished(self, path: str) -> Sequence[str]:
         """Return the names directly below the folder `path` in which a write was begun and not ended, sorted.

@@ -4,14 +4,17 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
+from midstride.engine.snapshots.arena import Buffer
 from midstride.engine.snapshots.checksums import check_facts, facts_of, seal, unseal
-from midstride.engine.snapshots.codec import decode, encode
+from midstride.engine.snapshots.codec import decode
+from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.store import Store
+from midstride.engine.world import World
 
-__all__ = ["Weights", "load_weights", "save_weights", "weights_at"]
+__all__ = ["StagedWeights", "Weights", "load_weights", "save_weights", "weights_at", "write_weights"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -26,10 +29,19 @@ class Weights:
     facts: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class StagedWeights:
+    """Weights in memory, as they will be written; `facts` are JSON values, "step" among them is part of a name."""
+
+    staged: Staged
+    metrics: dict[str, float]
+    facts: dict[str, Any]
+
+
 def save_weights(
     store: Store, folder: str, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]
 ) -> None:
-    """Replace the weights in `folder`; at every moment it holds the old ones or the new ones, whole.
+    """Replace the weights in `folder`, here and now.
 
     Args:
         store: of the run.
@@ -38,14 +50,20 @@ def save_weights(
         metrics: by name.
         facts: JSON values; "step", if there, becomes part of the file's name.
     """
-    encoded = encode(state_dict)
-    data = save(encoded.tensors)
+    staged = Stager(World(), lambda path: False).stage(state_dict, Buffer())
+    write_weights(store, folder, StagedWeights(staged, metrics, facts))
+
+
+def write_weights(store: Store, folder: str, weights: StagedWeights) -> None:
+    """Replace the weights in `folder`; at every moment it holds the old ones or the new ones, whole."""
+    data, facts = weights.staged.data, weights.facts
     fact = facts_of([data])
     # The checksum in the name keeps weights of the same step apart: nothing a manifest refers to is overwritten.
     name = f"weights-{facts.get('step', 0):012d}-{fact['xxh3_128'][:8]}.safetensors"
     store.write(f"{folder}/{name}", data)
-    manifest = {"format": _FORMAT, "files": {name: fact}, "metrics": metrics, "facts": facts, "time": time.time()}
-    store.write(f"{folder}/{_MANIFEST}", seal({**manifest, "state_dict": encoded.document}))
+    document = {"metrics": weights.metrics, "facts": facts, "state_dict": weights.staged.document}
+    manifest = {"format": _FORMAT, "files": {name: fact}, **document, "time": time.time()}
+    store.write(f"{folder}/{_MANIFEST}", seal(manifest))
     for other in store.list(folder):
         if other not in (name, _MANIFEST):
             store.remove(f"{folder}/{other}")

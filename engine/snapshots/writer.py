@@ -2,7 +2,8 @@
 
 Snapshots are committed one after another, in the order in which they were taken. What goes wrong behind training is
 kept until training asks: with `check`, which costs nothing, at every step. A store that is silent for too long does not
-end the training: that snapshot is dropped, on every rank, and what only it had goes into the next.
+end the training: that snapshot is dropped, on every rank, and what only it had goes into the next. Best and last
+weights go the same way, but are never dropped.
 """
 
 import logging
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,7 +22,9 @@ from midstride.engine.snapshots.arena import Arena, Buffer
 from midstride.engine.snapshots.committer import Committer, Taken
 from midstride.engine.snapshots.history import Snapshot
 from midstride.engine.snapshots.lease import Lease
+from midstride.engine.snapshots.outbox import Outbox
 from midstride.engine.snapshots.place import Place
+from midstride.engine.snapshots.retention import Retention
 from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.store import Store
 from midstride.engine.world import World
@@ -84,10 +88,12 @@ class Writer:
         keep: int,
         replicated: Callable[[str], bool] = lambda path: False,
     ) -> None:
-        self._committer = Committer(store, lease, world, gather, run, keep)
+        self._committer = Committer(store, lease, world, gather, run)
+        self._retention = Retention(store, lease, keep) if world.is_first else None
+        self._outbox = Outbox(store, lease)
         self._stager = Stager(world, replicated)
-        self._arena = Arena()
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._arena = Arena(store.terms.waiting)
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._last: Taking | None = None
         self._newest: Snapshot | None = None
         self._failure: Exception | None = None
@@ -132,10 +138,18 @@ class Writer:
         except Exception as error:
             staged = error  # the other ranks learn of it where they would have learnt that the files are there
         self._last = taking = Taking(place, Future(), time.perf_counter() - began, wait_s)
-        self._queue.put(_Job(taking, Taken(place, staged, rows, facts, probe), buffer, committed))
+        self._queue.put(partial(self._write, _Job(taking, Taken(place, staged, rows, facts, probe), buffer, committed)))
         if isinstance(staged, Exception):
             self.flush()
         return taking
+
+    def keep(self, folder: str, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]) -> None:
+        """Copy weights and have them replace those in `folder`; only one rank calls this.
+
+        No snapshot taken later is committed before they are written. Arguments as those of `save_weights`.
+        """
+        self._outbox.put(folder, state_dict, metrics, facts)
+        self._queue.put(self._send)
 
     @property
     def is_busy(self) -> bool:
@@ -158,11 +172,31 @@ class Writer:
             raise self._failure
 
     def flush(self) -> None:
-        """Wait until the last snapshot taken is committed; raises why it was not, or as `check` does."""
+        """Wait until all that was taken is committed; raises why the last of it was not, or as `check` does."""
+        self._in_turn(lambda: None)
         failure = self._last.future.exception() if self._last is not None else None
         self.check()
         if failure is not None:
             raise failure
+
+    def deliver(self) -> None:
+        """Wait until the weights given to `keep` are written; raises why they are not."""
+        self._in_turn(self._outbox.send)
+
+    def _in_turn(self, act: Callable[[], object]) -> None:
+        """Have the thread do `act` after all that it has to do already; raise what it raises."""
+        done: Future[None] = Future()
+
+        def settle() -> None:
+            try:
+                act()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._queue.put(settle)
+        done.result()
 
     def close(self, grace_s: float | None = None) -> bool:
         """Let the thread end once it has written what was taken; return whether it did. Never raises what it met.
@@ -178,29 +212,42 @@ class Writer:
         return True
 
     def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            began = time.perf_counter()
-            snapshot: Snapshot | None = None
-            failure: Exception | None = None
-            try:
-                if self._failure is not None:
-                    raise SnapshotError(f"an older snapshot was not taken: {self._failure}") from self._failure
-                self._newest = snapshot = self._committer.commit(self._with_dropped(job.taken))
-                self._dropped.clear()
-                job.taking.write_s = time.perf_counter() - began
-                job.committed(job.taking, snapshot)
-                self._committer.prune()
-            except StoreSilent as error:
-                failure = error
-                self._drop(job.taken, error)
-            except Exception as error:
-                failure = error
-                self._failure = self._failure or error
-            self._arena.release(job.buffer)  # before anybody hears of it: the next copy needs no other buffer
-            if snapshot is None:
-                job.taking.future.set_exception(failure)
-            else:
-                job.taking.future.set_result(snapshot)
+        while (act := self._queue.get()) is not None:
+            act()
+
+    def _write(self, job: _Job) -> None:
+        began = time.perf_counter()
+        taken = self._with_dropped(job.taken)
+        failure: Exception | None = None
+        try:
+            if self._failure is not None:
+                raise SnapshotError(f"an older snapshot was not taken: {self._failure}") from self._failure
+            self._newest = snapshot = self._committer.commit(taken, before=self._outbox.send)
+            self._dropped.clear()
+            job.taking.write_s = time.perf_counter() - began
+            job.committed(job.taking, snapshot)
+        except StoreSilent as error:
+            failure = error
+            self._drop(job.taken, error)
+        except Exception as error:
+            failure = error
+            self._failure = self._failure or error
+        self._arena.release(job.buffer)  # before anybody hears of it: the next copy needs no other buffer
+        if failure is not None:
+            job.taking.future.set_exception(failure)
+            return
+        job.taking.future.set_result(snapshot)
+        if self._retention is not None:
+            self._retention.add(snapshot, taken.rows)
+
+    def _send(self) -> None:
+        try:
+            self._outbox.send()
+        except Exception as error:
+            log.warning(
+                "weights were not written: %s: %s. They are kept, and written before the next snapshot is committed",
+                *(type(error).__name__, error),
+            )
 
     @staticmethod
     def _was_dropped(taking: Taking) -> bool:

@@ -53,11 +53,11 @@ class Scene:
         path = self.folder / "said.txt"
         return path.read_text() if path.exists() else ""
 
-    def live(self, limit: int | None = None) -> list[int]:
-        """Give the run one life; return its ranks' exit codes. `limit` is the largest file it may write."""
+    def live(self, before: Callable[[], object] | None = None) -> list[int]:
+        """Give the run one life; return its ranks' exit codes. `before` is called in each rank, before it trains."""
         environment = {**os.environ, **self.plan.environment, "LAWS_JOURNAL": str(self.folder / "journal.jsonl")}
         self.codes = run_ranks(
-            *(_speaking, self.setting, self.url, self.folder / "said.txt", limit),
+            *(_speaking, self.setting, self.url, self.folder / "said.txt", before),
             processes=self.setting.ranks,
             environment=environment,
             timeout_s=110.0,
@@ -93,16 +93,12 @@ class Scene:
         wait_for(lambda: words in self.said, f"the words {words!r}")
 
 
-def _speaking(setting: Setting, url: str, said: Path, limit: int | None) -> None:
+def _speaking(setting: Setting, url: str, said: Path, before: Callable[[], object] | None) -> None:
     """Train, writing down what a person would read."""
     logging.basicConfig(filename=said, format="%(message)s")
     logging.getLogger("midstride").setLevel(logging.INFO)
-    if limit is not None:
-        import resource
-        import signal
-
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    if before is not None:
+        before()
     try:
         setting.train(url)
     except EngineError as error:

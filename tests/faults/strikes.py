@@ -5,6 +5,7 @@ Every strike asserts that it struck: a fault that never came has shown nothing.
 
 import functools
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from faults.scene import Scene
-from laws.lives import STEPS
+from laws.lives import STEPS, Tangled
 from proxy import Proxy
+from torch import Tensor
 
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.store import Store
@@ -28,6 +30,7 @@ __all__ = [
     "itself",
     "misread",
     "missing",
+    "not_finite",
     "overtaken",
     "read_only",
     "server",
@@ -50,6 +53,25 @@ def itself(kind: Any, *ranks: int, step: int, phase: str) -> Strike:
         assert scene.plan.fired()  # all of them, unless the first death ended the others
 
     return strike
+
+
+@contextmanager
+def not_finite(scene: Scene) -> Iterator[None]:
+    """The loss is NaN from a step on; then somebody corrects that."""
+    live = scene.live
+    scene.live = functools.partial(live, before=_poison)  # type: ignore[method-assign]
+    yield
+    scene.live = live  # type: ignore[method-assign]
+
+
+def _poison() -> None:
+    step = Tangled.training_step
+
+    def poisoned(self: Tangled, batch: Any, batch_idx: int) -> Tensor:
+        loss = step(self, batch, batch_idx)
+        return loss * float("nan") if self.trainer.progress.step >= 5 else loss
+
+    Tangled.training_step = poisoned  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -128,9 +150,10 @@ def disk_full(scene: Scene) -> Iterator[None]:
     """There is room for one snapshot but not for two; then there is more."""
     folder = Path(scene.url).parent
     if not _mounted(folder, "size=160k"):
-        scene.live = functools.partial(scene.live, limit=4096)  # type: ignore[method-assign]
+        live = scene.live
+        scene.live = functools.partial(live, before=_small_files_only)  # type: ignore[method-assign]
         yield
-        scene.live = functools.partial(Scene.live, scene)  # type: ignore[method-assign]
+        scene.live = live  # type: ignore[method-assign]
         return
     try:
         yield
@@ -141,6 +164,11 @@ def disk_full(scene: Scene) -> Iterator[None]:
     except BaseException:
         unmount(folder)
         raise
+
+
+def _small_files_only() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from faults.strikes import (
     itself,
     misread,
     missing,
+    not_finite,
     overtaken,
     read_only,
     server,
@@ -116,6 +117,14 @@ ROWS = [
         "The others wait for it; once it is killed, the next attempt resumes.",
         KILLED,
         [Cell("in backward", frozen_and_killed)],
+    ),
+    Row(
+        "The loss is not finite",
+        "The world ends with 2, earlier snapshots are good; once that is corrected the same command resumes.",
+        REFUSED,
+        [Cell("in training", not_finite)],
+        says="the loss is nan at epoch {number}, batch {number}, step {number} on rank {number}. "
+        "Nothing was written after it: earlier snapshots are good.",
     ),
     Row(
         "A rank is asked to stop (SIGTERM)",

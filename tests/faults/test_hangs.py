@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 from flow_runs import results, tiny_job, train_forked
+from seaweed import Seaweed
 
 from midstride.engine import vigil
+from midstride.engine.events import Event
 from midstride.engine.faults import FaultPlan
 from midstride.engine.job import TrainingJob
 from midstride.engine.launch import launch
 from midstride.engine.ledger import Ledger
+from midstride.engine.options import SnapshotOptions
 from midstride.engine.report import report_of
 from midstride.engine.snapshots.store import Store
 
@@ -47,6 +50,34 @@ def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, 
         train_forked(job, "night")
         train_forked(job, "calm")
         assert results(job, "night") == results(job, "calm")
+
+
+def test_waiting_for_a_store_is_told_and_is_no_hang(tmp_path: Path, own_s3: Seaweed) -> None:
+    """With both buffers taken training waits, for longer than a hang may last."""
+    job = tiny_job(tmp_path, processes=1)
+    job = job.model_copy(update={"trainer": job.trainer.model_copy(update={"max_steps": 7})})
+    limit_s, events = 2.0, list[Event]()
+    world = job.world.model_copy(update={"hang_timeout_s": limit_s, "validation_timeout_s": limit_s})
+    snapshots = SnapshotOptions(url=f"{own_s3.bucket()}/runs", every_steps=1)
+
+    def note(event: Event) -> None:
+        events.append(event)
+        if event.kind == "snapshot" and event.fields["step"] == 2:
+            own_s3.kill()
+        if event.kind == "waiting" and event.fields["waited_s"] > 2 * limit_s and "waiting" not in back:
+            back.append(event.kind)
+            own_s3.start()
+
+    back: list[str] = []
+    far = job.model_copy(update={"world": world, "snapshots": snapshots})
+    assert launch(far, "night", on_event=note).kind == "done"
+    assert back, "the server was away for longer than a hang may last"
+    told = [event.fields for event in events if event.kind == "waiting"]
+    assert {fields["rank"] for fields in told} == {0}
+    assert any("Connect call failed" in fields["why"] for fields in told)
+    train_forked(job, "calm")
+    store = Store.open(far.run_url("night"))
+    assert store.read("metrics.csv") == results(job, "calm")["metrics.csv"]
 
 
 def test_a_slow_rank_is_named_in_log_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,15 @@ def test_without_time_for_a_snapshot_the_last_one_is_as_exact(
     assert_alike(tmp_path, undisturbed(setting))
 
 
+@pytest.mark.parametrize("phase", ["backward", "validation"])
+def test_asked_to_stop_without_snapshots_every_rank_stops(phase: str, tmp_path: Path) -> None:
+    """Nobody is gone while another still asks at which batch they all stop."""
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("stop", rank=2, step=2, phase=phase)
+    assert live(Setting(ranks=3, options={"snapshots": None}), tmp_path, plan) == [STOPPED] * 3
+    plan.assert_all_fired()
+
+
 class Talking(Tangled):
     """Talks to the other ranks in a hook of its own."""
 

@@ -7,12 +7,16 @@ import re
 import threading
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiobotocore.client import AioBaseClient
+from laws.lives import Setting, Tangled
 from proxy import Proxy
 from s3fs import S3FileSystem
 from seaweed import KEY, SECRET, Seaweed
 from unit.test_cli import JOB, MODEL, run
+from unit.writers import take
 
 from midstride.engine.errors import SnapshotError, StoreSilent
 from midstride.engine.snapshots.history import History
@@ -20,6 +24,7 @@ from midstride.engine.snapshots.lease import acquire, leases
 from midstride.engine.snapshots.patience import Patience
 from midstride.engine.snapshots.place import Place
 from midstride.engine.snapshots.store import Store, Terms
+from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.snapshots.writer import Taking, Writer
 from midstride.engine.world import World
 
@@ -167,6 +172,55 @@ def test_a_snapshot_is_dropped_when_patience_ends_and_what_only_it_had_goes_into
     assert store.list("snapshots/000000000002-g000001") == []
     assert History(store).rows() == ["step\n1\n", "step\n2\n3\n"]
     assert "It is dropped and training goes on; a failure now costs what was done since snapshot" in caplog.text
+
+
+class Leaving(Tangled):
+    """Its server goes away when its training is over."""
+
+    def on_train_end(self) -> None:
+        for server in LEAVING:
+            server.kill()
+
+
+LEAVING: list[Seaweed] = []
+
+
+def test_a_store_that_is_away_at_the_end_is_named_and_nothing_is_lost(own_s3: Seaweed) -> None:
+    run = f"{own_s3.bucket()}/run"
+    LEAVING[:] = [own_s3]
+    options = {"snapshots": {"every_steps": 4, "store_patience_s": 0.5}, "max_epochs": 1}
+    with pytest.raises(StoreSilent) as caught:
+        Setting(options=options, module=Leaving).train(run)
+    assert caught.value.exit_code == 1
+    words = "The training is over, after step 6, but its end could not be written: the run resumes from snapshot"
+    assert words in str(caught.value)
+    own_s3.start()
+    LEAVING.clear()
+    Setting(options=options, module=Leaving).train(run)
+    store = Store.open(run)
+    assert load_weights(store, "last").facts["step"] == 6
+    assert store.read("metrics.csv").count(b"\n") >= 6
+
+
+def test_a_snapshot_takes_a_dozen_requests(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the writer of a generation has committed, it does not ask the store for again."""
+    names: list[str] = []
+    call = AioBaseClient._make_api_call
+
+    async def counted(client: AioBaseClient, name: str, arguments: Any) -> Any:
+        names.append(name)
+        return await call(client, name, arguments)
+
+    store = Store.open(f"{bucket}/run")
+    writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "run", 2)
+    take(writer, 1, 2, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(AioBaseClient, "_make_api_call", counted)
+        take(writer, *range(4, 8))
+    assert writer.close()
+    assert len(names) == 4 * 10, names
+    assert [snapshot.place.step for snapshot in History(store).snapshots()] == [6, 7]
+    assert len(History(store).rows()) == 7
 
 
 def test_patience_ends(own_s3: Seaweed) -> None:

@@ -28,7 +28,6 @@ from midstride.engine.errors import (
 from midstride.engine.snapshots import segments
 from midstride.engine.snapshots.checksums import seal, unseal
 from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.committer import Committer
 from midstride.engine.snapshots.history import History, Place, Snapshot, snapshot_name
 from midstride.engine.snapshots.lease import Lease, acquire, leases, newest, superseded_by
 from midstride.engine.snapshots.reader import read
@@ -417,7 +416,6 @@ def test_a_late_commit_of_a_stale_generation_is_never_read(store: Store):
     # As if the check of the lease had passed a moment before the newer world took it.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("midstride.engine.snapshots.committer.ensure_newest", lambda store, lease: None)
-        patch.setattr(Committer, "prune", lambda writer: None)
         (stray,) = take(late, 3)
     assert store.exists(f"snapshots/{stray.name}/manifest.json")
     assert History(store).snapshots() == [first, mine]

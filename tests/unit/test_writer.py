@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from midstride.engine.errors import SnapshotError
+from midstride.engine.errors import SnapshotError, Superseded
 from midstride.engine.snapshots import local
 from midstride.engine.snapshots.arena import Arena, Buffer
 from midstride.engine.snapshots.codec import differences
@@ -25,6 +25,7 @@ from midstride.engine.snapshots.local import LocalStore
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.staging import Stager
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.world import World
 
@@ -290,6 +291,80 @@ def test_a_closed_writer_leaves_no_thread(store: Store) -> None:
     assert threading.active_count() == before + 1
     assert writer.close(10.0)
     assert threading.active_count() == before
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def value_of(store: Store, folder: str = "best") -> float:
+    return float(load_weights(store, folder).state_dict["w"][0])
+
+
+def refuse(error: OSError, prefix: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no file be written whose path begins with `prefix`."""
+    write = LocalStore.write
+
+    def refusing(self: LocalStore, path: str, data: Any) -> None:
+        if path.startswith(prefix):
+            raise error
+        write(self, path, data)
+
+    monkeypatch.setattr(LocalStore, "write", refusing)
+
+
+def test_weights_are_those_of_the_moment_and_the_newest_win(writer: Writer, store: Store) -> None:
+    gate, weights = Gated(), {"w": torch.ones(9)}
+    writer.take(Place(1), {}, "", {}, gate)
+    assert gate.reached.wait(10)
+    for step in (1, 2, 3):  # they come while the thread is busy
+        weights["w"].fill_(step)
+        writer.keep("best", weights, {"val/loss": 1.0}, {"step": step})
+    weights["w"].fill_(7)
+    writer.keep("last", weights, {}, {"step": 7})
+    weights["w"].fill_(9)
+    assert store.list("best") == []
+    gate.open.set()
+    writer.deliver()
+    assert (value_of(store), value_of(store, "last")) == (3.0, 7.0)
+    assert load_weights(store, "best").metrics == {"val/loss": 1.0}
+
+
+@pytest.mark.parametrize("error", [ConnectionError("nobody answers"), OSError(errno.ENOSPC, "No space left on device")])
+def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
+    error: OSError, writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer.keep("best", {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.deliver()
+    with monkeypatch.context() as patch:
+        refuse(error, "best/", store, patch)
+        writer.keep("best", {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
+        with pytest.raises(type(error)):
+            writer.deliver()
+        writer.check()  # training goes on
+        assert "They are kept, and written before the next snapshot is committed" in caplog.text
+        snapshot = writer.take(Place(2), {}, "", {}).future
+        assert isinstance(snapshot.exception(10), SnapshotError)
+        assert History(store).snapshots() == []
+        if isinstance(error, ConnectionError):  # that one was dropped, and the training goes on all the same
+            writer.check()
+    assert value_of(store) == 1.0
+    if isinstance(error, ConnectionError):
+        writer.take(Place(3), {}, "", {})
+        writer.flush()
+        assert [taken.place.step for taken in History(store).snapshots()] == [3]
+    else:
+        writer.deliver()
+    assert value_of(store) == 2.0
+
+
+def test_weights_of_a_world_that_was_overtaken_change_nothing(writer: Writer, store: Store) -> None:
+    writer.keep("best", {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.deliver()
+    acquire(store, None, {})
+    writer.keep("best", {"w": torch.zeros(3)}, {}, {"step": 2})
+    with pytest.raises(Superseded):
+        writer.deliver()
+    assert value_of(store) == 1.0
 
 
 # --- past the page cache --------------------------------------------------------------------------------------------

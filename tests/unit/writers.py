@@ -36,7 +36,9 @@ def alone(store: Store, resumed_from: str | None = None, *, keep: int = 100) -> 
 
 
 def take(writer: Writer, *steps: int, **changes: Any) -> list[Snapshot]:
-    return [
+    taken = [
         writer.take(Place(step), state_at(step), f"{step},row\n", {"threads": 1}, **changes).future.result()
         for step in steps
     ]
+    writer.flush()  # old ones are gone, too
+    return taken
