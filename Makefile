@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check docs laws soak test-airflow test-ui bench-data bench-memory bench-overhead bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test check docs laws soak test-airflow test-ui bench-data bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -62,6 +62,9 @@ bench-overhead: $(STAMP)  ## what the orchestration costs, beside `midstride fit
 
 bench-memory: $(STAMP)  ## what a rank holds under ddp, sharded and fully_sharded
 	$(BIN)/python tests/bench/memory.py $(ARGS)
+
+bench-pipeline: $(STAMP)  ## memory of each stage, with and without balancing
+	$(BIN)/python tests/bench/pipeline.py $(ARGS)
 
 bench-restart: $(STAMP)  ## from the death of a rank to the first new step, part by part
 	PYTHONPATH=tests $(BIN)/python -m bench.restart $(ARGS)

@@ -47,4 +47,4 @@ def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
 
 def _training_faults(job: TrainingJob, module: "TrainingModule", data: "DataModule") -> list[str]:
     data.prepare_data()
-    return job.build_trainer().check(module, data) or rehearse(job, module, data)
+    return job.build_trainer().check(module, data, processes=job.world.processes) or rehearse(job, module, data)

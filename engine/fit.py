@@ -4,18 +4,27 @@ from typing import TYPE_CHECKING
 
 from midstride.engine.data.feed import Feeds
 from midstride.engine.data.loaders import Loaders
+from midstride.engine.errors import JobError
 from midstride.engine.hooks import calling
 from midstride.engine.loops import EvaluationLoop, FitLoop
 from midstride.engine.optimizers import read_optimizers
 from midstride.engine.recorder import Recorder
-from midstride.engine.run import Resume
+from midstride.engine.run import Resume, Run
 from midstride.engine.seeds import rank_seed, seed_everything
-from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.strategies.base import Strategy, TrainingStep
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
-__all__ = ["Fit"]
+__all__ = ["Fit", "recall"]
+
+
+def recall(trainer: "Trainer", run: str | None, resume: Resume) -> None:
+    """Let the strategy go by what earlier lives of `run` have measured, if it measures."""
+    options, strategy = trainer.snapshots, trainer.strategy
+    if strategy.measures and run is not None and options is not None and resume != "never":
+        kept = Run(run, strategy, options.keep, trainer.heartbeat, options.terms)
+        strategy.recall(kept.newest_facts().get("strategy", {}))
 
 
 class Fit:
@@ -34,9 +43,15 @@ class Fit:
         strategy.place(module, lambda: trainer.received(next(training.batches(0))))
         configured = calling("configure_optimizers", module.configure_optimizers)
         trainer.optimizers, trainer.schedulers = read_optimizers(configured, module)
+        if refused := self.mismatches(strategy):
+            raise JobError("\n".join(refused))
         strategy.configured(trainer.optimizers, [config.scheduler for config in trainer.schedulers])
         one = module.automatic_optimization and len(trainer.optimizers) == 1
         trainer.wrapped = strategy.wrap(TrainingStep(module), one_backward=one)
+
+    def mismatches(self, strategy: Strategy) -> list[str]:
+        """Return, in words, what of this fit `strategy` cannot do."""
+        return strategy.mismatches(self.trainer.optimizers, self.trainer.options, self.feeds.training.batch_size)
 
     def check(self) -> None:
         """Raise what stops a training before its first step, and a snapshot of state that cannot be written."""

@@ -72,7 +72,8 @@ def job_form(schema: Schema) -> None:
     }
     rules = [_properties(trainer=ends), _properties(snapshots={"if": _NULL, "else": _SNAPSHOTS})]
     for name in STRATEGIES:
-        allowed = [one for one in _PRECISIONS if not conflicts(Choice(name, precision=one)) or _alone(name)]
+        ranks = 2 if conflicts(Choice(name)) else 1  # some strategies cannot be at all in one process
+        allowed = [one for one in _PRECISIONS if not conflicts(Choice(name, precision=one, ranks=ranks))]
         if len(allowed) < len(_PRECISIONS):
             precise = _properties(trainer=_properties(precision={"enum": allowed}))
             rules.append(
@@ -81,11 +82,6 @@ def job_form(schema: Schema) -> None:
                 else {"if": _properties(world=_properties(strategy={"const": name})), "then": precise}
             )
     _add(schema, rules)
-
-
-def _alone(name: str) -> bool:
-    """Whether `name` cannot be at all in one process, which says nothing about its precision."""
-    return bool(conflicts(Choice(name)))
 
 
 def _strategy_rules(name: str, row: Row) -> list[Schema]:
@@ -107,11 +103,16 @@ def _strategy_rules(name: str, row: Row) -> list[Schema]:
 
 def _options(row: Row) -> Schema:
     """The schema of a strategy's own arguments."""
-    wanted = {
-        name: {"enum": list(kind)} if isinstance(kind, tuple) else {"type": _WORDS[kind]} if kind in _WORDS else {}
-        for name, kind in row.options.items()
-    }
+    wanted = {name: _option(kind) for name, kind in row.options.items()}
     return {"properties": wanted, "additionalProperties": False}
+
+
+def _option(kind: type | tuple[str | type, ...]) -> Schema:
+    if isinstance(kind, type):
+        return {"type": _WORDS[kind]} if kind in _WORDS else {}
+    values: Schema = {"enum": [value for value in kind if isinstance(value, str)]}
+    types = [_option(other) for other in kind if isinstance(other, type)]
+    return {"anyOf": [values, *types]} if types else values
 
 
 def _without_options(rule: Schema) -> Schema:

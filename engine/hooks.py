@@ -1,5 +1,6 @@
 """Hooks: who wants to be called when, found once, so that a hook nobody wrote costs nothing."""
 
+import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from midstride.engine.module import ModuleHooks, TrainingModule
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
-__all__ = ["Hooks", "calling"]
+__all__ = ["Hooks", "calling", "step_end"]
 
 _COMMUNICATION = str(Path(torch.distributed.__file__).parent)
 
@@ -59,6 +60,14 @@ def calling(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
         if _by_another_rank(error):
             raise
         raise UserCodeError.of(where, error) from error
+
+
+def step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any]:
+    """Return the module's `..._step_end`, to be called with a step's outputs and its batch, which it need not take."""
+    method, where = getattr(module, f"{step}_end"), f"{type(module).__name__}.{step}_end"
+    if len(inspect.signature(method).parameters) > 1:
+        return lambda outputs, batch: calling(where, method, outputs, batch)
+    return lambda outputs, batch: calling(where, method, outputs)
 
 
 def _by_another_rank(error: Exception) -> bool:

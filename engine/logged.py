@@ -1,7 +1,7 @@
 """Logged values: taken batch by batch, reduced over an epoch and over the ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from numbers import Number
 from typing import Any, NamedTuple
@@ -216,6 +216,10 @@ class Logged:
         finally:
             self.is_heard = heard
             back()
+
+    def heard(self) -> AbstractContextManager[None]:
+        """Return the context of a step of the user's: where it is not heard, it leaves nothing behind."""
+        return nullcontext() if self.is_heard else self.unheard()
 
     @contextmanager
     def parts(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from midstride.engine.boundaries import Boundaries
 from midstride.engine.data.feed import Feed
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.heartbeat import Phase
-from midstride.engine.hooks import calling
+from midstride.engine.hooks import step_end
 from midstride.engine.optimization import Optimization
 from midstride.engine.turns import turns, without_trace
 from midstride.engine.values import samples_in
@@ -159,6 +159,7 @@ class EvaluationLoop:
         self.trainer, self.stage, self.loaders = trainer, stage, loaders
         self.prefix = {"validate": "validation", "test": "test"}[stage]
         self.boundaries = Boundaries(trainer)
+        self.step_end = step_end(trainer.module, f"{self.prefix}_step")
 
     def run(self) -> dict[str, float]:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
@@ -208,10 +209,10 @@ class EvaluationLoop:
 
     def step(self, batch: Any, index: int, number: int) -> Any:
         """Return what the user's step makes of a batch, with the unwrapped module: DDP's forward shares buffers."""
-        trainer, module, name = self.trainer, self.trainer.module, f"{self.prefix}_step"
-        with trainer.precision.forward():
-            outputs = trainer.strategy.evaluate(module, name, batch, index, *self._extra(number))
-            return calling(f"{type(module).__name__}.{name}_end", getattr(module, f"{name}_end"), outputs)
+        trainer, name = self.trainer, f"{self.prefix}_step"
+        with trainer.logged.heard(), trainer.precision.forward():
+            outputs = trainer.strategy.evaluate(trainer.module, name, batch, index, *self._extra(number))
+            return self.step_end(outputs, batch)
 
     def _extra(self, number: int) -> tuple[int, ...]:
         return (number,) if len(self.loaders) > 1 else ()

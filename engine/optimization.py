@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_value_
 from torch.optim import Optimizer
 
 from midstride.engine.data.feed import Feed
 from midstride.engine.errors import LossNotFinite, UserError
-from midstride.engine.hooks import calling
+from midstride.engine.hooks import step_end
 from midstride.engine.leaving_out import LeavingOut
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Optimization:
         self.window = trainer.options.accumulate_grad_batches
         self._several = len(trainer.optimizers) > 1
         self._forward_only = nullcontext[None]()
-        self._end = self.module.training_step_end
+        self._end = step_end(self.module, "training_step")
         #: whether the batch that was trained on last ended with a step
         self.stepped = False
         # A float16 loss may overflow: the scaler then skips the step.
@@ -52,7 +53,7 @@ class Optimization:
         if not self.module.automatic_optimization:
             trainer.strike("forward")
             with trainer.precision.forward():
-                return self._ended(trainer.wrapped(batch, index))
+                return self._ended(trainer.wrapped(batch, index), batch)
         outputs: Any = None
         for number, optimizer in enumerate(trainer.optimizers):
             with self._only(optimizer):
@@ -65,11 +66,13 @@ class Optimization:
     def _gradients(self, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
         """Run forward and backward; gradients stay on this rank until the window closes."""
         trainer = self.trainer
+        if trainer.strategy.schedules:
+            return self._scheduled(batch, index)
         undo = self._leaves_out.mark() if self._leaves_out is not None else None
         with self._forward_only if self.stepped else trainer.strategy.accumulate(trainer.wrapped):
             trainer.strike("forward")
             with trainer.precision.forward():
-                outputs = self._ended(trainer.wrapped(batch, index, *extra))
+                outputs = self._ended(trainer.wrapped(batch, index, *extra), batch)
             loss = self._loss(outputs)
             if loss is None:
                 return outputs
@@ -82,9 +85,29 @@ class Optimization:
             trainer.hooks.call("on_after_backward")
         return outputs
 
-    def _ended(self, outputs: Any) -> Any:
-        ended = calling(f"{type(self.module).__name__}.training_step_end", self._end, outputs)
-        return self.trainer.strategy.joined(ended)
+    def _scheduled(self, batch: Any, index: int) -> Any:
+        """Run forward and backward, the parts of `batch` taking turns; return their mean loss, where it is made."""
+        trainer, losses = self.trainer, []
+
+        def loss_of(outputs: Any, part: Any) -> Tensor:
+            trainer.logged.batch = part
+            with trainer.precision.forward():
+                loss = self._loss(self._end(outputs, part))
+            assert loss is not None  # on several processes that is refused
+            losses.append(loss.detach())
+            trainer.hooks.call("on_before_backward", loss)
+            return loss / self.window if self.window > 1 else loss
+
+        trainer.strike("forward")
+        with trainer.logged.heard(), trainer.logged.parts():
+            trainer.strategy.train(trainer.wrapped, batch, index, loss_of)
+        trainer.logged.batch = batch
+        trainer.strike("backward")
+        trainer.hooks.call("on_after_backward")
+        return {"loss": torch.stack(losses).mean()} if losses else None
+
+    def _ended(self, outputs: Any, batch: Any) -> Any:
+        return self.trainer.strategy.joined(self._end(outputs, batch))
 
     def _loss(self, outputs: Any) -> Tensor | None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -123,7 +146,7 @@ class Optimization:
         trainer.precision.unscale(optimizer)
         if options.gradient_clip_val is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            clip = clip_grad_norm_ if options.gradient_clip_algorithm == "norm" else clip_grad_value_
+            clip = trainer.strategy.clip if options.gradient_clip_algorithm == "norm" else clip_grad_value_
             clip(parameters, options.gradient_clip_val)
         trainer.hooks.call("on_before_optimizer_step", optimizer)
         trainer.precision.step(optimizer)

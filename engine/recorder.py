@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from midstride.engine.data.feed import Feed, Feeds
 from midstride.engine.elastic import Resharded, Start, fit_feeds, reshard
-from midstride.engine.errors import EngineError, StopRequested, StoreSilent
+from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
 from midstride.engine.identity import (
     FREE_ARGUMENTS,
     bits_of,
@@ -141,6 +141,7 @@ class Recorder:
         facts = {
             **self._facts,
             "start": self._start.facts(),
+            "strategy": trainer.strategy.facts(),
             "progress": progress.state_dict(),
             "left_out": list(trainer.samples.left_out),
         }
@@ -225,6 +226,12 @@ class Recorder:
         if was == size == self._start.size and not validating:
             return
         if was != size:
+            if (why := self._trainer.strategy.fixed_world) is not None:
+                raise NotExact(
+                    f"{where} was taken by {was} processes, this world has {size}, and strategy "
+                    f"{self._trainer.strategy.name} goes on with {was} only: {why}. Start it with {was}, or start over "
+                    "under another run name."
+                )
             self._feeds.training.load_state_dict(tree["feeds"]["training"])  # it may know why it cannot be cut
         fit_feeds(self._feeds, self._start, was=was, size=size, validating=validating, where=where)
         self._facts = self._described(self._feeds.training, self._data)

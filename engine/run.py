@@ -79,6 +79,15 @@ class Run:
             self._first(lambda: self._history.set_aside(snapshot, faults[0]))  # noqa: B023 - called at once
         return None
 
+    def newest_facts(self) -> dict[str, Any]:
+        """Return what the newest snapshot says of the run; nothing if there is none."""
+
+        def facts() -> dict[str, Any]:
+            snapshots = self._history.snapshots()
+            return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
+
+        return self._first(facts)
+
     def _choose(self, resume: Resume) -> Snapshot | None:
         if resume == "never":
             return None

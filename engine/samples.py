@@ -68,8 +68,8 @@ class SampleAccount:
     """What has been trained on, as one part of a run's state; alike on every rank.
 
     Args:
-        rank: this rank.
-        world: ranks.
+        rank: this rank, among those that read samples of their own.
+        world: how many those are.
     """
 
     def __init__(self, rank: int, world: int) -> None:
@@ -103,7 +103,8 @@ class SampleAccount:
 
     def settle(self, gather: Callable[[object], list[Any]]) -> None:
         """Put the ranks' shares together; every rank calls this at the same place."""
-        for shares in zip(*gather(self._open), strict=True):
+        readers = dict(gather((self._rank, self._open)))  # several ranks may read the same samples
+        for shares in zip(*readers.values(), strict=True):
             whole = shares[0]
             for share in shares[1:]:
                 whole.add(share)

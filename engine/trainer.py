@@ -16,7 +16,7 @@ from midstride.engine.determinism import Determinism
 from midstride.engine.devices import move
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.faults import FaultPlan
-from midstride.engine.fit import Fit
+from midstride.engine.fit import Fit, recall
 from midstride.engine.heartbeat import Heartbeat, Phase
 from midstride.engine.hooks import Hooks, calling
 from midstride.engine.launchers.ranks import in_every_rank
@@ -130,6 +130,7 @@ class Trainer:
         with Determinism(self.options.deterministic, on=run is not None and self.snapshots is not None):
             try:
                 self.is_fitting = True
+                recall(self, run, resume)
                 Fit(self, Loaders(self, module if data is None else data)).run(run, resume)
             finally:
                 self.is_fitting = False
@@ -178,15 +179,18 @@ class Trainer:
         with self.precision.forward():
             return self.strategy.evaluate(self.module, "predict_step", batch, index, number)
 
-    def check(self, module: TrainingModule, data: Any = None) -> list[str]:
-        """Return what would stop a fit before its first step, tried in this process alone."""
+    def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
+        """Return what would stop a fit on so many processes before its first step, tried in this one alone."""
+        meant, devices = self.strategy, self.strategy.devices
+        meant.attach(World(size=processes, local_size=processes), devices)
         refused = self._refusals(module)
-        devices = self.strategy.devices
         self.strategy = build_strategy("single")
         self.strategy.attach(World(), devices)
         try:
             self._begin(module, data, "fit")
-            Fit(self, Loaders(self, module if data is None else data)).check()
+            fit = Fit(self, Loaders(self, module if data is None else data))
+            refused += fit.mismatches(meant)
+            fit.check()
         except EngineError as error:
             return [*refused, str(error)]
         return refused
@@ -270,7 +274,8 @@ class Trainer:
 
     def _start_over(self) -> None:
         """Stand where nothing has been trained yet."""
-        self.progress, self.samples = Progress(), SampleAccount(self.world.rank, self.world.size)
+        readers = self.strategy.readers
+        self.progress, self.samples = Progress(), SampleAccount(readers.rank, readers.size)
         self.wrapped: nn.Module = self.module
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[SchedulerConfig] = []

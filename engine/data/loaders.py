@@ -31,8 +31,8 @@ class Loaders:
     """
 
     def __init__(self, trainer: "Trainer", source: Any) -> None:
-        self._trainer, self.source = trainer, source
-        self._shard = trainer.options.use_distributed_sampler and trainer.world.size > 1
+        self._trainer, self.source, self._world = trainer, source, trainer.strategy.readers
+        self._shard = trainer.options.use_distributed_sampler and self._world.size > 1
 
     def training(self) -> Feed:
         """Return what is trained on."""
@@ -66,11 +66,9 @@ class Loaders:
         seed = mix(trainer.seed, number) % (1 << 32) if number else trainer.seed
         if _is_iterable(loader):
             check_loader(loader, "train")
-            key = mix(mix(seed, 0), trainer.world.rank)
+            key = mix(mix(seed, 0), self._world.rank)
             return IterableFeed(loader, name=name, key=key, limit=limit, agree=trainer.strategy.all_agree)
-        return training_loader(
-            loader, trainer.world, seed=seed, shard=self._shard, limit=limit, rng=trainer.options.rng
-        )
+        return training_loader(loader, self._world, seed=seed, shard=self._shard, limit=limit, rng=trainer.options.rng)
 
     def evaluation(self, stage: str) -> list[Feed]:
         """Return the feeds of `stage`, one for each `dataloader_idx`; none if there are none."""
@@ -97,11 +95,11 @@ class Loaders:
         trainer = self._trainer
         if _is_iterable(loader):
             check_loader(loader, stage)
-            key = mix(mix(mix(trainer.seed, 1 + _STAGES.index(stage)), number), trainer.world.rank)
+            key = mix(mix(mix(trainer.seed, 1 + _STAGES.index(stage)), number), self._world.rank)
             return IterableFeed(loader, name=name, key=key, limit=limit)
         return evaluation_loader(
             loader,
-            trainer.world,
+            self._world,
             seed=trainer.seed,
             stage=stage,
             number=number,

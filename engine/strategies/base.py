@@ -7,15 +7,20 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from midstride.engine.hooks import calling
 from midstride.engine.module import TrainingModule
+from midstride.engine.options import TrainerOptions
 from midstride.engine.state import Stateful
 from midstride.engine.strategies.channel import Channel
 from midstride.engine.world import World
 
-__all__ = ["Strategy", "TrainingStep"]
+__all__ = ["LossOf", "Strategy", "TrainingStep"]
+
+#: the loss of a part of a batch, of the outputs for that part and of the part itself
+LossOf = Callable[[Any, Any], Tensor]
 
 
 class TrainingStep(nn.Module):
@@ -48,6 +53,12 @@ class Strategy(ABC):
     name: ClassVar[str]
     #: whether calling the module is an exchange, which every rank has to join: a rank without a batch repeats one
     forward_is_collective: ClassVar[bool] = False
+    #: whether `train` runs forward and backward passes itself, in an order of its own
+    schedules: ClassVar[bool] = False
+    #: why a run cannot go on with another number of ranks, in words; None if it can
+    fixed_world: ClassVar[str | None] = None
+    #: whether something is measured before the first step, and kept for later lives; see `facts`
+    measures: bool = False
 
     def __init__(self) -> None:
         self.world = World()
@@ -69,9 +80,31 @@ class Strategy(ABC):
         ours = kind.__module__.startswith("midstride.")
         return self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
 
+    @property
+    def readers(self) -> World:
+        """The world that samples are dealt to: ranks that read the same ones stand at one place in it."""
+        return self.world
+
     def refusals(self, module: TrainingModule) -> list[str]:
         """Return, in words, what `module` wants and this strategy cannot do."""
         return []
+
+    def mismatches(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
+        """Return, in words, what of a fit that is put together this strategy cannot do.
+
+        Args:
+            optimizers: that the engine steps.
+            options: of the Trainer.
+            batch_size: of training, on this rank; None where batches have no fixed size.
+        """
+        return []
+
+    def facts(self) -> dict[str, Any]:
+        """Return, as JSON, what a later life has to know before it places the module."""
+        return {}
+
+    def recall(self, facts: dict[str, Any]) -> None:
+        """Go by the `facts` of an earlier life of the run rather than measure again."""
 
     @abstractmethod
     def init_process_group(self) -> None:
@@ -123,12 +156,27 @@ class Strategy(ABC):
         """Return a training step's outputs, after `training_step_end`, with one loss for all parts of the batch."""
         return outputs
 
+    def train(self, wrapped: nn.Module, batch: Any, index: int, loss_of: LossOf) -> None:
+        """Run forward and backward for `batch`, where the strategy `schedules` them.
+
+        Args:
+            wrapped: what `wrap` returned.
+            batch: of this rank.
+            index: its place in the epoch.
+            loss_of: to be called for each part of the batch, wherever the outputs are.
+        """
+        raise NotImplementedError
+
     def accumulate(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Hold gradient exchange back while the block runs."""
         return nullcontext()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average the gradients of `parameters` over the ranks, where `wrap` did not arrange for it."""
+
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> None:
+        """Scale the gradients of `parameters` down to a norm of `max_norm` in all, if they have a larger one."""
+        clip_grad_norm_(parameters, max_norm)
 
     def exchange_collected(self) -> None:
         """Exchange the gradients of a window whose last batch has none, where that is part of a backward pass."""

@@ -4,15 +4,13 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from midstride.engine.errors import NotExact
 from midstride.engine.strategies.base import TrainingStep
-from midstride.engine.strategies.process_group import ProcessGroup, broadcast
+from midstride.engine.strategies.process_group import ProcessGroup, average_gradients, broadcast
 
 __all__ = ["Ddp"]
 
@@ -95,18 +93,7 @@ class Ddp(ProcessGroup):
         """Average gradients in one flat buffer of a fixed layout, which has the same bits in every life."""
         if self._wrapped is not None:
             return
-        every = [p for p in parameters if p.requires_grad]
-        has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=self.device)
-        dist.all_reduce(has, op=dist.ReduceOp.MAX)
-        used = [p for p, anywhere in zip(every, has.tolist(), strict=True) if anywhere]
-        if not used:
-            return
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
-        flat = torch.cat([g.reshape(-1) for g in grads])
-        dist.all_reduce(flat)
-        flat /= self.world.size
-        for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
-            parameter.grad = part.view_as(parameter).clone()
+        average_gradients(parameters, self.device, self.world.size)
 
     def exchange_collected(self) -> None:
         """Exchange the gradients of a window whose last batch has none: DDP does so in a backward pass only."""

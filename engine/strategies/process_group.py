@@ -1,19 +1,20 @@
 """Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from midstride.engine.errors import WorldError
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.world import World
 
-__all__ = ["ProcessGroup", "broadcast"]
+__all__ = ["ProcessGroup", "average_gradients", "broadcast"]
 
 #: a rank may still be importing, or reading its first batch, while the others wait
 TIMEOUT = timedelta(minutes=30)
@@ -57,11 +58,27 @@ class ProcessGroup(Strategy):
         return PrefixStore(f"midstride/{self._corners}", dist.distributed_c10d._get_default_store())
 
 
-def broadcast(module: nn.Module) -> None:
-    """Start every rank from rank 0's weights and buffers, as DDP does."""
+def broadcast(module: nn.Module, source: int = 0, group: Any = None) -> None:
+    """Start every rank of `group` from the weights and buffers of rank `source`, as DDP does."""
     with torch.no_grad():
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, source, group=group)
+
+
+def average_gradients(parameters: Iterable[Tensor], device: torch.device, size: int, group: Any = None) -> None:
+    """Average the gradients of `parameters` over the `size` ranks of `group`, in one flat buffer."""
+    every = [p for p in parameters if p.requires_grad]
+    has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=device)
+    dist.all_reduce(has, op=dist.ReduceOp.MAX, group=group)
+    used = [p for p, anywhere in zip(every, has.tolist(), strict=True) if anywhere]
+    if not used:
+        return
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
+    flat = torch.cat([g.reshape(-1) for g in grads])
+    dist.all_reduce(flat, group=group)
+    flat /= size
+    for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
+        parameter.grad = part.view_as(parameter).clone()
 
 
 def _meeting(world: World) -> Store | None:

@@ -61,7 +61,7 @@ class Row:
         start: who starts its ranks when no launcher has.
         launcher: who starts them in a job.
         splits: a process has several devices and splits its batch over them.
-        options: `strategy_args` by name: a type, or the values there are.
+        options: `strategy_args` by name: a type, or the values there are, among which may be types.
         conflicts: what it cannot go together with.
         remedy: what to do when its library is missing.
     """
@@ -70,7 +70,7 @@ class Row:
     start: Start = "nobody"
     launcher: str = "torchrun"
     splits: bool = False
-    options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
+    options: Mapping[str, type | tuple[str | type, ...]] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
     remedy: str = "install torch with distributed support"
 
@@ -124,8 +124,47 @@ _NO_HOROVODRUN = Conflict(
     "leave devices out",
 )
 
+_NOT_16_IN_STAGES = Conflict(
+    lambda c: c.precision == "16",
+    "precision 16 with pipeline: a scale of the loss would have to be agreed on by all stages: use precision bf16",
+)
+_NO_CUT = Conflict(
+    lambda c: isinstance(c.options.get("balance"), list) and not _are_counts(c.options["balance"]),
+    "strategy_args.balance: layers of each stage are needed, such as [2, 3], not {options[balance]!r}",
+)
+_NO_COUNT = Conflict(
+    lambda c: not _are_counts([c.options.get(name, 1) for name in ("stages", "micro_batches")]),
+    "strategy_args: stages and micro_batches are numbers from 1 on",
+)
+_OTHER_STAGES = Conflict(
+    lambda c: (
+        isinstance(c.options.get("balance"), list) and c.options.get("stages") not in (None, len(c.options["balance"]))
+    ),
+    "strategy_args: stages={options[stages]!r}, and balance={options[balance]!r} has another number of them: leave "
+    "stages out",
+)
+_NOT_SO_MANY = Conflict(
+    lambda c: (c.accelerator is None or c.launcher is not None or c.ranks > 1) and _stages(c) not in _divisors(c.ranks),
+    "strategy pipeline on {ranks} processes, strategy_args {options}: at least 2 stages are needed, and as many "
+    "processes as stages, or a multiple of them",
+)
+
+
+def _are_counts(values: list[Any]) -> bool:
+    return bool(values) and all(type(value) is int and value > 0 for value in values)
+
+
+def _stages(choice: Choice) -> Any:
+    balance = choice.options.get("balance")
+    return choice.options.get("stages") or (len(balance) if isinstance(balance, list) else choice.ranks)
+
+
+def _divisors(ranks: int) -> list[int]:
+    return [number for number in range(2, ranks + 1) if ranks % number == 0]
+
+
 _DDP = "midstride.engine.strategies.ddp:Ddp"
-_DDP_OPTIONS: dict[str, type | tuple[str, ...]] = {
+_DDP_OPTIONS: dict[str, type | tuple[str | type, ...]] = {
     "find_unused_parameters": bool,
     "static_graph": bool,
     "sync_batchnorm": bool,
@@ -163,6 +202,18 @@ STRATEGIES: dict[str, Row] = {
         conflicts=(_UNKNOWN_TO_HOROVOD, _NO_HOROVODRUN),
         remedy="run `make horovod`, or deploy/horovod/install.py in an environment of your own",
     ),
+    "pipeline": Row(
+        "midstride.engine.strategies.pipeline:Pipeline",
+        "script",
+        options={
+            "balance": (list, "size", "time"),
+            "stages": int,
+            "micro_batches": int,
+            "schedule": ("1f1b", "gpipe"),
+            "checkpoint": bool,
+        },
+        conflicts=(_NO_CUT, _NO_COUNT, _OTHER_STAGES, _NOT_SO_MANY, _NOT_16_IN_STAGES, _NO_SCRIPT),
+    ),
     "ddp_spawn": Row(
         _DDP,
         "spawn",
@@ -198,7 +249,8 @@ def _option_fault(strategy: str, name: str, value: object) -> str:
         return f"strategy_args: {strategy} takes no {name!r}; {known}"
     wanted = options[name]
     if isinstance(wanted, tuple):
-        right, words = value in wanted, f"one of {', '.join(wanted)}"
+        right = type(value) in wanted or (isinstance(value, str) and value in wanted)
+        words = f"one of {', '.join(one if isinstance(one, str) else f'a {one.__name__}' for one in wanted)}"
     else:
         right, words = type(value) is wanted, f"a {wanted.__name__}"
     return "" if right else f"strategy_args.{name}: {words} is needed, not {value!r}"

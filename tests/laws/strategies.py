@@ -5,10 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from laws.lives import Setting, live
+from laws.lives import SampleData, Setting, live
 from laws.modules import MODULES
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -57,6 +58,10 @@ if __name__ == "__main__":
     return [subprocess.run([sys.executable, str(script)], env=environment(folder, plan), timeout=100).returncode]
 
 
+def _data_of(readers: int, ranks: int, *arguments: Any) -> SampleData:
+    return SampleData(readers, *arguments)
+
+
 @dataclass(frozen=True)
 class Row:
     """One strategy as the laws try it.
@@ -67,6 +72,7 @@ class Row:
         modules: what is trained with the first of `ranks`, by name in `MODULES`; "" is the plain one.
         start: how the world is started.
         like: options of the run it must equal; its own if None.
+        readers: processes that have samples of their own, if not all of them.
     """
 
     ranks: tuple[int, ...]
@@ -74,10 +80,13 @@ class Row:
     modules: tuple[str, ...] = ("",)
     start: Start = live
     like: dict[str, Any] | None = None
+    readers: int | None = None
 
     def settings(self, ranks: int, module: str = "") -> tuple[Setting, Setting]:
         """Return the run that lives and dies, and the one it must equal."""
-        kind = {"module": MODULES[module][0]} if module else {}
+        kind: dict[str, Any] = {"module": MODULES[module][0]} if module else {}
+        if self.readers is not None:
+            kind["data"] = partial(_data_of, self.readers)
         like = self.options if self.like is None else self.like
         lives, expected = (
             Setting(ranks=ranks, layout="every step", options=options, **kind) for options in (self.options, like)
@@ -99,6 +108,7 @@ class Small(Ddp):
         return wrapped
 
 
+_ROW = ("layers in a row",)
 _SPLIT_MODULES = ("", "torchmetrics", "two optimizers", "training_step_end")
 
 ROWS: dict[str, Row] = {
@@ -115,6 +125,25 @@ ROWS: dict[str, Row] = {
     "sharded": Row((3, 2), {"strategy": "sharded"}, ("", "torchmetrics", "blocks", "training_step_end")),
     "fully_sharded": Row((3, 2), {"strategy": "fully_sharded"}, ("", "blocks")),
     "sharded, 16 bits": Row((3,), {"strategy": "sharded", "precision": "16", "gradient_clip_val": 0.5}),
+    "pipeline": Row((2,), {"strategy": "pipeline"}, _ROW, readers=1),
+    "pipeline, checkpoints": Row(
+        (3,),
+        {"strategy": "pipeline", "strategy_args": {"schedule": "gpipe", "checkpoint": True}, "gradient_clip_val": 0.5},
+        _ROW,
+        readers=1,
+    ),
+    "pipeline, two of them": Row(
+        (4,),
+        {
+            "strategy": "pipeline",
+            "strategy_args": {"balance": [6, 3]},
+            "precision": "bf16",
+            "accumulate_grad_batches": 2,
+            "max_epochs": 4,
+        },
+        _ROW,
+        readers=2,
+    ),
     "a class of one's own": Row((3,), {"strategy": "laws.strategies:Small"}),
     # Started in other ways, these are ddp, bit for bit.
     "ddp_fork": Row((3,), {"strategy": "ddp_fork", "devices": 3}, start=in_caller, like={}),

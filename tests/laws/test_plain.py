@@ -9,6 +9,8 @@ import pytest
 import torch
 from laws.lives import Samples
 from laws.plain import BATCH, EPOCHS, SEED, Net, plain, plain_parts
+from laws.plain_pipeline import BATCH as pipeline_batch
+from laws.plain_pipeline import layers, plain_pipeline
 from laws.plain_sharded import DeepNet, own, plain_sharded
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.snapshots.codec import differences
+from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.testing import run_ranks
 
 
@@ -113,6 +116,59 @@ def test_horovod_has_the_bits_of_the_script_for_horovodrun(
         script = partial(plain_horovod, samples=samples)
     mine = partial(ours, samples=samples, window=window, clip=clip)
     assert_same_bits(tmp_path, ranks, script, mine, start=run_horovod_ranks)
+
+
+class Stages(TrainingModule):
+    """The oracle's layers as a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequential_module = layers()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.sequential_module(batch[0])
+
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+        return cross_entropy(outputs, batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def pipelined(path: str, samples: int, window: int, clip: float | None, **options: Any) -> None:
+    trainer = Trainer(
+        seed=SEED,
+        max_epochs=EPOCHS,
+        strategy="pipeline",
+        strategy_args={"micro_batches": 4, **options},
+        accumulate_grad_batches=window,
+        gradient_clip_val=clip,
+        enable_progress_bar=False,
+    )
+    data = DataLoader(Samples(samples, noise=0.0), pipeline_batch, shuffle=True)
+    trainer.fit(Stages(), data, run=f"{path}/run")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "window", "clip", "options"),
+    [
+        (2, 1, None, {"balance": [6, 2], "schedule": "gpipe"}),
+        (3, 3, 0.5, {"checkpoint": True}),
+        (4, 1, 0.5, {"stages": 2}),
+    ],
+)
+def test_a_pipeline_has_the_bits_of_the_script_on_one_device(
+    ranks: int, window: int, clip: float | None, options: dict[str, Any], tmp_path: Path
+) -> None:
+    pipelines = ranks // options.get("stages", ranks)
+    samples = (7 * pipeline_batch - 5) * pipelines  # a last batch of 3, which 4 does not divide
+    plainly = partial(plain_pipeline, samples=samples, parts=4, window=window, clip=clip)
+    assert run_ranks(plainly, str(tmp_path), processes=pipelines) == [0] * pipelines
+    ours = partial(pipelined, samples=samples, window=window, clip=clip, **options)
+    assert run_ranks(ours, str(tmp_path), processes=ranks) == [0] * ranks
+    module = Stages()
+    module.load_state_dict(weights_at(str(tmp_path / "run" / "last")).state_dict)
+    assert not differences(torch.load(tmp_path / "weights.pt"), module.sequential_module.state_dict())
 
 
 def assert_same_bits(folder: Path, ranks: int, *trainings: Callable[[str], None], start: Any = run_ranks) -> None:

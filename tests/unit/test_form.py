@@ -47,7 +47,7 @@ def test_the_schema_is_one():
 
 
 WORLDS = itertools.product(
-    ("single", "dp", "ddp", "ddp2", "horovod", "mine.own:Strategy"),
+    ("single", "dp", "ddp", "ddp2", "horovod", "pipeline", "mine.own:Strategy"),
     (1, 2),
     (None, 2),
     (None, "inline", "spawn", "torchrun", "horovodrun"),
@@ -88,6 +88,11 @@ def test_of_worlds_the_schema_lets_pass_what_python_does():
             {"world__strategy": "ddp", "world__strategy_args": {"static_graph": 1}},
             "$.world.strategy_args.static_graph",
             "1 is not of type 'boolean'",
+        ),
+        (
+            {"world__strategy": "pipeline", "world__strategy_args": {"balance": "speed"}},
+            "$.world.strategy_args.balance",
+            "'speed' is not valid under any",
         ),
         ({"world__strategy": "dp", "trainer__precision": "16"}, "$.trainer.precision", "'16' is not one of"),
         ({"snapshots__url": "runs"}, "$.snapshots.url", "does not match"),

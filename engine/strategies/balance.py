@@ -1,0 +1,188 @@
+"""Where a sequence of layers is cut into stages: by hand, by size, or by time."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.errors import UserError
+
+__all__ = ["balanced", "bounds", "faults_of", "sizes_of", "tensors_of", "times_of"]
+
+#: bytes that training keeps for a byte of parameters: itself, its gradient, and the two averages of Adam
+_KEPT = 4
+#: seconds for which layers are timed, after a first pass that nobody counts: it pays for what only it needs
+_MEASURED_S = 0.5
+_PASSES = 3
+
+Layers = Sequence[nn.Module]
+
+
+def bounds(balance: Sequence[int]) -> list[tuple[int, int]]:
+    """Return for each stage its first layer and the one after its last.
+
+    >>> bounds([2, 1])
+    [(0, 2), (2, 3)]
+    """
+    ends = list(accumulate(balance))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def faults_of(layers: Layers, balance: Sequence[int]) -> list[str]:
+    """Return, in words, why `layers` cannot be cut by `balance`."""
+    if sum(balance) != len(layers):
+        return [f"balance={list(balance)} cuts {sum(balance)} layers, and sequential_module has {len(layers)}"]
+    faults = []
+    for stage, (start, end) in enumerate(bounds(balance)):
+        if not _trains(layers[start:end]):
+            kinds = ", ".join(type(layer).__name__ for layer in layers[start:end])
+            faults.append(
+                f"balance={list(balance)} leaves stage {stage} nothing to train: layers {start} to {end - 1} ({kinds}) "
+                "have no parameters: cut elsewhere, or use fewer stages"
+            )
+        if stage and start in (tied := _ties(layers)):
+            one, other = tied[start]
+            faults.append(
+                f"balance={list(balance)} cuts between layers {one} and {other}, which share a parameter: keep them in "
+                "one stage, or give each its own"
+            )
+    return faults
+
+
+def balanced(costs: Sequence[float], layers: Layers, stages: int) -> list[int]:
+    """Return the layers of each stage such that the costliest stage costs least.
+
+    Args:
+        costs: of each layer.
+        layers: every stage gets at least one that trains; those that share a parameter stay together.
+        stages: how many.
+
+    Raises:
+        UserError: there is no such cut.
+
+    Source:
+        the linear partition problem, Skiena, The Algorithm Design Manual, 8.5; O(stages * layers^2).
+    """
+    count, before = len(layers), [0.0, *accumulate(costs)]
+    tied, trained = _ties(layers), [0, *accumulate(int(_trains([layer])) for layer in layers)]
+    never = float("inf")
+    best = [[0.0] + [never] * count] + [[never] * (count + 1) for _ in range(stages)]
+    cut = [[0] * (count + 1) for _ in range(stages + 1)]
+    for stage in range(1, stages + 1):
+        for end in range(stage, count + 1):
+            for start in range(stage - 1, end):
+                cost = max(best[stage - 1][start], before[end] - before[start])
+                if cost < best[stage][end] and start not in tied and trained[start] < trained[end]:
+                    best[stage][end], cut[stage][end] = cost, start
+    if best[stages][count] == never:
+        raise UserError(
+            f"sequential_module has {count} layers, and there is no way to cut them into {stages} stages that each "
+            "have something to train, and none of a parameter in two stages: use fewer processes or stages."
+        )
+    balance, end = [], count
+    for stage in range(stages, 0, -1):
+        balance.append(end - cut[stage][end])
+        end = cut[stage][end]
+    return balance[::-1]
+
+
+def sizes_of(layers: Layers, x: Any = None, parts: int = 1) -> list[float]:
+    """Return the bytes that training keeps for each layer: weights and all that belongs to them, and its outputs.
+
+    Args:
+        layers: on the host.
+        x: one part of a batch; without it, outputs count for nothing.
+        parts: of a batch: the outputs of all of them may have to be kept at once.
+    """
+    weights = [_KEPT * sum(p.numel() * p.element_size() for p in layer.parameters()) for layer in layers]
+    outputs = [0] * len(layers)
+    if x is not None:
+        with torch.no_grad():
+            for number, layer in enumerate(layers):
+                x = layer(x)
+                outputs[number] = parts * sum(t.numel() * t.element_size() for t in tensors_of(x))
+    return [float(kept + out) for kept, out in zip(weights, outputs, strict=True)]
+
+
+def times_of(layers: Layers, x: Any, device: torch.device) -> list[float]:
+    """Return the seconds that each layer takes forward and backward, for one part of a batch.
+
+    Args:
+        layers: on the host, where they are again afterwards, without gradients.
+        x: one part of a batch.
+        device: where they are timed, one at a time: together they may be too large for it.
+    """
+    seconds = []
+    for layer in layers:
+        with _on(layer, device):
+            x = _leaf(x, device)
+            y = _pass(layer, x)
+            passes: list[float] = []
+            while len(passes) < _PASSES or sum(passes) < _MEASURED_S / len(layers):
+                began = _now(device)
+                _pass(layer, x)
+                passes.append(_now(device) - began)
+            seconds.append(min(passes))  # what other work on the machine disturbed least
+            x = y
+    return seconds
+
+
+def tensors_of(value: Any) -> tuple[Tensor, ...]:
+    """Return the tensors that one layer hands to the next: one, or a tuple of them.
+
+    Raises:
+        UserError: it is something else.
+    """
+    given = value if isinstance(value, tuple) else (value,)
+    if all(isinstance(tensor, Tensor) for tensor in given):
+        return given
+    kinds = ", ".join(type(other).__name__ for other in given if not isinstance(other, Tensor))
+    raise UserError(f"the layers of sequential_module hand tensors, or tuples of tensors, to each other, not {kinds}.")
+
+
+def _pass(layer: nn.Module, x: Any) -> Any:
+    y = layer(x)
+    trained = [tensor for tensor in tensors_of(y) if tensor.requires_grad]
+    torch.autograd.backward(trained, [torch.zeros_like(tensor) for tensor in trained])
+    return y
+
+
+def _leaf(value: Any, device: torch.device) -> Any:
+    moved = tuple(t.detach().to(device).requires_grad_(t.is_floating_point()) for t in tensors_of(value))
+    return moved if isinstance(value, tuple) else moved[0]
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextmanager
+def _on(layer: nn.Module, device: torch.device) -> Iterator[None]:
+    layer.to(device)
+    try:
+        yield
+    finally:
+        for parameter in layer.parameters():
+            parameter.grad = None
+        layer.to("cpu")
+
+
+def _trains(layers: Layers) -> bool:
+    return any(parameter.requires_grad for layer in layers for parameter in layer.parameters())
+
+
+def _ties(layers: Layers) -> dict[int, tuple[int, int]]:
+    """The places where no cut may be, by the layer after it: which two layers share a parameter across it."""
+    first: dict[int, int] = {}
+    tied = {}
+    for number, layer in enumerate(layers):
+        for parameter in layer.parameters():
+            start = first.setdefault(id(parameter), number)
+            tied.update({place: (start, number) for place in range(start + 1, number + 1)})
+    return tied
