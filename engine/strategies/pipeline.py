@@ -31,7 +31,7 @@ class Pipeline(ProcessGroup):
     stage: so rank 0 has outputs, loss and logged values, as with every other strategy.
 
     Args:
-        balance: layers of each stage, such as [2, 3]; "size" makes the bytes that each stage keeps alike, "time"
+        balance: layers of each stage, such as [2, 3]; "size" (by itself) makes the bytes that each keeps alike, "time"
             the seconds that it takes. What was measured is part of the snapshots: later lives cut alike.
         stages: processes a pipeline; all of them by itself.
         micro_batches: equal parts in which a batch flows, at most; as many as stages by itself.
@@ -46,16 +46,16 @@ class Pipeline(ProcessGroup):
     def __init__(
         self,
         *,
-        balance: Sequence[int] | Literal["size", "time"] = "size",
+        balance: Sequence[int] | Literal["size", "time"] | None = None,
         stages: int | None = None,
         micro_batches: int | None = None,
         schedule: Literal["1f1b", "gpipe"] = "1f1b",
         checkpoint: bool = False,
     ) -> None:
         super().__init__()
-        self.measures = isinstance(balance, str)
-        self._by = balance if isinstance(balance, str) else "hand"
-        self._balance = [] if isinstance(balance, str) else list(balance)
+        self._by = balance if isinstance(balance, str) else "size" if balance is None else "hand"
+        self.measures = self._by != "hand"
+        self._balance = list(balance) if balance is not None and not isinstance(balance, str) else []
         self._wanted, self._parts = stages or len(self._balance) or None, micro_batches
         self._schedule, self._checkpoint = schedule, checkpoint
         self._lines: list[Any] = []
