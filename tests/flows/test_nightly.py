@@ -1,0 +1,76 @@
+"""The flow of a night, on a real server; what ten nights may bring is in tests/faults."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flow_runs import Command, wait_for
+from nights.house import House
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+from midstride.engine.champions.report import NightReport
+from midstride.engine.errors import UserError
+from midstride.engine.faults import FaultPlan
+from midstride.flows.nightly import nightly
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def _night(house: House, day: int, **options: Any) -> NightReport:
+    return nightly(house.job(), house.date(day), **options)
+
+
+@pytest.mark.timeout(600)  # four worlds, and as many processes that prepare and test
+def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.comes_in(1, 1.0)
+    words = ["nightly", str(house.folder / "job.yaml"), "--date", house.date(1)]
+    command = Command(words, {**os.environ, "PREFECT_API_URL": server}, tmp_path / "output.txt")
+    assert command.code(240) == 0, command.output
+    assert "level-2026-03-01 was promoted: test/level 1: the first champion" in command.output
+    assert f"midstride champion rollback {tmp_path}/runs" in command.output
+
+    with pytest.raises(UserError, match="while preparing the data"):
+        _night(house, 2)
+    assert house.reigning() == (1, "level-2026-03-01")
+
+    house.comes_in(3, 2.0)
+    (tmp_path / "faults").mkdir()
+    plan = FaultPlan(tmp_path / "faults").add("kill", rank=0, step=2, phase="forward")
+    with monkeypatch.context() as patch:
+        patch.setenv(*next(iter(plan.environment.items())))
+        third = _night(house, 3)
+    plan.assert_all_fired()
+    assert house.attempts(3) == ["died", "done"]
+    assert house.reigning() == (2, "level-2026-03-03")
+    assert Path(third.weights, "manifest.json").exists()
+
+    assert _night(house, 3) == third, "the same night again changes nothing"
+    assert house.attempts(3) == ["died", "done"], "and trains nothing"
+
+    house.comes_in(4, 2.0)
+    assert _night(house, 4, if_new_data=True).words == "nothing new to train on; level-2026-03-03 stays champion"
+    assert house.attempts(4) == []
+
+    wait_for(lambda: _promotions() == ["level-2026-03-01", third.run], "an event for each promotion")
+    text = _artifact("level-2026-03-03-night")
+    assert "level-2026-03-03 was promoted: test/level 2 against 1: better by 1, more than the margin of 0.125" in text
+    assert "| test/level | 2 | 1 |" in text
+
+
+def _promotions() -> list[str]:
+    """Return the runs of this job that were promoted, as the server's events tell."""
+    with get_client(sync_client=True) as client:
+        wanted = {"event": {"name": ["midstride.model.promoted"]}}
+        events = client._client.post("/events/filter", json={"filter": wanted}).json()["events"]
+    return sorted(one["payload"]["run"] for one in events if one["resource"]["prefect.resource.name"] == "level")
+
+
+def _artifact(key: str) -> str:
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+    return str(found[0].data)  # each time the night is asked for it is shown again
