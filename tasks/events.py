@@ -50,6 +50,9 @@ class SnapshotCommitted(Happened):
     step: int = Field(description="Optimizer steps taken by then.")
     bytes: int = Field(description="Its size.")
     stall_s: float = Field(description="Seconds it held training up.")
+    epoch: int = Field(description="Of that step, from 0.")
+    wait_s: float = Field(description="Seconds of the stall spent waiting for the snapshot before.")
+    write_s: float = Field(description="Seconds from the copy to the commit, behind training.")
     state: str = Field(description="What was found: its files and sizes, or that it has been pruned meanwhile.")
 
 
