@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from prefect import get_client, get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.transactions import CommitMode, transaction
 
 from midstride.engine.events import Event
 from midstride.tasks.events import RunResumed, StoreAwaited, emit
@@ -136,8 +137,10 @@ class Watch:
             client.hello()  # a server that is gone for a while is no fault of the snapshots: they wait for it
         self._snapshots_at = time.monotonic()
         taken, self._taken = self._taken, []
-        # As a state: a snapshot found damaged is a red mark on the run, and for the next resume to deal with.
-        state = record_snapshot(self._url, taken[-1]["step"], taken, self._recorded, return_state=True)
+        # Committed at once: when the world dies, its task is rolled back with all its children, but no snapshot is.
+        with transaction(commit_mode=CommitMode.EAGER):
+            # As a state: a snapshot found damaged is a red mark on the run, and for the next resume to deal with.
+            state = record_snapshot(self._url, taken[-1]["step"], taken, self._recorded, return_state=True)
         if state.is_completed():
             self._recorded = [*state.result(), *self._recorded][:_TABLE_ROWS]
 

@@ -14,6 +14,7 @@ __all__ = ["Screen", "browser"]
 
 Ui = Literal["v1", "v2"]
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+_DRAWN_MS = 1500.0
 _PATIENCE_MS = 180_000.0
 
 
@@ -51,20 +52,27 @@ class Screen:
         dialog.get_by_role("button", name="Cancel Flow Run").click()
         expect(dialog).to_be_hidden()
 
-    def show_artifact(self, artifact: str) -> None:
-        """Go to the page of an artifact."""
-        self.page.goto(f"{self.address}/v2/artifacts/artifact/{artifact}")
+    def show_artifact(self, key: str) -> None:
+        """Go to the page of an artifact and its history."""
+        self.page.goto(f"{self.address}/v2/artifacts/key/{key}")
 
     def tab(self, name: str) -> None:
         """Open a tab below the run's graph."""
         self.page.get_by_role("tab", name=name).click()
+
+    def newest_first(self) -> None:
+        """Have the log begin with its end."""
+        self.page.get_by_role("combobox").filter(has_text="Oldest to newest").click()
+        self.page.get_by_role("option", name="Newest to oldest").click()
 
     def sees(self, text: str) -> None:
         """Wait until `text` is on the page."""
         expect(self.page.get_by_text(text).first).to_be_visible()
 
     def picture(self, name: str) -> None:
-        """Take a picture of the page as it is, in few colours: it may go into the documentation."""
+        """Take a picture of the page once it is drawn, in few colours: it may go into the documentation."""
+        self.page.wait_for_load_state("networkidle")
+        self.page.wait_for_timeout(_DRAWN_MS)
         picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled")))
         picture.convert("RGB").quantize(128).save(self.pictures / f"{name}.png", optimize=True)
 
@@ -81,7 +89,7 @@ def browser(address: str, pictures: Path) -> Iterator[Screen]:
     expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
-        page = chromium.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
+        page = chromium.new_page(viewport={"width": 1280, "height": 1040}, color_scheme="light")
         page.set_default_timeout(_PATIENCE_MS)
         page.route("**/*amplitude*", lambda route: route.abort())
         yield Screen(page, address, pictures)

@@ -102,13 +102,13 @@ class Run:
         return [pid for pid, command in found if not program or b"launchers" not in command]
 
     def artifact(self, what: str) -> dict[str, str]:
-        """The newest artifact called `what`: its id, description and data."""
+        """The newest artifact called `what`: its description and data."""
         return dict(self.api.get(f"/artifacts/{self.id}-{what}/latest"))
 
     def logs(self) -> str:
-        """What was logged."""
-        body = {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_ASC"}
-        return "\n".join(line["message"] for line in self.api.post("/logs/filter", body))
+        """The last two hundred records of its log."""
+        body = {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_DESC"}
+        return "\n".join(line["message"] for line in reversed(self.api.post("/logs/filter", body)))
 
     def told(self) -> str:
         """The end of its log."""
