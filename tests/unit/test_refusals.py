@@ -254,7 +254,7 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     ),
     "no loader": ({"data": [1]}, UserError, ["train_dataloader"]),
     "no optimizer": ({"module": TrainingModule()}, UserCodeError, ["configure_optimizers"]),
-    "an unknown option": ({"max_epoch": 3}, JobError, ["max_epoch", "max_epochs", "3"]),
+    "an unknown option": ({"max_epoch": 3}, JobError, ["max_epoch", "max_epochs"]),
     "two bad options": ({"max_epochs": 0, "precision": "8"}, JobError, ["2 faults", "max_epochs", "precision", "'8'"]),
     "an unknown strategy": ({"strategy": "dpp"}, StrategyUnavailable, ["dpp", "ddp", "single"]),
     "two rhythms": (
@@ -283,7 +283,7 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         ],
     ),
     "a validation without a batch": (
-        {"module": Validated(DataLoader(Numbers(0), 2))},
+        {"data": Validated(DataLoader(Numbers(0), 2))},
         UserError,
         ["validate data set Numbers", "length 0"],
     ),
