@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,10 +31,14 @@ class LocalStore(Store):
         super().__init__(os.path.abspath(url), terms)  # noqa: PTH100 (a link stays a link)
         self._folder = Path(self.url)
 
-    def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
+    def write(  # noqa: D102
+        self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None
+    ) -> None:
         target = self._folder / path
         draft = _draft(target, data)
         try:
+            if check:
+                check()
             draft.replace(target)
         except BaseException:
             draft.unlink(missing_ok=True)

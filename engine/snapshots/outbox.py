@@ -5,6 +5,7 @@ on, and every snapshot has it written first: none that is committed speaks of be
 """
 
 import threading
+from functools import partial
 from typing import Any
 
 from midstride.engine.snapshots.arena import Arena, Buffer
@@ -57,8 +58,7 @@ class Outbox:
             if waiting := self._taken(folder):
                 weights, buffer = waiting
                 try:
-                    ensure_newest(self._store, self._lease)
-                    write_weights(self._store, folder, weights)
+                    write_weights(self._store, folder, weights, check=partial(ensure_newest, self._store, self._lease))
                 except BaseException:
                     self._return(folder, weights, buffer)
                     raise

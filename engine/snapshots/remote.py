@@ -44,7 +44,11 @@ class RemoteStore(Store):
         """Return what `act` returns, waiting for a store that does not answer."""
         return self._patience.ask(act, self.url, self.is_passing)
 
-    def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
+    def write(  # noqa: D102
+        self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None
+    ) -> None:
+        if check:
+            check()
         self._ask(lambda: self._put(self._full(path), data))
 
     def _put(self, full: str, data: bytes | memoryview) -> None:

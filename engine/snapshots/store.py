@@ -94,8 +94,11 @@ class Store(ABC):
         return type(self)(f"{self.url}/{path}", self.terms)
 
     @abstractmethod
-    def write(self, path: str, data: bytes | memoryview) -> None:
-        """Put a whole file, replacing what was there; when this returns it survives a power cut."""
+    def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
+        """Put a whole file, replacing what was there; when this returns it survives a power cut.
+
+        `check` is called as late as the store can: what it raises leaves there what was there.
+        """
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> bool:

@@ -1,6 +1,7 @@
 """Weights alone: the best and the last of a run, with the metrics they reached."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,14 @@ def save_weights(
     write_weights(store, folder, StagedWeights(staged, metrics, facts))
 
 
-def write_weights(store: Store, folder: str, weights: StagedWeights) -> None:
-    """Replace the weights in `folder`; at every moment it holds the old ones or the new ones, whole."""
+def write_weights(
+    store: Store, folder: str, weights: StagedWeights, *, check: Callable[[], None] = lambda: None
+) -> None:
+    """Replace the weights in `folder`; at every moment it holds the old ones or the new ones, whole.
+
+    `check` raises where nothing may be replaced any more. It is asked right before each step that others see: a world
+    may have slept at any place while another took over.
+    """
     data, facts = weights.staged.data, weights.facts
     fact = facts_of([data])
     # The checksum in the name keeps weights of the same step apart: nothing a manifest refers to is overwritten.
@@ -63,9 +70,10 @@ def write_weights(store: Store, folder: str, weights: StagedWeights) -> None:
     store.write(f"{folder}/{name}", data)
     document = {"metrics": weights.metrics, "facts": facts, "state_dict": weights.staged.document}
     manifest = {"format": _FORMAT, "files": {name: fact}, **document, "time": time.time()}
-    store.write(f"{folder}/{_MANIFEST}", seal(manifest))
+    store.write(f"{folder}/{_MANIFEST}", seal(manifest), check=check)
     for other in store.list(folder):
         if other not in (name, _MANIFEST):
+            check()
             store.remove(f"{folder}/{other}")
 
 

@@ -132,7 +132,7 @@ def test_ranks_put_their_shares_together_and_a_stretch_is_one_line_however_often
     for batches in (range(2), range(2, 3)):
         for account, order in zip(accounts, orders, strict=True):
             entered(account, order, 0, batches)
-        shares = [list(account._open) for account in accounts]
+        shares = [(rank, list(account._open)) for rank, account in enumerate(accounts)]
         accounts[0].settle(lambda _, shares=shares: shares)
         accounts[1]._open = []
     digest = sum(digest_of(o.indices(0)[b * 2 : b * 2 + 2], b, o.rank) for o in orders for b in range(3)) % (1 << 64)

@@ -782,10 +782,10 @@ def test_a_kill_while_weights_are_replaced_leaves_whole_ones(store: Store, monke
     save_weights(store, "last", {"w": torch.tensor(1.0)}, {}, {"step": 1})
     whole = type(store).write
 
-    def die_at_the_manifest(self: Store, path: str, data: bytes) -> None:
+    def die_at_the_manifest(self: Store, path: str, data: bytes, **options: Any) -> None:
         if path.endswith("manifest.json"):
             raise Killed
-        whole(self, path, data)
+        whole(self, path, data, **options)
 
     monkeypatch.setattr(type(store), "write", die_at_the_manifest)
     with pytest.raises(Killed):

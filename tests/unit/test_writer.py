@@ -238,7 +238,7 @@ def test_they_are_told_as_committed_in_the_order_in_which_they_were_taken(writer
     assert threading.get_ident() != writer._thread.ident
 
 
-def _no_space(*_: object) -> None:
+def _no_space(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -304,10 +304,10 @@ def refuse(error: OSError, prefix: str, store: Store, monkeypatch: pytest.Monkey
     """Let no file be written whose path begins with `prefix`."""
     write = LocalStore.write
 
-    def refusing(self: LocalStore, path: str, data: Any) -> None:
+    def refusing(self: LocalStore, path: str, data: Any, **options: Any) -> None:
         if path.startswith(prefix):
             raise error
-        write(self, path, data)
+        write(self, path, data, **options)
 
     monkeypatch.setattr(LocalStore, "write", refusing)
 
@@ -327,6 +327,28 @@ def test_weights_are_those_of_the_moment_and_the_newest_win(writer: Writer, stor
     writer.deliver()
     assert (value_of(store), value_of(store, "last")) == (3.0, 7.0)
     assert load_weights(store, "best").metrics == {"val/loss": 1.0}
+
+
+def test_weights_replace_nothing_once_another_world_took_over(
+    writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.keep("best", {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.deliver()
+    before, draft, fired = sorted(store.find("best")), local._draft, []
+
+    def overtaken(target: Path, data: bytes) -> Path:
+        if target.name == "manifest.json":
+            fired.append(acquire(store, None, {}))
+        return draft(target, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "_draft", overtaken)
+        writer.keep("best", {"w": torch.zeros(3)}, {}, {"step": 2})
+        with pytest.raises(Superseded, match="this world is generation 1"):
+            writer.deliver()
+    assert fired
+    assert value_of(store) == 1.0
+    assert set(before) <= set(store.find("best"))
 
 
 @pytest.mark.parametrize("error", [ConnectionError("nobody answers"), OSError(errno.ENOSPC, "No space left on device")])
