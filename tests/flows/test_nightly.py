@@ -67,7 +67,7 @@ def _promotions() -> list[str]:
     with get_client(sync_client=True) as client:
         wanted = {"event": {"name": ["midstride.model.promoted"]}}
         events = client._client.post("/events/filter", json={"filter": wanted}).json()["events"]
-    return sorted(one["payload"]["run"] for one in events if one["resource"]["prefect.resource.name"] == "level")
+    return sorted(one["payload"]["run"] for one in events if one["resource"].get("prefect.resource.name") == "level")
 
 
 def _artifact(key: str) -> str:

@@ -111,7 +111,9 @@ def test_a_killed_rank_costs_steps_and_not_a_bit(
     assert (report.outcome, report.restarts, report.steps) == ("done", 1, STEPS)
     failure = report.failures[0]
     assert failure.cause.startswith("rank 1 ended without a word")
-    assert (failure.step, failure.resumed_step, failure.steps_lost) == (8, 5, 3)
+    # The snapshot of step 5 is written behind training: on a busy machine the kill may come before its commit.
+    assert (failure.step, failure.resumed_step) in ((8, 5), (8, 0))
+    assert failure.steps_lost == failure.step - failure.resumed_step
     assert failure.seconds_lost is not None
     assert failure.seconds_lost > 0
     assert any("trying again" in line for line in onlooker.lines)
