@@ -50,6 +50,7 @@ class S3Store(RemoteStore):
     @property
     def _files(self) -> Any:
         import fsspec
+        from botocore.handlers import add_expect_header
 
         configured = fsspec.config.conf.get("s3", {})
         config = {
@@ -62,6 +63,8 @@ class S3Store(RemoteStore):
         }
         files = fsspec.filesystem("s3", use_listings_cache=False, config_kwargs=config)
         files.retries = 1
+        # aiohttp waits without limit for the "100 Continue" of a server that does not answer: none is asked for.
+        files.s3.meta.events.unregister("before-call.s3", add_expect_header)
         return files
 
     def _ask(self, act: Callable[[], T]) -> T:
