@@ -48,7 +48,7 @@ class Feed(ABC):
 
     def resize(self, batch_size: int) -> None:
         """Read `batch_size` samples at once on this rank; called only where `fixed_world` is None."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no resize: write one, or give the feed a fixed_world")
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Strategy(ABC):
             index: its place in the epoch.
             loss_of: to be called for each part of the batch, wherever the outputs are.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} schedules forward and backward, but has no train: write one")
 
     def accumulate(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Hold gradient exchange back while the block runs."""
