@@ -115,12 +115,21 @@ class Trainer:
     # What a user calls --------------------------------------------------------------------------
 
     @in_every_rank
-    def fit(self, module: TrainingModule, data: Any = None, *, run: str | None = None, resume: Resume = "auto") -> None:
+    def fit(
+        self,
+        module: TrainingModule,
+        data: Any = None,
+        val_dataloaders: Any = None,
+        *,
+        run: str | None = None,
+        resume: Resume = "auto",
+    ) -> None:
         """Train `module` on `data` to the end, from the newest good snapshot of `run` if there is one.
 
         Args:
             module: what to train.
-            data: a DataModule, or a training DataLoader; None if the module has the loaders itself.
+            data: a DataModule, or a training DataLoader or nest of them; None if the module has the loaders itself.
+            val_dataloaders: to validate on, one or several; by itself those of the DataModule, or of the module.
             run: folder or fsspec URL of the run; the same one again resumes. None keeps nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
@@ -131,7 +140,7 @@ class Trainer:
             try:
                 self.is_fitting = True
                 recall(self, run, resume)
-                Fit(self, Loaders(self, module if data is None else data)).run(run, resume)
+                Fit(self, Loaders(self, module, train=data, evaluate=val_dataloaders)).run(run, resume)
             finally:
                 self.is_fitting = False
                 self.reporter.close()
@@ -147,7 +156,7 @@ class Trainer:
 
         Args:
             module: what to test.
-            data: as in `fit`.
+            data: a DataModule, or one or several DataLoaders to test on; None if the module has them itself.
             ckpt_path: "best" or "last" of the run just fitted, or the path of such a folder; None for the
                 module as it is.
         """
@@ -165,7 +174,7 @@ class Trainer:
         self.logged.begin("predict")
         predictions = []
         with torch.no_grad(), self.modes.evaluating():
-            for number, loader in enumerate(Loaders(self, module if data is None else data).evaluation("predict")):
+            for number, loader in enumerate(Loaders(self, module, evaluate=data).evaluation("predict")):
                 for index, (batch, own) in enumerate(turns(self, loader)):
                     if own:
                         predictions.append(self._predicted(batch, index, number))
@@ -188,7 +197,7 @@ class Trainer:
         self.strategy.attach(World(), devices)
         try:
             self._begin(module, data, "fit")
-            fit = Fit(self, Loaders(self, module if data is None else data))
+            fit = Fit(self, Loaders(self, module, train=data))
             refused += fit.mismatches(meant)
             fit.check()
         except EngineError as error:
@@ -287,7 +296,7 @@ class Trainer:
         self._begin(module, data, stage)
         self._load_weights(ckpt_path)
         self.strategy.place(module)
-        loaders = Loaders(self, module if data is None else data).evaluation(stage)
+        loaders = Loaders(self, module, evaluate=data).evaluation(stage)
         if not loaders:
             raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
         self.recorder = None

@@ -23,22 +23,32 @@ _STAGES = tuple(_METHODS)
 
 
 class Loaders:
-    """The loaders of a DataModule, of a module that has them itself, or a training loader or nest of them.
+    """The loaders that were given, and for what was not those of a DataModule or of the module itself.
 
     Args:
         trainer: whose world and options decide who reads what.
-        source: where the loaders come from.
+        module: has what neither of the others has.
+        train: a DataModule, or what to train on.
+        evaluate: a DataModule, or what to validate, test or predict on.
     """
 
-    def __init__(self, trainer: "Trainer", source: Any) -> None:
-        self._trainer, self.source, self._world = trainer, source, trainer.strategy.readers
+    def __init__(self, trainer: "Trainer", module: Any, *, train: Any = None, evaluate: Any = None) -> None:
+        self._trainer, self._world = trainer, trainer.strategy.readers
+        self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
+        #: what was given to train on, else what to evaluate on, else the module
+        self.source = next(given for given in (train, evaluate, module) if given is not None)
+        self._owner = module if _is_loader(self.source) else self.source
+        if train is not None and evaluate is not None and self._evaluate_on is None:
+            raise UserError(
+                f"val_dataloaders is a {type(evaluate).__name__}; a DataLoader, or a list or dict of them, is needed."
+            )
         self._shard = trainer.options.use_distributed_sampler and self._world.size > 1
 
     def training(self) -> Feed:
         """Return what is trained on."""
-        given = self.source if _is_loader(self.source) else self._call("train_dataloader")
+        given = self._call("train_dataloader") if self._train_on is None else self._train_on
         if given is None:
-            raise UserError(f"there is no training loader: write {type(self.source).__name__}.train_dataloader.")
+            raise UserError(f"there is no training loader: write {type(self._owner).__name__}.train_dataloader.")
         limit = self._trainer.options.limit_train_batches
         if isinstance(given, (dict, list, tuple)):
             given = CombinedLoader(given, "max_size_cycle")
@@ -72,7 +82,7 @@ class Loaders:
 
     def evaluation(self, stage: str) -> list[Feed]:
         """Return the feeds of `stage`, one for each `dataloader_idx`; none if there are none."""
-        given = self._call(_METHODS[stage])
+        given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
         limit = getattr(self._trainer.options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
         feeds = [] if given is None or given == [] else self._evaluation(given, stage, limit)
         counts = self._trainer.strategy.gather([len(feed) if feed.is_sized else None for feed in feeds])
@@ -109,8 +119,8 @@ class Loaders:
         )
 
     def _call(self, name: str) -> Any:
-        method = getattr(self.source, name, None)
-        return None if method is None else calling(f"{type(self.source).__name__}.{name}", method)
+        method = getattr(self._owner, name, None)
+        return None if method is None else calling(f"{type(self._owner).__name__}.{name}", method)
 
 
 def _is_loader(source: Any) -> bool:

@@ -1,5 +1,6 @@
 """A Trainer's calls, made in every rank of its world, which is started now if no launcher has."""
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -8,7 +9,6 @@ from midstride.engine.launchers.children import Call, run_in_children
 from midstride.engine.launchers.script import ended_early, start_other_ranks
 
 if TYPE_CHECKING:
-    from midstride.engine.module import TrainingModule
     from midstride.engine.trainer import Trainer
 
 __all__ = ["in_every_rank"]
@@ -18,9 +18,12 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 def in_every_rank(verb: Verb) -> Verb:
     """Have `verb`, a method of the Trainer, run in every rank."""
+    signature = inspect.signature(verb)
 
     @wraps(verb)
-    def started(trainer: "Trainer", module: "TrainingModule", data: Any = None, **arguments: Any) -> Any:
+    def started(*given: Any, **named: Any) -> Any:
+        arguments = signature.bind(*given, **named).arguments
+        trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
         start = trainer.placement.start
         if start == "nobody":
             return verb(trainer, module, data, **arguments)

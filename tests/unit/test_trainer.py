@@ -99,6 +99,37 @@ def test_fit_then_test_then_predict_with_the_best_weights(tmp_path: Path) -> Non
     assert mse_loss(predictions, torch.arange(8.0)[:, None] / 4) < 0.1
 
 
+@pytest.mark.parametrize("by", ["argument", "position", "module"])
+def test_loaders_are_given_or_the_modules_own(by: str, tmp_path: Path) -> None:
+    class WithLoader(Line):
+        def val_dataloader(self) -> DataLoader[Any]:
+            return validation
+
+    points = Points()
+    points.setup("fit")
+    training, validation = points.train_dataloader(), points.val_dataloader()
+    given = {"argument": {"val_dataloaders": validation}, "position": {}, "module": {}}[by]
+    trainer = Trainer(max_epochs=2)  # before the module: it seeds
+    module = WithLoader() if by == "module" else Line()
+    trainer.fit(module, training, *([[validation]] if by == "position" else []), run=str(tmp_path / "run"), **given)
+    assert module._calls.count("validation") == 2
+    again = Trainer(max_epochs=2)
+    whole = Line()
+    again.fit(whole, Points())
+    assert torch.equal(module.layer.weight, whole.layer.weight)
+    assert trainer.test(module, validation) == trainer.test(module, [validation]) == trainer.test(module, Points())
+    assert torch.equal(torch.cat(trainer.predict(module, validation)), torch.cat(trainer.predict(module, Points())))
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    points = Points()
+    points.setup("fit")
+    with pytest.raises(UserError, match="val_dataloaders is a TensorDataset; a DataLoader"):
+        Trainer(max_epochs=1).fit(Line(), points.train_dataloader(), points.points)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        Trainer(max_epochs=1).fit(Line(), Points(), None, "runs/first")  # type: ignore[misc]
+
+
 def test_fit_twice_starts_afresh_without_a_run() -> None:
     module, trainer = Line(), Trainer(max_epochs=1)
     trainer.fit(module, Points())
