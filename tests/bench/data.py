@@ -5,6 +5,8 @@ make bench-data
 Rounds go through all of them, each in the other direction; a ratio is of wall time against the plain loader of the
 same round. StatefulDataLoader (where torchdata is installed) gives its state at every step, once as most use it, which
 loses the workers' random numbers, and once with the generators in the data set's state, which is exact.
+
+A second table tells what it costs to come to a place of an epoch of a thousand million samples.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import importlib.util
 import random
 import statistics
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,8 +24,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from midstride.engine.data.iterable import IterableFeed
 from midstride.engine.data.reading import training_loader
 from midstride.engine.world import World
 
@@ -63,6 +67,29 @@ class Remembering(Rows):
         torch.set_rng_state(state["torch"])
 
 
+class Stream(IterableDataset[Tensor]):
+    """The same rows, one after the other; a plain generator, without a state."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.rows[index] for index in range(len(self.rows)))
+
+
+class Numbers(Dataset[int]):
+    """As many numbers as it is asked for, none of them kept."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 #: what the data do -> samples, seconds a sample, whether they draw, workers
 CASES: dict[str, tuple[int, float, bool, int]] = {
     "trivial, 0 workers": (32_000, 0.0, False, 0),
@@ -70,31 +97,40 @@ CASES: dict[str, tuple[int, float, bool, int]] = {
     "draws from torch, 0 workers": (32_000, 0.0, True, 0),
     "0.6 ms a sample, 0 workers": (2_000, 6e-4, False, 0),
     "0.6 ms a sample, 2 workers": (2_000, 6e-4, False, 2),
+    "an iterable, 0 workers": (32_000, 0.0, False, 0),
 }
 
-Reader = Callable[[Rows, int], Iterator[Any]]
+#: batches of an epoch of so many samples that a life begins at
+SAMPLES, PLACES = 1_000_000_000, (0, 10, 1_000_000, 30_000_000)
+
+Data = Rows | Stream
+Reader = Callable[[Data, int], Iterator[Any]]
 
 
-def plain(dataset: Rows, workers: int) -> Iterator[Any]:
-    return iter(DataLoader(dataset, BATCH, shuffle=True, num_workers=workers))
+def plain(dataset: Data, workers: int) -> Iterator[Any]:
+    return iter(DataLoader(dataset, BATCH, shuffle=isinstance(dataset, Rows), num_workers=workers))
 
 
-def ours(dataset: Rows, workers: int) -> Iterator[Any]:
-    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers)
+def ours(dataset: Data, workers: int) -> Iterator[Any]:
+    loader: DataLoader[Any] = DataLoader(dataset, BATCH, shuffle=isinstance(dataset, Rows), num_workers=workers)
+    if isinstance(dataset, Stream):
+        return IterableFeed(loader, name="the training loader", key=0, limit=1.0).batches(0)
     return training_loader(loader, World(), seed=0, shard=False, limit=1.0).batches(0)
 
 
-def stateful(dataset: Rows, workers: int) -> Iterator[Any]:
+def stateful(dataset: Data, workers: int) -> Iterator[Any]:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    loader = StatefulDataLoader(dataset, BATCH, shuffle=True, num_workers=workers)
+    loader: Any = StatefulDataLoader(dataset, BATCH, shuffle=isinstance(dataset, Rows), num_workers=workers)
     for batch in loader:
         loader.state_dict()
         yield batch
 
 
-def stateful_exact(dataset: Rows, workers: int) -> Iterator[Any]:
-    return stateful(Remembering(len(dataset), dataset.work_s, noise=dataset.noise), workers)
+def stateful_exact(dataset: Data, workers: int) -> Iterator[Any]:
+    rows = dataset.rows if isinstance(dataset, Stream) else dataset
+    kept = Remembering(len(rows), rows.work_s, noise=rows.noise)
+    return stateful(Stream(kept) if isinstance(dataset, Stream) else kept, workers)
 
 
 READERS: dict[str, Reader] = {"plain DataLoader": plain, "midstride": ours}
@@ -102,7 +138,7 @@ if importlib.util.find_spec("torchdata") is not None:
     READERS |= {"StatefulDataLoader": stateful, "StatefulDataLoader, exact": stateful_exact}
 
 
-def us_a_batch(reader: Reader, dataset: Rows, workers: int) -> float:
+def us_a_batch(reader: Reader, dataset: Data, workers: int) -> float:
     """Read an epoch; the first batch, with the start of the workers, is left out."""
     batches = reader(dataset, workers)
     next(batches)
@@ -121,7 +157,8 @@ def main() -> None:
     table = Table("data", "loader", "us a batch", "ratio", "from-to")
     table.title = f"batches of {BATCH}, median of {rounds} interleaved rounds"
     for case, (samples, work_s, noise, workers) in CASES.items():
-        dataset = Rows(samples, work_s, noise=noise)
+        rows = Rows(samples, work_s, noise=noise)
+        dataset = Stream(rows) if "iterable" in case else rows
         found: dict[str, list[float]] = {name: [] for name in READERS}
         for number in range(rounds):
             for name in list(READERS)[:: -1 if number % 2 else 1]:
@@ -131,6 +168,28 @@ def main() -> None:
             cells = f"{statistics.median(times):.0f}", f"{statistics.median(ratios):.2f}"
             table.add_row(case if name == "plain DataLoader" else "", name, *cells, f"{ratios[0]:.2f}-{ratios[-1]:.2f}")
     Console(width=120).print(table)
+    places = Table("resumed at batch", "first batch after, ms", "memory taken, MB")
+    places.title = f"an epoch of {SAMPLES:,} samples"
+    for place in PLACES:
+        places.add_row(f"{place:,}", *to_first_batch(place))
+    Console(width=120).print(places)
+
+
+def to_first_batch(place: int) -> tuple[str, str]:
+    """Return ms and MB until the first batch of a life that begins at `place`, its loader included."""
+    loader = DataLoader(Numbers(SAMPLES), BATCH, shuffle=True)
+
+    def read() -> None:
+        next(training_loader(loader, World(), seed=0, shard=False, limit=1.0).batches(0, place))
+
+    began = time.perf_counter()
+    read()
+    ms = (time.perf_counter() - began) * 1e3
+    tracemalloc.start()  # slows it down
+    read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return f"{ms:.0f}", f"{peak / 1e6:.1f}"
 
 
 if __name__ == "__main__":

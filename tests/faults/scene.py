@@ -2,10 +2,14 @@
 
 import logging
 import os
+import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from flow_runs import wait_for
@@ -55,14 +59,27 @@ class Scene:
 
     def live(self, before: Callable[[], object] | None = None) -> list[int]:
         """Give the run one life; return its ranks' exit codes. `before` is called in each rank, before it trains."""
-        environment = {**os.environ, **self.plan.environment, "LAWS_JOURNAL": str(self.folder / "journal.jsonl")}
         self.codes = run_ranks(
             *(_speaking, self.setting, self.url, self.folder / "said.txt", before),
             processes=self.setting.ranks,
-            environment=environment,
+            environment=self._environment,
             timeout_s=110.0,
         )
         return self.codes
+
+    def live_launched(self) -> list[int]:
+        """Give the run one life under torchrun; return its agent's exit code."""
+        rank = self.folder / "rank.pickle"
+        rank.write_bytes(pickle.dumps(partial(_speaking, self.setting, self.url, self.folder / "said.txt", None)))
+        agent = [sys.executable, "-m", "midstride.engine.launchers.agent", "--standalone"]
+        ranks = [f"--nproc-per-node={self.setting.ranks}", "-m", "faults.rank", str(rank)]
+        environment = {**self._environment, "PYTHONPATH": str(Path(__file__).parents[1])}
+        self.codes = [subprocess.run([*agent, *ranks], env=environment, timeout=110.0, check=False).returncode]
+        return self.codes
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **self.plan.environment, "LAWS_JOURNAL": str(self.folder / "journal.jsonl")}
 
     def assert_alike(self, undisturbed: Path) -> None:
         """Compare the finished run with one that nothing befell."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.scene import Scene
+from flow_runs import wait_for
 from laws.lives import STEPS, Tangled
 from proxy import Proxy
 from torch import Tensor
@@ -28,6 +29,7 @@ __all__ = [
     "flipped",
     "frozen_and_killed",
     "itself",
+    "launcher_killed",
     "misread",
     "missing",
     "not_finite",
@@ -80,6 +82,26 @@ def frozen_and_killed(scene: Scene) -> Iterator[None]:
     scene.plan.add("freeze", rank=1, step=8, phase="backward")
     with scene.once_frozen(lambda pid: os.kill(pid, signal.SIGKILL)):
         yield
+    scene.plan.assert_all_fired()
+
+
+@contextmanager
+def launcher_killed(scene: Scene) -> Iterator[None]:
+    """What started the ranks is killed, in the middle of a step; they end with it, even the one that cannot act."""
+    frozen: list[int] = []
+
+    def act(pid: int) -> None:
+        frozen.append(pid)
+        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the frozen rank to end")
+
+    live = scene.live
+    scene.live = scene.live_launched  # type: ignore[method-assign, assignment]
+    scene.plan.add("freeze", rank=1, step=8, phase="backward")
+    with scene.once_frozen(act):
+        yield
+    scene.live = live  # type: ignore[method-assign]
+    assert frozen
     scene.plan.assert_all_fired()
 
 

@@ -10,6 +10,7 @@ from faults.strikes import (
     flipped,
     frozen_and_killed,
     itself,
+    launcher_killed,
     misread,
     missing,
     not_finite,
@@ -111,6 +112,12 @@ ROWS = [
         [
             Cell("before the commit", itself("kill", 0, 1, step=6, phase="before_commit")),
         ],
+    ),
+    Row(
+        "The launcher is killed (SIGKILL)",
+        "Its ranks end with it, at once; the next attempt resumes from the newest snapshot.",
+        KILLED,
+        [Cell("in backward", launcher_killed)],
     ),
     Row(
         "A rank freezes (SIGSTOP), and is killed",

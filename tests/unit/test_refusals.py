@@ -227,6 +227,11 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         UserCodeError,
         ["IndexError", "sampler gave [9]", "8 samples", "batch 0 of epoch 0"],
     ),
+    "an index out of range, in a worker": (
+        {"data": DataLoader(Rows(), 2, sampler=[0, 9, 1, 2], num_workers=2)},
+        UserCodeError,
+        ["IndexError", "worker 0", "sampler gave [9]", "8 samples", "batch 0 of epoch 0", "train loader", "rank 0"],
+    ),
     "a data set that counts": ({"data": DataLoader(Counting(), 2)}, NotExact, ["Counting[0]", "reseed", "batch"]),
     "a data set beyond reach": ({"data": DataLoader(Unseeded(), 2)}, NotExact, ["Unseeded[0]", "reseed(seed)"]),
     "a share of an iterable": (
