@@ -125,6 +125,10 @@ ROWS: dict[str, Row] = {
     "sharded": Row((3, 2), {"strategy": "sharded"}, ("", "torchmetrics", "blocks", "training_step_end")),
     "fully_sharded": Row((3, 2), {"strategy": "fully_sharded"}, ("", "blocks")),
     "sharded, 16 bits": Row((3,), {"strategy": "sharded", "precision": "16", "gradient_clip_val": 0.5}),
+    "fully_sharded, windows": Row(
+        (3,),
+        {"strategy": "fully_sharded", "precision": "bf16", "accumulate_grad_batches": 4, "max_epochs": 4},
+    ),
     "pipeline": Row((2,), {"strategy": "pipeline"}, _ROW, readers=1),
     "pipeline, checkpoints": Row(
         (3,),
