@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -44,19 +44,49 @@ class SchedulerConfig:
 
 
 class OptimizerList:
-    """All optimizers as one part of a run's state."""
+    """All optimizers as one part of a run's state.
 
-    def __init__(self, optimizers: list[Optimizer]) -> None:
-        self._optimizers = optimizers
+    Args:
+        optimizers: as `configure_optimizers` made them; made before training gives them more to train.
+        module: what they train.
+    """
+
+    def __init__(self, optimizers: list[Optimizer], module: nn.Module) -> None:
+        self._optimizers, self._module = optimizers, module
+        self._groups = [len(optimizer.param_groups) for optimizer in optimizers]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every optimizer's state, by number."""
-        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self._optimizers)}
+        """Return every optimizer's state, by number, and the parameters of groups that were added in training.
+
+        Raises:
+            UserError: such a group trains what is no parameter of the module: no other life could find it.
+        """
+        states: dict[str, Any] = {str(number): one.state_dict() for number, one in enumerate(self._optimizers)}
+        added = {
+            str(number): [self._names(number, group["params"]) for group in optimizer.param_groups[groups:]]
+            for number, (optimizer, groups) in enumerate(zip(self._optimizers, self._groups, strict=True))
+            if len(optimizer.param_groups) > groups
+        }
+        return {**states, "added": added} if added else states
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give every optimizer its state back."""
+        """Give every optimizer its state back, and first the groups that it was given in training."""
+        parameters = dict(self._module.named_parameters())
         for number, optimizer in enumerate(self._optimizers):
+            added = state_dict.get("added", {}).get(str(number), [])
+            for names in added[len(optimizer.param_groups) - self._groups[number] :]:
+                optimizer.add_param_group({"params": [parameters[name] for name in names]})
             optimizer.load_state_dict(state_dict[str(number)])
+
+    def _names(self, number: int, parameters: list[Tensor]) -> list[str]:
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        if strange := [tuple(parameter.shape) for parameter in parameters if id(parameter) not in names]:
+            raise UserError(
+                f"optimizer {number} ({type(self._optimizers[number]).__name__}) was given a group of parameters in "
+                f"training, and those of shape {strange[0]} are not the module's: a resumed run could not find them. "
+                "Assign them to the module, or give them to the optimizer in configure_optimizers."
+            )
+        return [names[id(parameter)] for parameter in parameters]
 
 
 class SchedulerList:

@@ -35,7 +35,7 @@ def parts_of(trainer: "Trainer", feeds: Feeds) -> dict[str, Stateful]:
         "samples": trainer.samples,
         "feeds": feeds,
         "module": kept(trainer.module),
-        "optimizers": kept(OptimizerList(trainer.optimizers)),
+        "optimizers": kept(OptimizerList(trainer.optimizers, trainer.module)),
         "schedulers": SchedulerList(trainer.schedulers),
         "precision": trainer.precision,
         "callbacks": Callbacks(trainer.callbacks),

@@ -15,6 +15,7 @@ from midstride.engine.data.loaders import Loaders
 from midstride.engine.determinism import Determinism
 from midstride.engine.devices import move
 from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.evaluation import evaluate, predict
 from midstride.engine.faults import FaultPlan
 from midstride.engine.fit import Fit, recall
 from midstride.engine.heartbeat import Heartbeat, Phase
@@ -22,7 +23,7 @@ from midstride.engine.hooks import Hooks, calling
 from midstride.engine.launchers.ranks import in_every_rank
 from midstride.engine.launchers.script import tie_to_first_rank
 from midstride.engine.logged import Logged
-from midstride.engine.loops import EvaluationLoop, FitLoop
+from midstride.engine.loops import FitLoop
 from midstride.engine.metrics import Metrics
 from midstride.engine.module import DataModule, TrainingModule
 from midstride.engine.optimizers import SchedulerConfig
@@ -39,7 +40,6 @@ from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies import build_strategy
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.turns import turns, without_trace
 from midstride.engine.world import World
 
 __all__ = ["Trainer"]
@@ -148,7 +148,8 @@ class Trainer:
     @in_every_rank
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Return the reduced values of a validation; `ckpt_path` as in `test`."""
-        return self._evaluate("validate", module, data, ckpt_path)
+        self._begin(module, data, "validate", ckpt_path)
+        return evaluate(self, "validate", data)
 
     @in_every_rank
     def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
@@ -160,7 +161,8 @@ class Trainer:
             ckpt_path: "best" or "last" of the run just fitted, or the path of such a folder; None for the
                 module as it is.
         """
-        return self._evaluate("test", module, data, ckpt_path)
+        self._begin(module, data, "test", ckpt_path)
+        return evaluate(self, "test", data)
 
     @in_every_rank
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
@@ -168,25 +170,8 @@ class Trainer:
 
         With `ddp_spawn` and its kin, those of rank 0 come first, then those of rank 1, and so on.
         """
-        self._begin(module, data, "predict")
-        self._load_weights(ckpt_path)
-        self.strategy.place(module)
-        self.logged.begin("predict")
-        predictions = []
-        with torch.no_grad(), self.modes.evaluating():
-            for number, loader in enumerate(Loaders(self, module, evaluate=data).evaluation("predict")):
-                for index, (batch, own) in enumerate(turns(self, loader)):
-                    if own:
-                        predictions.append(self._predicted(batch, index, number))
-                    elif self.strategy.forward_is_collective:
-                        with without_trace(self):
-                            self._predicted(batch, index, number)
-        return predictions
-
-    def _predicted(self, batch: Any, index: int, number: int) -> Any:
-        self.logged.batch = batch = self.received(batch)
-        with self.precision.forward():
-            return self.strategy.evaluate(self.module, "predict_step", batch, index, number)
+        self._begin(module, data, "predict", ckpt_path)
+        return predict(self, data)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
         """Return what would stop a fit on so many processes before its first step, tried in this one alone."""
@@ -250,8 +235,8 @@ class Trainer:
         by_hand = not module.automatic_optimization
         return [*self.strategy.refusals(module), *self.precision.refusals(by_hand=by_hand)]
 
-    def _begin(self, module: TrainingModule, data: Any, stage: str) -> None:
-        """Meet the other ranks and get module and data ready for `stage`."""
+    def _begin(self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | None = None) -> None:
+        """Meet the other ranks and get module and data ready for `stage`, with the weights at `ckpt_path` if given."""
         if refused := self._refusals(module):
             raise JobError("\n".join(refused))
         if self.device.type == "cuda":
@@ -269,6 +254,8 @@ class Trainer:
             self.strategy.gather(None)
             calling(f"{type(data).__name__}.setup", data.setup, stage)
         self._take(module)
+        if ckpt_path is not None:
+            self.strategy.load_weights(module, weights_at(self.weights_url(ckpt_path)).state_dict)
 
     def _take(self, module: TrainingModule) -> None:
         """Make what belongs to `module`."""
@@ -289,24 +276,3 @@ class Trainer:
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[SchedulerConfig] = []
         self.recorder: Recorder | None = None
-
-    def _evaluate(
-        self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None
-    ) -> dict[str, float]:
-        self._begin(module, data, stage)
-        self._load_weights(ckpt_path)
-        self.strategy.place(module)
-        loaders = Loaders(self, module, evaluate=data).evaluation(stage)
-        if not loaders:
-            raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
-        self.recorder = None
-        fitted, self.progress = self.progress, Progress()
-        try:
-            return EvaluationLoop(self, stage, loaders).run()
-        finally:
-            self.progress = fitted
-
-    def _load_weights(self, ckpt_path: str | None) -> None:
-        if ckpt_path is None:
-            return
-        self.strategy.load_weights(self.module, weights_at(self.weights_url(ckpt_path)).state_dict)

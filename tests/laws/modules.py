@@ -267,6 +267,18 @@ class Stacked(Tangled):
         return self.last(hidden)
 
 
+class Finetuned(Tangled):
+    """Trains its last layer, and the others too from the second epoch on; their gradients add up until then."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.trainer.progress.epoch == 1:
+            others = [self.first.weight, self.first.bias, *self.middle.parameters(), *self.norm.parameters()]
+            self.optimizers().add_param_group({"params": others, "lr": 1e-3})
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.last.parameters(), lr=1e-2)
+
+
 class Piped(TrainingModule):
     """Layers in a row, with dropout and batch norm; the loss of each part is made where they end."""
 
@@ -315,5 +327,6 @@ MODULES: dict[str, tuple[type[TrainingModule], bool]] = {
     "moody": (Moody, True),
     "training_step_end": (Handed, True),
     "blocks": (Stacked, True),
+    "more to train later": (Finetuned, True),
     "layers in a row": (Piped, True),
 }

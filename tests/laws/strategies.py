@@ -122,7 +122,9 @@ ROWS: dict[str, Row] = {
     "ddp, 16 bits": Row((2,), {"strategy": "ddp", "precision": "16"}),
     "horovod": Row((3,), {"strategy": "horovod"}, ("", "torchmetrics", "two optimizers", "manual")),
     "horovod, 16 bits": Row((3,), {"strategy": "horovod", "precision": "16", "gradient_clip_val": 0.5}),
-    "sharded": Row((3, 2), {"strategy": "sharded"}, ("", "torchmetrics", "blocks", "training_step_end")),
+    "sharded": Row(
+        (3, 2), {"strategy": "sharded"}, ("", "torchmetrics", "blocks", "training_step_end", "more to train later")
+    ),
     "fully_sharded": Row((3, 2), {"strategy": "fully_sharded"}, ("", "blocks")),
     "sharded, 16 bits": Row((3,), {"strategy": "sharded", "precision": "16", "gradient_clip_val": 0.5}),
     "fully_sharded, windows": Row(

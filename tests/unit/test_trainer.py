@@ -224,3 +224,12 @@ def test_a_script_needs_no_orchestrator(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, str(script)], check=True, timeout=60)
     assert (tmp_path / "run" / "last" / "manifest.json").exists()
+
+
+def test_a_group_of_parameters_that_no_life_could_find_is_refused(tmp_path: Path) -> None:
+    class Borrowing(Line):
+        def on_train_epoch_start(self) -> None:
+            self.optimizers().add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+    with pytest.raises(UserError, match=r"optimizer 0 \(SGD\) .* of shape \(3,\) are not the module's"):
+        Trainer(max_epochs=1, snapshots={"every_steps": 1}).fit(Borrowing(), Points(), run=str(tmp_path / "run"))

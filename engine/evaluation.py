@@ -1,0 +1,52 @@
+"""Evaluations on their own, outside a fit: of a Trainer that has met the other ranks and has the module ready."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from midstride.engine.data.loaders import Loaders
+from midstride.engine.errors import UserError
+from midstride.engine.loops import EvaluationLoop
+from midstride.engine.progress import Progress
+from midstride.engine.turns import turns, without_trace
+
+if TYPE_CHECKING:
+    from midstride.engine.trainer import Trainer
+
+__all__ = ["evaluate", "predict"]
+
+
+def evaluate(trainer: "Trainer", stage: Literal["validate", "test"], data: Any) -> dict[str, float]:
+    """Return the reduced values of `stage` on `data`, as `Trainer.test` takes them; the fit before keeps its place."""
+    trainer.strategy.place(trainer.module)
+    loaders = Loaders(trainer, trainer.module, evaluate=data).evaluation(stage)
+    if not loaders:
+        raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
+    trainer.recorder = None
+    fitted, trainer.progress = trainer.progress, Progress()
+    try:
+        return EvaluationLoop(trainer, stage, loaders).run()
+    finally:
+        trainer.progress = fitted
+
+
+def predict(trainer: "Trainer", data: Any) -> list[Any]:
+    """Return what `predict_step` returns for every batch of this rank."""
+    trainer.strategy.place(trainer.module)
+    trainer.logged.begin("predict")
+    predictions = []
+    with torch.no_grad(), trainer.modes.evaluating():
+        for number, loader in enumerate(Loaders(trainer, trainer.module, evaluate=data).evaluation("predict")):
+            for index, (batch, own) in enumerate(turns(trainer, loader)):
+                if own:
+                    predictions.append(_predicted(trainer, batch, index, number))
+                elif trainer.strategy.forward_is_collective:
+                    with without_trace(trainer):
+                        _predicted(trainer, batch, index, number)
+    return predictions
+
+
+def _predicted(trainer: "Trainer", batch: Any, index: int, number: int) -> Any:
+    trainer.logged.batch = batch = trainer.received(batch)
+    with trainer.precision.forward():
+        return trainer.strategy.evaluate(trainer.module, "predict_step", batch, index, number)
