@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from midstride.engine.errors import NotExact
+from midstride.engine.errors import NotExact, UserError
 from midstride.engine.strategies.base import TrainingStep
 from midstride.engine.strategies.process_group import ProcessGroup, average_gradients, broadcast
 
@@ -77,6 +77,7 @@ class Ddp(ProcessGroup):
             find_unused_parameters=self._find_unused,
             static_graph=self._static_graph,
         )
+        _watch_frozen(step.module)
         if self._comm_hook is not None:
             self._wrapped.register_comm_hook(None, getattr(default_hooks, f"{self._comm_hook}_hook"))
         if not self._find_unused:  # DDP keeps its first order then, which is the same in every life
@@ -145,6 +146,24 @@ class Ddp(ProcessGroup):
             return note
 
         handles = [p.register_post_accumulate_grad_hook(noted(n)) for n, p in named]
+
+
+def _watch_frozen(module: nn.Module) -> None:
+    """Refuse gradients of parameters that are frozen now: DDP would not average them, and the ranks drift apart."""
+
+    def refused(name: str) -> Any:
+        def refuse(_: Tensor) -> None:
+            raise UserError(
+                f"{name} was frozen when strategy ddp was set up, and trains now: its gradient would stay on each rank "
+                "by itself. Leave it unfrozen, in a parameter group with lr=0, and raise the rate when it is to train."
+            )
+
+        return refuse
+
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad and parameter.is_floating_point():
+            parameter.requires_grad_(True).register_post_accumulate_grad_hook(refused(name))
+            parameter.requires_grad_(False)
 
 
 class _Replayable(nn.Module):

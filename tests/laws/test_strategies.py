@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from laws.axes import cover
-from laws.lives import Setting, assert_alike, live
+from laws.lives import Setting, Tangled, assert_alike, live
 from laws.strategies import ROWS
 
+from midstride.engine.errors import UserError
 from midstride.engine.faults import FaultPlan
+from midstride.engine.testing import run_ranks
 
 #: a row, its ranks and its modules
 CELLS = [
@@ -42,3 +44,24 @@ def test_every_strategy_resumes(
     assert not any(start(setting, tmp_path, plan))
     plan.assert_all_fired()
     assert_alike(tmp_path, undisturbed(expected))
+
+
+class Thawing(Tangled):
+    """A layer is frozen in the first epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle.requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        self.middle.requires_grad_(self.trainer.progress.epoch > 0)
+
+
+def _thaw() -> None:
+    setting = Setting(ranks=2, module=Thawing, options={"snapshots": None})
+    with pytest.raises(UserError, match=r"middle\.\w+ was frozen when strategy ddp was set up.* lr=0"):
+        setting.train("never")
+
+
+def test_gradients_that_would_stay_on_each_rank_are_refused() -> None:
+    assert run_ranks(_thaw, processes=2) == [0, 0]
