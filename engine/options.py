@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from midstride.engine.errors import JobError
 from midstride.engine.form import snapshots_form
@@ -150,7 +159,12 @@ class TrainerOptions(Options):
     rng: Literal["lazy", "batch"] = Field(
         "lazy", title="Random numbers in data", description="Of each sample (lazy), or one seed for a whole batch."
     )
-    use_distributed_sampler: bool = Field(True, title="Shard samplers", description="Give each rank its own samples.")
+    use_distributed_sampler: bool = Field(
+        True,
+        title="Shard samplers",
+        description="Give each rank its own samples.",
+        validation_alias=AliasChoices("use_distributed_sampler", "replace_sampler_ddp"),  # Lightning 1's name
+    )
     deterministic: bool | None = Field(
         None, title="Deterministic", description="Only repeatable algorithms; on when snapshots are on."
     )

@@ -53,6 +53,13 @@ def test_paths_are_absolute_against_the_file(tmp_path: Path, monkeypatch: pytest
     assert job.data_args == {"folder": f"{folder}/data", "name": "data", "parts": [str(tmp_path / "a")]}
 
 
+def test_lightnings_old_name_of_an_option_is_taken(tmp_path: Path) -> None:
+    assert (
+        TrainingJob.load(write(tmp_path), ["trainer.replace_sampler_ddp=false"]).trainer.use_distributed_sampler
+        is False
+    )
+
+
 def test_urls_stay(tmp_path: Path) -> None:
     job = TrainingJob.load(write(tmp_path), ["snapshots.url=s3://bucket/prefix/"])
     assert job.run_url("a") == "s3://bucket/prefix/a"
