@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from flow_runs import Command, results, wait_for
 from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
@@ -91,6 +93,14 @@ def ended(run: FlowRun, timeout_s: float = 400) -> FlowRun:
             assert time.monotonic() < until, f"after {timeout_s:.0f} s it is {now.state_name}"
             time.sleep(0.5)
     return now
+
+
+def asked_for_by_events(deployment: UUID) -> list[FlowRun]:
+    """Return the runs of a deployment that its triggers made."""
+    of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment]))
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_run_filter=of_it)
+    return [run for run in runs if run.created_by is not None and run.created_by.type == "AUTOMATION"]
 
 
 def test_a_worker_that_knows_no_folder_runs_a_deployed_job(
@@ -189,12 +199,20 @@ def test_the_file_of_deployments_is_what_prefect_takes(server: str, tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     with get_client(sync_client=True) as client:
         by_hand = client.read_deployment_by_name("train/digits")
-        nightly = client.read_deployment_by_name("train/digits-every-night")
-    for there in (by_hand, nightly):
-        assert (there.entrypoint, there.pull_steps or []) == ("midstride.flows.train.train", [])
+        nightly = client.read_deployment_by_name("nightly/digits-every-night")
+    for there, flow in (by_hand, "train"), (nightly, "nightly"):
+        assert (there.entrypoint, there.pull_steps or []) == (f"midstride.flows.{flow}.{flow}", [])
         assert TAG in there.tags
         assert TrainingJob.model_validate(there.parameters["job"]).folder == "/srv/jobs/digits"
     assert [(one.schedule.cron, one.schedule.timezone) for one in nightly.schedules] == [("0 2 * * *", "Europe/Berlin")]
+    assert nightly.global_concurrency_limit is not None
+    assert nightly.global_concurrency_limit.limit == 1
+
+    emit = [sys.executable, "-m", "prefect", "event", "emit", "data.digits.arrived", "--resource-id", "data.digits"]
+    subprocess.run(emit, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=True)
+    [run] = wait_for(lambda: asked_for_by_events(nightly.id), "the run that the event asks for")
+    assert run.parameters["if_new_data"] is True
+    assert run.parameters["job"] == nightly.parameters["job"]
 
 
 def test_a_served_job_runs_without_a_pool(

@@ -142,6 +142,15 @@ def test_what_manifests_name_is_there():
     assert ("Namespace", properties["namespace"]["default"]) in named
 
 
+def test_the_page_on_nights_shows_the_trigger_of_the_file():
+    [document] = documents(DEPLOY / "prefect.yaml")
+    [triggers] = [deployment["triggers"] for deployment in document["deployments"] if "triggers" in deployment]
+    blocks = re.findall(
+        r"^```yaml\n(.*?)^```$", (DEPLOY.parent / "docs" / "nightly.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert {"triggers": triggers} in [yaml.safe_load(block) for block in blocks]
+
+
 def test_the_deployments_of_the_file_hold_a_job_that_holds_anywhere():
     [document] = documents(DEPLOY / "prefect.yaml")
     schema = Draft202012Validator(TrainingJob.model_json_schema())
