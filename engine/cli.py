@@ -15,18 +15,21 @@ from typing import Annotated, NoReturn
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.champions.commands import champion
-from midstride.engine.console import WorldView, show_audit, show_error, show_outcome
+from midstride.engine.console import WorldView, busy, show_audit, show_error, show_outcome
 from midstride.engine.errors import EngineError, JobError, StopRequested
 from midstride.engine.job import TrainingJob
 from midstride.engine.snapshots.commands import Url, runs_at, snapshots
 
-__all__ = ["Accepted", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
+__all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
 
 JobFile = Annotated[Path, Parameter(help="The job, a YAML file.")]
 RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.", metavar="NAME")]
 Overrides = Annotated[
     list[str],
     Parameter(name="--set", help="A choice set from outside: trainer.max_epochs=2", metavar="KEY=VALUE", negative=()),
+]
+Date = Annotated[
+    str | None, Parameter(help="Of a night's data, {date} in the job's arguments: 2026-03-01; today if empty.")
 ]
 Accepted = Annotated[
     list[str],
@@ -64,13 +67,15 @@ def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> 
 
 
 @app.command
-def check(job: JobFile, /, *, overrides: Overrides | None = None) -> int:
+def check(job: JobFile, /, *, date: Date = None, overrides: Overrides | None = None) -> int:
     """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
     from midstride.engine.check import faults_in
     from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
 
     loaded = TrainingJob.load(job, overrides or ())
-    if faults := faults_in(loaded):
+    if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
+        print("trying a step of it, and a batch of each evaluation", file=sys.stderr)
+    if faults := faults_in(loaded, date):
         raise JobError.of(job, faults)
     print(f"{job} is in order")
     if elsewhere := [*faults_elsewhere(loaded), *doubts_elsewhere(loaded)]:
@@ -83,7 +88,7 @@ def audit(url: Url, /) -> int:
     """Show what each epoch of a run used, over all its lives: every sample once; end with 1 if that does not hold."""
     from midstride.engine.audit import audit as audit_of
 
-    with runs_at(url) as runs:
+    with busy(f"reading {url}"), runs_at(url) as runs:
         audits = [(name, audit_of(store.url)) for name, store in runs]
     for name, found in audits:
         show_audit(name, found)

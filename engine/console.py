@@ -1,5 +1,7 @@
 """A world as a person sees it on a terminal: its output, a progress bar, and how it ended."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from midstride.engine.outcome import Outcome
 if TYPE_CHECKING:
     from midstride.engine.audit import Audit, EpochAudit
 
-__all__ = ["WorldView", "show_audit", "show_error", "show_outcome"]
+__all__ = ["WorldView", "busy", "show_audit", "show_error", "show_outcome"]
 
 
 class WorldView:
@@ -85,6 +87,17 @@ class WorldView:
 
 def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Show on a terminal that something takes a while; standard output is left to what was asked for."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(escape(text)):
+        yield
 
 
 def show_outcome(outcome: Outcome) -> None:

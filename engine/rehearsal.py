@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from midstride.engine.champions.decision import lacking
 from midstride.engine.job import TrainingJob
 from midstride.engine.world_options import WorldOptions
 
@@ -17,21 +18,30 @@ __all__ = ["rehearse"]
 _ALONE = ("single", "dp", "ddp", "ddp2", "horovod")
 
 
-def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule") -> list[str]:
-    """Return what is missed where nothing raises; what a step or an evaluation of `job` raises is raised."""
+def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule", *, judged_by: str = "") -> list[str]:
+    """Return what is missed where nothing raises; what a step or an evaluation of `job` raises is raised.
+
+    Args:
+        job: what is tried.
+        module: the job's, built.
+        data: the job's, prepared.
+        judged_by: the value that the test has to log, where there is one.
+    """
     from midstride.engine.module import TrainingModule
 
     if job.world.strategy not in _ALONE:
         return []
     trainer = _shortened(job).build_trainer()
+    tested: dict[str, float] = {}
     with _quietly():
         trainer.fit(module, data)
         if type(module).test_step is not TrainingModule.test_step:
-            trainer.test(module, data)
+            tested = trainer.test(module, data)
+    faults = lacking(tested, judged_by) if judged_by else []
     if job.monitor is not None and trainer.loop is not None and trainer.loop.validation is None:
         where = f"{job.data} needs a val_dataloader"
-        return [f"monitor: {job.monitor.metric} is looked at after a validation, and there is none: {where}"]
-    return []
+        faults.append(f"monitor: {job.monitor.metric} is looked at after a validation, and there is none: {where}")
+    return faults
 
 
 @contextmanager

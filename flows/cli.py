@@ -11,12 +11,14 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
+from midstride.engine.champions.commands import listeners
 from midstride.engine.champions.night import faults_of_night
-from midstride.engine.cli import Accepted, JobFile, Overrides, app, load
+from midstride.engine.cli import Accepted, Date, JobFile, Overrides, app, load
 from midstride.engine.cli import main as run_command_line
-from midstride.engine.console import show_error
+from midstride.engine.console import busy, show_error
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.job import TrainingJob
+from midstride.flows.rollback import tell_rolled_back
 
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
 
@@ -58,7 +60,7 @@ def train(
 def nightly(
     job: JobFile,
     *,
-    date: Annotated[str | None, Parameter(help="Of the data, such as 2026-03-01; today if empty.")] = None,
+    date: Date = None,
     if_new_data: Annotated[
         bool, Parameter(help="Train only on data that differ from those of the last night.", negative=())
     ] = False,
@@ -114,9 +116,10 @@ def deploy(
 
     loaded = _for_elsewhere(job, overrides)
     quiet()
-    from midstride.flows.deployment import deploy as to_server
+    with busy("asking Prefect's server"):
+        from midstride.flows.deployment import deploy as to_server
 
-    address = to_server(loaded, name, pool=pool, flow=flow, cron=cron, timezone=timezone, variables=variables or ())
+        address = to_server(loaded, name, pool=pool, flow=flow, cron=cron, timezone=timezone, variables=variables or ())
     print(f"deployed: {flow}/{name}\n  see it:  {address}\n  run it:  prefect deployment run {flow}/{name}")
     return 0
 
@@ -144,11 +147,13 @@ def setup_server(
     *, pool: Annotated[str | None, Parameter(help="A process pool, made where it is missing.")] = None
 ) -> int:
     """Give a self-hosted Prefect server what it lacks for runs that nobody watches; again changes nothing."""
-    from midstride.flows.deployment import need_server
-    from midstride.flows.self_hosted import crash_zombies, create_pool
+    with busy("asking Prefect's server"):
+        from midstride.flows.self_hosted import crash_zombies, create_pool
+        from midstride.flows.server import need_server
 
-    need_server()
-    print(crash_zombies())
+        need_server()
+        done = crash_zombies()
+    print(done)
     if pool is not None:
         print(create_pool(pool))
     return 0
@@ -159,7 +164,9 @@ def _for_elsewhere(job: Path, overrides: list[str] | None) -> TrainingJob:
     from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
 
     loaded = load(job, overrides, None)
-    if faults := faults_elsewhere(loaded):
+    with busy("importing its code as a deployment would"):
+        faults = faults_elsewhere(loaded)
+    if faults:
         raise JobError.of(job, faults)
     for doubt in doubts_elsewhere(loaded):
         print(f"take care: {doubt}")
@@ -216,4 +223,5 @@ def _signals() -> Iterator[None]:
 
 def main() -> NoReturn:
     """Run the command line."""
+    listeners.append(tell_rolled_back)
     run_command_line(app)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-import httpx
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import DeploymentApplyError, RunnerDeployment
@@ -16,11 +15,12 @@ from prefect.types.entrypoint import EntrypointType
 
 from midstride.engine.champions.night import faults_of_night
 from midstride.engine.elsewhere import relative_paths
-from midstride.engine.errors import EngineError, JobError
+from midstride.engine.errors import JobError
 from midstride.engine.job import TrainingJob
 from midstride.engine.jobfile import apply_overrides
+from midstride.flows.server import need_server
 
-__all__ = ["FLOWS", "TAG", "deploy", "need_server", "serve"]
+__all__ = ["FLOWS", "TAG", "deploy", "serve"]
 
 #: name -> where the flow is; a worker imports it from there, so that no code has to be pulled
 FLOWS = {"train": "midstride.flows.train:train", "nightly": "midstride.flows.nightly:nightly"}
@@ -51,7 +51,7 @@ def deploy(
 
     Raises:
         JobError: with every fault at once: relative paths, the schedule, variables, a pool that is not there.
-        EngineError: the server cannot be reached.
+        ServerError: there is no server, or it does not answer.
     """
     need_server()
     chosen: dict[str, Any] = {}
@@ -77,22 +77,6 @@ def serve(
     """
     need_server()
     serve_deployments(_deployment(job, name, flow, cron, timezone, []))
-
-
-def need_server() -> None:
-    """Find out whether there is a server to talk to.
-
-    Raises:
-        EngineError: none is configured, or it does not answer.
-    """
-    address = get_current_settings().api.url
-    remedy = "start one with `prefect server start`, and set PREFECT_API_URL=http://HOST:4200/api"
-    if address is None:
-        raise EngineError(f"no Prefect server is configured, and deployments live on one: {remedy}")
-    try:
-        httpx.get(f"{address}/health", timeout=10).raise_for_status()
-    except httpx.HTTPError as error:
-        raise EngineError(f"the Prefect server at {address} does not answer: {error}\n  {remedy}") from error
 
 
 def _deployment(

@@ -1,4 +1,4 @@
-"""Prefect's own server, embedded: started for one command where none is configured, gone with it."""
+"""Prefect's server: the one that is configured, or one of our own, started for one command and gone with it."""
 
 import ctypes
 import os
@@ -16,14 +16,28 @@ from typing import IO
 
 from midstride.engine.errors import EngineError
 
-__all__ = ["ServerError", "api"]
+__all__ = ["ServerError", "api", "need_server"]
 
 _PR_SET_PDEATHSIG = 1
 _PORTS_TRIED = 3
 
 
 class ServerError(EngineError):
-    """Prefect's embedded server did not start."""
+    """Prefect's server is missing, does not answer, or did not start."""
+
+
+def need_server() -> None:
+    """Find out whether there is a server to talk to.
+
+    Raises:
+        ServerError: none is configured, or it does not answer.
+    """
+    from prefect.settings import get_current_settings
+
+    remedy = "start one with `prefect server start`, and set PREFECT_API_URL=http://HOST:4200/api"
+    if get_current_settings().api.url is None:
+        raise ServerError(f"no Prefect server is configured, and deployments live on one: {remedy}")
+    _hear_from_it(remedy)
 
 
 @contextmanager
@@ -36,11 +50,17 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
 
     Args:
         busy: shows a text while something takes long.
+
+    Raises:
+        ServerError: the configured one does not answer, or ours does not start.
     """
     from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
     settings = get_current_settings()
     if settings.api.url is not None:
+        _hear_from_it(
+            "start it, or correct PREFECT_API_URL; unset it, and a server is there for as long as the command"
+        )
         yield str(settings.api.url)
         return
     with ExitStack() as server:
@@ -48,6 +68,18 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
             address = server.enter_context(_embedded(float(settings.server.ephemeral.startup_timeout_seconds)))
         server.enter_context(temporary_settings({PREFECT_API_URL: address}))
         yield address
+
+
+def _hear_from_it(remedy: str) -> None:
+    """Ask the configured server for a sign of life, once."""
+    from prefect import get_client
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
+
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None:
+        address = get_current_settings().api.url
+        raise ServerError(f"the Prefect server at {address} does not answer: {error}\n  {remedy}") from error
 
 
 @contextmanager

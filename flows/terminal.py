@@ -66,7 +66,7 @@ class Screen(WorldView):
 
 
 def show_report(console: Console, report: Report, again: str = "") -> None:
-    """Print the panel a flow ends with; `again` is what, added to the command, resumes a run that is not done."""
+    """Print the panel a flow ends with; `again` is what, added to the command, resumes a flow that is not done."""
     colour, words = _LOOKS.get(report.outcome, ("red", "failed"))
     parts: list[RenderableType] = [_facts(report)]
     if report.failures:
@@ -77,7 +77,7 @@ def show_report(console: Console, report: Report, again: str = "") -> None:
     for name in ("curves", "report", "best weights"):
         if name in report.files:
             console.print(f"{name:>12}  {escape(report.files[name])}", highlight=False, soft_wrap=True)
-    if report.outcome != "done":
+    if again:
         console.print(f"{'resume':>12}  the same command with {escape(again)}", soft_wrap=True)
 
 

@@ -1,6 +1,7 @@
 """`midstride champion list | show | rollback`: whose weights are in charge, and back to those before."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
@@ -14,11 +15,14 @@ from midstride.engine.champions.line import FOLDER, Champion, Line
 from midstride.engine.errors import UserError
 from midstride.engine.snapshots.store import Store
 
-__all__ = ["champion"]
+__all__ = ["champion", "listeners"]
 
 Url = Annotated[str, Parameter(help="The store of all runs: a folder or an fsspec URL.")]
 Job = Annotated[str | None, Parameter(help="Name of the job, where the store has champions of several.")]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
+
+#: who else hears of a roll-back: the line, who left, who is back. `midstride` tells Prefect's server
+listeners: list[Callable[[Line, Champion, Champion], object]] = []
 
 champion = App(name="champion", help="See whose weights are in charge of a job, or go back to those before.")
 
@@ -60,6 +64,8 @@ def rollback(url: Url, *, job: Job = None) -> int:
     line = _only(url, job)
     left, back = _reigning(line), line.roll_back()
     print(f"{back.run} is champion of {line.name} again, after {left.run}: {line.weights_url(back)}")
+    for tell in listeners:
+        tell(line, left, back)
     return 0
 
 

@@ -9,7 +9,7 @@ from midstride.engine.errors import JobError
 from midstride.engine.markdown import number
 from midstride.engine.options import Options
 
-__all__ = ["Decision", "decide"]
+__all__ = ["Decision", "decide", "lacking"]
 
 
 class Decision(Options):
@@ -80,7 +80,14 @@ def _judge(new: float, old: float | None, mode: Literal["min", "max"], margin: f
 
 
 def _value(values: dict[str, float], metric: str) -> float:
+    if faults := lacking(values, metric):
+        raise JobError(faults[0])
+    return values[metric]
+
+
+def lacking(values: dict[str, float], metric: str) -> list[str]:
+    """Return, in words, that a test did not log `metric`; nothing if it did."""
     if metric in values:
-        return values[metric]
+        return []
     there = f"it logs {', '.join(sorted(values))}" if values else "it logs nothing: write test_step and test_dataloader"
-    raise JobError(f"nightly.metric: the test logs no {metric}; {there}")
+    return [f"nightly.metric: the test logs no {metric}; {there}"]

@@ -20,7 +20,7 @@ from midstride.engine.prepared import Manifest
 from midstride.engine.snapshots.checksums import seal, unseal
 from midstride.engine.snapshots.store import Store
 
-__all__ = ["DATE", "Night", "faults_of_night", "metric_of"]
+__all__ = ["DATE", "Night", "dated", "faults_of_night", "is_nightly", "metric_of"]
 
 #: 2026-03-01, or 2026-03-01T1400 where data come more than once a day
 DATE = r"\d{4}-\d{2}-\d{2}(T\d{2}(\d{2})?)?"
@@ -50,7 +50,7 @@ class Night:
         """
         if faults := faults_of_night(job, date):
             raise JobError.of(f"job {job.name}", faults)
-        night = cls(_dated(job, date), date, f"{job.name}-{date}")
+        night = cls(dated(job, date), date, f"{job.name}-{date}")
         with night._store.in_words("written"):
             champion = night.line.current() if job.nightly.warm_start else None
             plan = {"date": date, "champion": champion and champion.number, "time": time.time()}
@@ -141,17 +141,23 @@ def faults_of_night(job: TrainingJob, date: str | None = None) -> list[str]:
     return faults
 
 
+def is_nightly(job: TrainingJob) -> bool:
+    """Whether `job` is meant for nights: it says how they are judged, or has the date in its arguments."""
+    return "nightly" in job.model_fields_set or dated(job, "") != job
+
+
+def dated(job: TrainingJob, date: str) -> TrainingJob:
+    """Return `job` with `date` where its arguments have "{date}"."""
+    arguments = {key: _filled(getattr(job, key), date) for key in ("module_args", "data_args")}
+    return job.model_copy(update=arguments)
+
+
 def _is_date(text: str) -> bool:
     try:
         datetime.fromisoformat(text)
     except ValueError:
         return False
     return re.fullmatch(DATE, text) is not None
-
-
-def _dated(job: TrainingJob, date: str) -> TrainingJob:
-    arguments = {key: _filled(getattr(job, key), date) for key in ("module_args", "data_args")}
-    return job.model_copy(update=arguments)
 
 
 def _filled(value: Any, date: str) -> Any:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from midstride.engine.console import busy
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.lease import newest
@@ -29,15 +30,16 @@ snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of al
 @snapshots.command(name="list")
 def list_snapshots(url: Url, /, *, as_json: AsJson = False) -> int:
     """List the snapshots, by their manifests."""
-    with runs_at(url) as runs:
-        _show({name: survey(store) for name, store in runs}, as_json)
+    with busy(f"looking at {url}"), runs_at(url) as runs:
+        found = {name: survey(store) for name, store in runs}
+    _show(found, as_json)
     return 0
 
 
 @snapshots.command
 def verify(url: Url, /, *, as_json: AsJson = False) -> int:
     """Read every byte of every snapshot that counts and compare it with what was written; end with 1 if one differs."""
-    with runs_at(url) as runs:
+    with busy(f"reading all of {url}"), runs_at(url) as runs:
         found = {name: survey(store, read=True) for name, store in runs}
     _show(found, as_json)
     return 0 if all(finding.is_good for findings in found.values() for finding in findings) else 1
@@ -48,7 +50,7 @@ def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
     """Remove older snapshots beyond the newest ones of each run, and what was never committed before them."""
     if keep < 1:
         raise JobError.of("prune", [f"--keep: at least 1 is needed, not {keep}: a run without a snapshot starts over"])
-    with runs_at(url) as runs:
+    with busy(f"looking at {url}"), runs_at(url) as runs:
         result = {name: _prune(store, keep) for name, store in runs}
     if as_json:
         print(json.dumps(result, indent=1))

@@ -9,6 +9,7 @@ import pytest
 from midstride.engine.cli import main
 
 MODEL = """
+from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine import DataModule, TrainingModule
@@ -28,6 +29,19 @@ class Net(TrainingModule):
 class Data(DataModule):
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.arange(32.0).view(16, 2)), batch_size=4)
+
+class Judged(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.layer(batch[0]).mean())
+    def test_step(self, batch, batch_idx):
+        self.log("test/score", self.layer(batch[0]).mean())
+
+class Days(Data):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.val_dataloader = self.test_dataloader = self.train_dataloader
+    def prepare_data(self):
+        Path(self.folder, "images").read_text()
 """
 
 JOB = """
@@ -94,6 +108,21 @@ def test_check_tries_a_step_and_says_no_more_than_is_wrong(
     assert shown.startswith(f"1 fault in {job}:")
     assert said in shown
     assert "samples a step" not in shown
+
+
+def test_check_tries_a_night(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "2026-03-01").mkdir()
+    (tmp_path / "2026-03-01" / "images").write_text("there")
+    choices = ["module=cli_model:Judged", "data=cli_model:Days", "data_args.folder=./{date}"]
+    night = ["check", job, *(word for choice in choices for word in ("--set", choice)), "--date"]
+    assert run(*night, "2026-03-02") == 2
+    shown = capsys.readouterr().err
+    assert "monitor: is missing; it says which value decides" in shown
+    assert f"No such file or directory: '{tmp_path}/2026-03-02/images'" in shown
+    assert run(*night, "2026-03-01", "--set", "monitor={metric: val/loss}") == 2
+    said = "nightly.metric: the test logs no test/loss; it logs test/score"
+    assert capsys.readouterr().err.splitlines() == [f"1 fault in {job}:", f"  {said}"]
+    assert run(*night, "2026-03-01", "--set", "monitor={metric: val/loss}", "--set", "nightly.metric=test/score") == 0
 
 
 @pytest.mark.parametrize(
