@@ -3,15 +3,14 @@
 from typing import Annotated
 
 from prefect import flow
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 from pydantic import Field
 
 from midstride.engine.champions.night import DATE, Night
 from midstride.engine.champions.report import NightReport
-from midstride.engine.elsewhere import relative_paths
-from midstride.engine.errors import JobError
 from midstride.engine.job import TrainingJob
-from midstride.flows.train import attempts_so_far, launched, prepared
+from midstride.flows.train import as_deployed, attempts_so_far, launched, prepared
+from midstride.tasks.credentials import credentials_of
 from midstride.tasks.judge import judge_challenger
 from midstride.tasks.night import publish_night
 from midstride.tasks.report import publish_report
@@ -34,16 +33,16 @@ def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData =
         date: of the data; that of the scheduled start if empty, in this machine's time zone.
         if_new_data: train only if the data differ from those of the last night.
     """
-    if deployment.id and (faults := relative_paths(job)):
-        raise JobError.of(f"job {job.name}", faults)
-    night = Night.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
-    if decision := night.decision():
+    as_deployed(job)
+    with credentials_of(job):
+        night = Night.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
+        if decision := night.decision():
+            return publish_night(night, decision)
+        forgiven = attempts_so_far(night.job, night.run)
+        data = prepared(night.job)
+        if if_new_data and not night.is_new(data):
+            return publish_night(night)
+        launched(night.job, night.run, forgiven)
+        decision = judge_challenger(night, data)
+        publish_report(night.job, night.run, decision.challenger)
         return publish_night(night, decision)
-    forgiven = attempts_so_far(night.job, night.run)
-    data = prepared(night.job)
-    if if_new_data and not night.is_new(data):
-        return publish_night(night)
-    launched(night.job, night.run, forgiven)
-    decision = judge_challenger(night, data)
-    publish_report(night.job, night.run, decision.challenger)
-    return publish_night(night, decision)

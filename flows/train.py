@@ -15,9 +15,9 @@ from midstride.tasks.credentials import credentials_of
 from midstride.tasks.evaluate import evaluate_best
 from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
-from midstride.tasks.report import publish_report
+from midstride.tasks.report import publish_report, tell_stopped
 
-__all__ = ["attempts_so_far", "launched", "prepared", "train"]
+__all__ = ["as_deployed", "attempts_so_far", "launched", "prepared", "train"]
 
 
 @flow(name="train")
@@ -30,16 +30,26 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
         job: what is trained, on what, how and where.
         run: name of the run; the flow run's id if empty.
     """
-    if deployment.id:
-        outlive_readers()
-        if faults := relative_paths(job):
-            raise JobError.of(f"job {job.name}", faults)
+    as_deployed(job)
     name = run or str(flow_run.id)
     with credentials_of(job):
         forgiven = attempts_so_far(job, name)
         prepared(job)
         launched(job, name, forgiven)
         return publish_report(job, name, evaluate_best(job, name))
+
+
+def as_deployed(job: TrainingJob) -> None:
+    """Where a deployment asked for this run, let it outlive its worker, and refuse what holds in one folder only.
+
+    Raises:
+        JobError: with every relative path.
+    """
+    if not deployment.id:
+        return
+    outlive_readers()
+    if faults := relative_paths(job):
+        raise JobError.of(f"job {job.name}", faults)
 
 
 def attempts_so_far(job: TrainingJob, run: str) -> int:
@@ -64,4 +74,7 @@ def launched(job: TrainingJob, run: str, forgiven: int) -> None:
         launch_world(job, run, after=forgiven)
     except Exception:
         publish_report(job, run)
+        raise
+    except BaseException:  # asked to stop: no task begins any more
+        tell_stopped(job, run)
         raise

@@ -11,6 +11,7 @@ __all__ = [
     "EVENTS",
     "Happened",
     "ModelPromoted",
+    "ModelRolledBack",
     "RunFailed",
     "RunFinished",
     "RunResumed",
@@ -24,7 +25,7 @@ __all__ = [
 class Happened(BaseModel):
     """What every event says; its resource is the run, `midstride.run.NAME`."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     #: "midstride.<noun>.<past tense>"
     event: ClassVar[str]
@@ -78,7 +79,7 @@ class RunFinished(Happened):
 
 
 class RunStopped(Happened):
-    """It was stopped on request after a last snapshot; a retry resumes."""
+    """It was stopped before its end: on request, after a last snapshot, or by a newer attempt. A retry resumes."""
 
     event = "midstride.run.stopped"
 
@@ -104,11 +105,25 @@ class ModelPromoted(Happened):
     event = "midstride.model.promoted"
 
     run: str = Field(description="Name of the run whose weights are the champion now.")
+    weights: str = Field(description="Where they are: a folder that load_from_checkpoint takes.")
     date: str = Field(description="Of the data it was trained on.")
     why: str = Field(description="In words, with both values.")
     metric: str = Field(description="Name of the value that decided.")
+    mode: str = Field(description="min or max: which of two values is better.")
+    margin: float = Field(description="By how much it had to be better.")
     challenger: dict[str, float] = Field(description="What its test gave.")
     champion: dict[str, float] = Field(description="What the same test of the champion before gave; empty at first.")
+    over: int | None = Field(description="Number of the champion before; null at first.")
+
+
+class ModelRolledBack(Happened):
+    """The champion before took its place again, by hand; the resource is the model, as for a promotion."""
+
+    event = "midstride.model.rolled_back"
+
+    run: str = Field(description="Name of the run whose weights are the champion now.")
+    weights: str = Field(description="Where they are: a folder that load_from_checkpoint takes.")
+    after: str = Field(description="Name of the run whose weights were the champion until then.")
 
 
 EVENTS: tuple[type[Happened], ...] = (
@@ -119,6 +134,7 @@ EVENTS: tuple[type[Happened], ...] = (
     RunStopped,
     RunFailed,
     ModelPromoted,
+    ModelRolledBack,
 )
 
 

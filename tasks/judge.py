@@ -12,6 +12,7 @@ from midstride.engine.errand import run_errand
 from midstride.engine.errors import Overtaken
 from midstride.engine.prepared import Manifest
 from midstride.tasks.events import ModelPromoted, emit
+from midstride.tasks.keys import model
 
 __all__ = ["judge_challenger"]
 
@@ -32,10 +33,10 @@ def judge_challenger(night: Night, data: Manifest) -> Decision:
     """
     compared = run_errand("compare", night.job, night.run, on_line=get_run_logger().info)
     decision = night.decide(compared)
-    if decision.promoted:
+    if decision.promoted and (crowned := night.line.promoted(night.run)):
         # Before the night is closed: whoever waits for it hears of it once more rather than not at all.
-        promoted = ModelPromoted(run=night.run, date=night.date, **decision.model_dump(exclude={"promoted"}))
-        name = night.job.name
-        emit(promoted, {"prefect.resource.id": f"midstride.model.{name}", "prefect.resource.name": name})
+        facts = decision.model_dump(exclude={"promoted"})
+        promoted = ModelPromoted(run=night.run, weights=night.line.weights_url(crowned), date=night.date, **facts)
+        emit(promoted, model(night.job.name))
     night.close(decision, data)
     return decision

@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["artifact_key", "resource"]
+__all__ = ["artifact_key", "model", "resource"]
 
 
 def artifact_key(url: str, what: str) -> str:
@@ -23,3 +23,12 @@ def resource(url: str) -> dict[str, str]:
     """
     name = url.rstrip("/").rpartition("/")[2]
     return {"prefect.resource.id": f"midstride.run.{name}", "prefect.resource.name": name, "midstride.url": url}
+
+
+def model(job: str) -> dict[str, str]:
+    """Return the resource that events about the champions of the job called `job` are about.
+
+    >>> model("digits")["prefect.resource.id"]
+    'midstride.model.digits'
+    """
+    return {"prefect.resource.id": f"midstride.model.{job}", "prefect.resource.name": job}

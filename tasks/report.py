@@ -1,10 +1,12 @@
 """Prefect task: what a run came to, in words and as a picture."""
 
 import base64
+from contextlib import suppress
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.events.worker import EventsWorker
 
 from midstride.engine.curves import draw
 from midstride.engine.job import TrainingJob
@@ -15,7 +17,9 @@ from midstride.engine.snapshots.store import Store
 from midstride.tasks.events import Happened, RunFailed, RunFinished, RunStopped, emit
 from midstride.tasks.keys import artifact_key
 
-__all__ = ["publish_report"]
+__all__ = ["publish_report", "tell_stopped"]
+
+_TELLING_S = 5.0
 
 
 @task(name="publish report", cache_policy=NO_CACHE)
@@ -36,6 +40,15 @@ def publish_report(job: TrainingJob, run: str, test: dict[str, float] | None = N
     create_markdown_artifact(markdown_of(report, inline), key=artifact_key(store.url, "report"), description=words)
     emit(_ended(report))
     return report
+
+
+def tell_stopped(job: TrainingJob, run: str) -> None:
+    """Let automations know of a run that was asked to stop, while its flow is on the way out: it is no task."""
+    with suppress(Exception):  # what ends the flow goes on, whatever store and server say
+        report = report_of(job, run)
+        if report.outcome == "stopped":
+            emit(_ended(report))
+            EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit
 
 
 def _ended(report: Report) -> Happened:

@@ -9,11 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flow_events import payload, told
 from flow_runs import STEPS, Command, results, wait_for
 
 from midstride.engine.job import TrainingJob
 from midstride.engine.ledger import Ledger
 from midstride.engine.snapshots.store import Store
+
+#: a flow and a world start one after the other, several times
+pytestmark = pytest.mark.timeout(400)
 
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]
@@ -62,11 +66,12 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     midstride: Start,
     undisturbed_alone: dict[str, bytes],
     alive: Alive,
+    server: str,
     tmp_path: Path,
     number: signal.Signals,
 ) -> None:
-    job = make_job(wait_at=8, processes=1)
-    command = ("train", str(tmp_path / "job.yaml"), "--run", "stopped")
+    job, run = make_job(wait_at=8, processes=1), f"stopped-by-{number.name}"
+    command = ("train", str(tmp_path / "job.yaml"), "--run", run)
     first = midstride(*command)
     wait_for((tmp_path / "mark").exists, "the step at which the model waits")
     os.killpg(first.process.pid, number)
@@ -75,10 +80,15 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
         os.killpg(first.process.pid, number)
     assert first.code() == 75, first.output
     assert not alive()
-    assert "--run stopped" in first.output
+    assert f"--run {run}" in first.output
+    [event] = told(server, f"midstride.run.{run}", "midstride.run.stopped")
+    said = payload(event).model_dump()
+    assert said["job"] == "tiny"
+    assert said["steps"] in (8, 9), "the stop comes before or after the step that waits"
+    assert "asked to stop" in said["cause"]
     again = midstride(*command)
     assert again.code() == 0, again.output
-    assert results(job, "stopped") == undisturbed_alone
+    assert results(job, run) == undisturbed_alone
 
 
 def test_without_a_server_one_is_there_for_as_long_as_the_command(

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from nights.house import House
 from prefect import get_client
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
@@ -17,6 +19,7 @@ from midstride.engine.errors import JobError
 from midstride.engine.job import TrainingJob
 from midstride.engine.options import SnapshotOptions
 from midstride.engine.snapshots.store import Store
+from midstride.flows.nightly import nightly
 from midstride.flows.train import train
 from midstride.tasks.credentials import credentials_of
 
@@ -80,6 +83,16 @@ def test_a_flow_has_them_and_writes_them_nowhere(
         texts += [store.read(key).decode("latin-1") for key in keys]
     for secret in (KEY, SECRET):
         assert not any(secret in text for text in texts)
+    assert not set(SECRETS) & set(os.environ), "they go with the flow"
+
+
+def test_a_night_reaches_its_champions_by_them(stranger: Seaweed, tmp_path: Path) -> None:
+    Secret(value={name: environment("")[name] for name in SECRETS}).save("the-store", overwrite=True)
+    house, url = House(tmp_path), f"{stranger.bucket()}/runs"
+    house.comes_in(1, 1.0)
+    report = nightly(house.job(f"snapshots.url={url}", "snapshots.credentials=the-store"), house.date(1))
+    assert report.champion == "level-2026-03-01"
+    assert "_champions/level/000001.json" in stranger.keys(url)
     assert not set(SECRETS) & set(os.environ), "they go with the flow"
 
 

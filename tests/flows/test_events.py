@@ -1,18 +1,21 @@
-"""What a flow tells the server, read back from it."""
+"""What a flow tells the server, read back from it; stops are in test_cli.py, champions in test_nightly.py."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from flow_runs import wait_for
-from prefect.events.worker import EventsWorker
+from flow_events import payload, told
+from flow_runs import STEPS, wait_for
+from seaweed import Seaweed
 
 from midstride.engine.errors import UserError
+from midstride.engine.faults import FaultPlan
 from midstride.engine.job import TrainingJob
+from midstride.engine.options import SnapshotOptions
 from midstride.flows.train import train
-from midstride.tasks.events import EVENTS, Happened, ModelPromoted, emit
+from midstride.tasks.events import EVENTS, Happened
 
 Make = Callable[..., TrainingJob]
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
@@ -20,54 +23,67 @@ PAGE = Path(__file__).parents[2] / "docs" / "events.md"
 #: flows and worlds start one after the other
 pytestmark = pytest.mark.timeout(400)
 
-BY_NAME = {kind.event: kind for kind in EVENTS}
+
+def said(server: str, run: str, event: str) -> list[dict[str, Any]]:
+    """Return what the events about a run say, oldest first."""
+    found = told(server, f"midstride.run.{run}", f"midstride.{event}")
+    return [payload(one).model_dump() for one in reversed(found)]
 
 
-def told(server: str, resource: str, name: str) -> list[dict[str, Any]]:
-    """Return the events called `name` about `resource`, as the server has them, once there are any."""
-
-    def found() -> list[dict[str, Any]]:
-        wanted = {"filter": {"event": {"name": [name]}, "resource": {"id": [resource]}}}
-        answer = httpx.post(f"{server}/events/filter", json=wanted, timeout=30)
-        events: list[dict[str, Any]] = answer.raise_for_status().json()["events"]
-        return events
-
-    EventsWorker.instance().wait_until_empty()
-    return wait_for(found, f"{name} about {resource}")  # type: ignore[no-any-return]
-
-
-def payload(event: dict[str, Any]) -> Happened:
-    """Return what it says, which is all that is documented and nothing else."""
-    kind = BY_NAME[event["event"]]
-    assert set(event["payload"]) == set(kind.model_fields)
-    return kind.model_validate(event["payload"])
+def test_a_run_that_is_taken_up_again_tells_its_story(
+    make_job: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faults").mkdir()
+    plan = FaultPlan(tmp_path / "faults").add("kill", rank=0, step=18, phase="backward")
+    job = make_job(processes=1)
+    with monkeypatch.context() as patch:
+        patch.setenv(*next(iter(plan.environment.items())))
+        train(job, "eventful")
+    plan.assert_all_fired()
+    committed = said(server, "eventful", "snapshot.committed")
+    [resumed] = said(server, "eventful", "run.resumed")
+    # Snapshots are written behind training: two may be on their way when it dies.
+    assert resumed["step"] in (5, 10, 15)
+    assert resumed["snapshot"].startswith(f"{resumed['step']:012d}-g")
+    assert (resumed["run"], resumed["generation"]) == (job.run_url("eventful"), 2)
+    assert {5, 20, STEPS} <= {one["step"] for one in committed}
+    assert all(one["bytes"] > 0 for one in committed)
+    assert {one["state"].partition(" ")[2] for one in committed} <= {"files, sizes right", ""}, "whole or pruned"
+    [finished] = said(server, "eventful", "run.finished")
+    assert (finished["job"], finished["steps"], finished["restarts"]) == ("tiny", STEPS, 1)
+    assert set(finished["test"]) == {"test/accuracy"}
 
 
 def test_a_run_that_fails_tells_the_cause(make_job: Make, server: str) -> None:
-    job = make_job(processes=1, fail_at=2)
     with pytest.raises(UserError):
-        train(job, "mournful")
-    [failed] = told(server, "midstride.run.mournful", "midstride.run.failed")
-    said = payload(failed).model_dump()
-    assert (said["job"], said["outcome"], said["cause"]) == (
-        "tiny",
-        "user_error",
-        "ValueError: the model is not in the mood",
-    )
+        train(make_job(processes=1, fail_at=2), "mournful")
+    [failed] = said(server, "mournful", "run.failed")
+    cause = "ValueError: the model is not in the mood"
+    assert (failed["job"], failed["outcome"], failed["cause"]) == ("tiny", "user_error", cause)
 
 
-def test_a_promotion_is_about_the_model(server: str) -> None:
-    happened = ModelPromoted(
-        run="nightly-2026-03-01",
-        date="2026-03-01",
-        why="accuracy 0.93 against 0.91",
-        metric="accuracy",
-        challenger={"accuracy": 0.93},
-        champion={"accuracy": 0.91},
-    )
-    emit(happened, {"prefect.resource.id": "midstride.model.digits"})
-    [event] = told(server, "midstride.model.digits", "midstride.model.promoted")
-    assert payload(event) == happened
+def test_a_store_that_is_waited_for_is_told_of(make_job: Make, server: str, own_s3: Seaweed, tmp_path: Path) -> None:
+    job = make_job(processes=1, wait_at=8)
+    job = job.model_copy(update={"snapshots": SnapshotOptions(url=f"{own_s3.bucket()}/runs", every_steps=5)})
+    awaited: list[dict[str, Any]] = []
+
+    def freeze_until_told() -> None:
+        wait_for((tmp_path / "mark").exists, "the step at which the model waits")
+        own_s3.freeze()
+        try:
+            awaited.extend(said(server, "patient", "store.awaited"))
+        finally:
+            own_s3.thaw()
+
+    keeper = threading.Thread(target=freeze_until_told)
+    keeper.start()
+    report = train(job, "patient")
+    keeper.join()
+    assert (report.outcome, report.steps, report.restarts) == ("done", STEPS, 0)
+    assert awaited[0]["run"] == job.run_url("patient")
+    assert awaited[0]["rank"] == 0
+    assert awaited[0]["waited_s"] > 0
+    assert awaited[0]["why"]
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.event)

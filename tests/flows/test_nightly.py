@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flow_events import payload, told
 from flow_runs import Command, wait_for
 from nights.house import House
 from prefect import get_client
@@ -29,7 +30,8 @@ def _night(house: House, day: int, **options: Any) -> NightReport:
 def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house.comes_in(1, 1.0)
     words = ["nightly", str(house.folder / "job.yaml"), "--date", house.date(1)]
-    command = Command(words, {**os.environ, "PREFECT_API_URL": server}, tmp_path / "output.txt")
+    environment = {**os.environ, "PREFECT_API_URL": server}
+    command = Command(words, environment, tmp_path / "output.txt")
     assert command.code(240) == 0, command.output
     assert "level-2026-03-01 was promoted: test/level 1: the first champion" in command.output
     assert f"midstride champion rollback {tmp_path}/runs" in command.output
@@ -56,18 +58,26 @@ def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkey
     assert _night(house, 4, if_new_data=True).words == "nothing new to train on; level-2026-03-03 stays champion"
     assert house.attempts(4) == []
 
-    wait_for(lambda: _promotions() == ["level-2026-03-01", third.run], "an event for each promotion")
+    promoted = wait_for(lambda: _told(server, house, "promoted", 2), "an event for each promotion")
+    assert [one.run for one in promoted] == ["level-2026-03-01", third.run]
+    assert (promoted[1].weights, promoted[1].over, promoted[1].margin) == (third.weights, 1, 0.125)
     text = _artifact("level-2026-03-03-night")
     assert "level-2026-03-03 was promoted: test/level 2 against 1: better by 1, more than the margin of 0.125" in text
     assert "| test/level | 2 | 1 |" in text
 
+    back = Command(["champion", "rollback", f"{tmp_path}/runs"], environment, tmp_path / "back.txt")
+    assert back.code() == 0, back.output
+    assert house.reigning() == (3, "level-2026-03-01")
+    [rolled] = wait_for(lambda: _told(server, house, "rolled_back", 1), "an event for the roll-back")
+    assert (rolled.run, rolled.after) == ("level-2026-03-01", third.run)
+    assert Path(rolled.weights, "manifest.json").exists()
 
-def _promotions() -> list[str]:
-    """Return the runs of this job that were promoted, as the server's events tell."""
-    with get_client(sync_client=True) as client:
-        wanted = {"event": {"name": ["midstride.model.promoted"]}}
-        events = client._client.post("/events/filter", json={"filter": wanted}).json()["events"]
-    return sorted(one["payload"]["run"] for one in events if one["resource"].get("prefect.resource.name") == "level")
+
+def _told(server: str, house: House, what: str, count: int) -> list[Any]:
+    """Return what `count` events about the champions of this house say, oldest first; none if there are fewer."""
+    found = [payload(one) for one in reversed(told(server, "midstride.model.level", f"midstride.model.{what}"))]
+    ours = [one for one in found if one.model_dump()["weights"].startswith(str(house.folder))]
+    return ours if len(ours) == count else []
 
 
 def _artifact(key: str) -> str:
