@@ -1,6 +1,6 @@
 """What Lightning's users are used to say, and what is said here instead."""
 
-__all__ = ["HABITS"]
+__all__ = ["ARGUMENTS", "HABITS"]
 
 #: a name that neither the Trainer nor a job knows -> the way out
 HABITS: dict[str, str] = {
@@ -23,4 +23,15 @@ HABITS: dict[str, str] = {
     "replace_sampler_ddp": "say use_distributed_sampler",
     "resume_from_checkpoint": "the same run again resumes",
     "sync_batchnorm": "it is an argument of ddp: strategy_args={sync_batchnorm: true}",
+}
+
+#: a name that fit, validate, test and predict do not know -> the way out
+ARGUMENTS: dict[str, str] = {
+    "ckpt_path": "the same run again resumes: say run",
+    "dataloaders": "it is data",
+    "datamodule": "it is data",
+    "model": "it is module",
+    "train_dataloader": "it is data",
+    "train_dataloaders": "it is data",
+    "val_dataloader": "it is val_dataloaders",
 }

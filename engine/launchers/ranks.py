@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from midstride.engine.habits import ARGUMENTS
 from midstride.engine.launchers.children import Call, run_in_children
 from midstride.engine.launchers.script import ended_early, start_other_ranks
 
@@ -22,7 +23,12 @@ def in_every_rank(verb: Verb) -> Verb:
 
     @wraps(verb)
     def started(*given: Any, **named: Any) -> Any:
-        arguments = signature.bind(*given, **named).arguments
+        try:
+            arguments = signature.bind(*given, **named).arguments
+        except TypeError as error:
+            takes = [name for name in signature.parameters if name != "self"]
+            ways = [f"; {name}: {ARGUMENTS[name]}" for name in named if name in ARGUMENTS and name not in takes]
+            raise TypeError(f"Trainer.{verb.__name__}({', '.join(takes)}) {error}{''.join(ways)}") from None
         trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
         start = trainer.placement.start
         if start == "nobody":
