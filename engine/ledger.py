@@ -159,7 +159,8 @@ def judge(attempts: Sequence[Attempt], retries: int, *, after: int = 0) -> Verdi
         return Verdict(False, f"{last.type} at step {last.step} in {twice}: a retry would meet it again")
     idle = _without_progress(attempts, after)
     if idle > retries:
-        return Verdict(False, f"{idle} attempts in a row got no further than the snapshot they started from")
+        tried = f"{idle} attempts in a row" if idle > 1 else "the attempt"
+        return Verdict(False, f"{tried} got no further than the last snapshot")
     if idle == 0:
         return Verdict(True, f"it got as far as snapshot {last.snapshot}")
     return Verdict(True, f"attempt {idle} of {retries + 1} without a newer snapshot")

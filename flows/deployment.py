@@ -8,7 +8,6 @@ from prefect import Flow, get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import DeploymentApplyError, RunnerDeployment
 from prefect.exceptions import ObjectNotFound
-from prefect.flows import serve as serve_deployments
 from prefect.schedules import Cron, Schedule
 from prefect.settings import get_current_settings
 from prefect.types.entrypoint import EntrypointType
@@ -19,6 +18,7 @@ from midstride.engine.errors import JobError
 from midstride.engine.job import TrainingJob
 from midstride.engine.jobfile import apply_overrides
 from midstride.flows.server import need_server
+from midstride.flows.serving import serve_until_asked
 
 __all__ = ["FLOWS", "TAG", "deploy", "serve"]
 
@@ -76,7 +76,7 @@ def serve(
     The arguments and what is raised are those of `deploy`; there is no pool and no worker.
     """
     need_server()
-    serve_deployments(_deployment(job, name, flow, cron, timezone, []))
+    serve_until_asked(_deployment(job, name, flow, cron, timezone, []))
 
 
 def _deployment(

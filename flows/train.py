@@ -10,7 +10,8 @@ from midstride.engine.ledger import Ledger
 from midstride.engine.prepared import Manifest, still_there
 from midstride.engine.report import Report
 from midstride.engine.snapshots.store import Store
-from midstride.flows.outlet import outlive_readers
+from midstride.flows.detached import detach
+from midstride.flows.words import spare_stacks
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.evaluate import evaluate_best
 from midstride.tasks.launch import launch_world
@@ -40,16 +41,17 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
 
 
 def as_deployed(job: TrainingJob) -> None:
-    """Where a deployment asked for this run, let it outlive its worker, and refuse what holds in one folder only.
+    """Where a deployment asked for this run, refuse what holds in one folder only, and let it outlive its worker.
 
     Raises:
         JobError: with every relative path.
     """
     if not deployment.id:
         return
-    outlive_readers()
     if faults := relative_paths(job):
         raise JobError.of(f"job {job.name}", faults)
+    detach()
+    spare_stacks()
 
 
 def attempts_so_far(job: TrainingJob, run: str) -> int:

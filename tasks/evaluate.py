@@ -9,7 +9,7 @@ from midstride.engine.job import TrainingJob
 __all__ = ["evaluate_best"]
 
 
-@task(name="evaluate best", cache_policy=NO_CACHE)
+@task(name="evaluate best", task_run_name="evaluate best", cache_policy=NO_CACHE)
 def evaluate_best(job: TrainingJob, run: str) -> dict[str, float]:
     """Test the best weights of the run called `run` (the last, if none were called best); return the values."""
     values: dict[str, float] = run_errand("evaluate", job, run, on_line=get_run_logger().info)

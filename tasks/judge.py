@@ -21,7 +21,13 @@ def _was_overtaken(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -
     return isinstance(state.data, Overtaken)
 
 
-@task(name="judge challenger", cache_policy=NO_CACHE, retries=10, retry_condition_fn=_was_overtaken)
+@task(
+    name="judge challenger",
+    task_run_name="judge challenger",
+    cache_policy=NO_CACHE,
+    retries=10,
+    retry_condition_fn=_was_overtaken,
+)
 def judge_challenger(night: Night, data: Manifest) -> Decision:
     """Compare the night's run with the champion on the same test data; promote it if it is better.
 

@@ -4,15 +4,21 @@ import re
 
 __all__ = ["artifact_key", "model", "resource"]
 
+_ID = re.compile(r"^([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
 
 def artifact_key(url: str, what: str) -> str:
     """Return the key of an artifact of the run at `url`: Prefect allows small letters, digits and dashes.
 
+    Of a run that is named after its flow run's id the beginning is enough, and can be read in the UI.
+
     >>> artifact_key("/data/runs/Digits_7", "report")
     'digits-7-report'
+    >>> artifact_key("/data/runs/684f55e0-7a6c-4c5b-abd6-57172dac4886", "report")
+    '684f55e0-report'
     """
     name = re.sub(r"[^a-z0-9]+", "-", url.rstrip("/").rpartition("/")[2].lower()).strip("-")
-    return f"{name}-{what}"
+    return _ID.sub(r"\1", name) + f"-{what}"
 
 
 def resource(url: str) -> dict[str, str]:

@@ -41,6 +41,7 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
 
 @task(
     name="launch world",
+    task_run_name="launch world",
     cache_policy=NO_CACHE,
     retries=_RETRIES,
     retry_delay_seconds=_DELAYS_S,

@@ -12,7 +12,7 @@ from midstride.tasks.keys import artifact_key
 __all__ = ["publish_night"]
 
 
-@task(name="publish night", cache_policy=NO_CACHE)
+@task(name="publish night", task_run_name="publish night", cache_policy=NO_CACHE)
 def publish_night(night: Night, decision: Decision | None = None) -> NightReport:
     """Show challenger and champion side by side, and who reigns now; return the same."""
     report = report_of_night(night, decision)

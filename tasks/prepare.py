@@ -12,7 +12,13 @@ __all__ = ["prepare_data"]
 
 
 # Without TASK_SOURCE: a hot fix of the code does not make data again that took hours.
-@task(name="prepare data", persist_result=True, cache_policy=INPUTS + RUN_ID, result_serializer="json")
+@task(
+    name="prepare data",
+    task_run_name="prepare data",
+    persist_result=True,
+    cache_policy=INPUTS + RUN_ID,
+    result_serializer="json",
+)
 def prepare_data(job: TrainingJob) -> dict[str, Any]:
     """Have the job's data module prepare its data; return a small manifest of them.
 

@@ -22,7 +22,7 @@ __all__ = ["publish_report", "tell_stopped"]
 _TELLING_S = 5.0
 
 
-@task(name="publish report", cache_policy=NO_CACHE)
+@task(name="publish report", task_run_name="publish report", cache_policy=NO_CACHE)
 def publish_report(job: TrainingJob, run: str, test: dict[str, float] | None = None) -> Report:
     """Write report.md and curves.png into the run's folder, show both as an artifact, and return the report."""
     settle_lost(job, run)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,10 +17,13 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import AwaitingRetry
 
 from midstride.engine.errors import JobError
 from midstride.engine.job import TrainingJob
 from midstride.engine.launchers.lifeline import descendants
+from midstride.engine.ledger import Ledger
+from midstride.engine.snapshots.store import Store
 from midstride.flows.deployment import TAG, deploy
 from midstride.flows.self_hosted import create_pool
 from midstride.flows.train import train
@@ -215,21 +219,42 @@ def test_the_file_of_deployments_is_what_prefect_takes(server: str, tmp_path: Pa
     assert run.parameters["job"] == nightly.parameters["job"]
 
 
-def test_a_served_job_runs_without_a_pool(
-    make_job: Make, server: str, undisturbed_alone: dict[str, bytes], tmp_path: Path
+@contextmanager
+def serving(folder: Path, server: str, ended_by: signal.Signals) -> Iterator[None]:
+    """Serve the job in `folder`, as a person does in a shell, until the block ends."""
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": server,
+        "PREFECT_HOME": str(folder / "home"),
+        "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+    }
+    command = ["serve", str(folder / "job.yaml"), "--name", "served"]
+    served = Command(command, environment, folder / f"serve-{time.time_ns()}.txt")
+    wait_for(lambda: "serving: train/served" in served.output, "the deployment to be served", 300)
+    yield
+    os.killpg(served.process.pid, ended_by)  # Ctrl-C reaches everybody in a terminal
+    assert served.code(300) == 0, served.output
+
+
+def test_a_run_is_stopped_with_who_serves_it_and_resumes(
+    make_job: Make, server: str, undisturbed_alone: dict[str, bytes], alive: Callable[[], list[int]], tmp_path: Path
 ) -> None:
-    job = make_job(processes=1)
-    command = ["serve", str(tmp_path / "job.yaml"), "--name", "served"]
-    home = str(tmp_path / "home")
-    environment = {**os.environ, "PREFECT_API_URL": server, "PREFECT_HOME": home, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
-    serving = Command(command, environment, tmp_path / "serve.txt")
-    try:
-        wait_for(lambda: "served" in serving.output, "the deployment to be served", 120)
-        run = ended(run_of("train/served"))
-        assert run.state_name == "Completed", serving.output
-        assert results(job, str(run.id)) == undisturbed_alone
-        wait_for(lambda: not descendants(serving.process.pid), "the run's process to end")
-    finally:
-        serving.process.send_signal(signal.SIGINT)
-        code = serving.code()
-    assert code == 0, serving.output
+    lingers, mark = tmp_path / "lingers", tmp_path / "mark"
+    lingers.touch()
+    job = make_job(processes=1, lingers=str(lingers))
+    with serving(tmp_path, server, signal.SIGINT):
+        run = run_of("train/served")
+        wait_for(mark.exists, "the run to train", 300)
+    assert not alive()
+    assert ended(run).state_name == "Crashed"
+    [attempt] = Ledger(Store.open(job.run_url(str(run.id)))).attempts()
+    assert attempt.outcome == "stopped"
+    assert attempt.snapshot is not None
+    assert attempt.snapshot.startswith(f"{attempt.step:012d}"), "the last snapshot is of the last step"
+    lingers.unlink()
+    with serving(tmp_path, server, signal.SIGTERM):
+        with get_client(sync_client=True) as client:  # as the UI's button does
+            client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
+        assert ended(run).state_name == "Completed"
+        wait_for(lambda: len(alive()) == 1, "the run's process to end")
+    assert results(job, str(run.id)) == undisturbed_alone

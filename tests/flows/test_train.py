@@ -25,6 +25,7 @@ from midstride.engine.ledger import Ledger
 from midstride.engine.snapshots.store import Store
 from midstride.flows.train import train
 from midstride.tasks import watch
+from midstride.tasks.keys import artifact_key
 from midstride.tasks.watch import shown_by
 
 Make = Callable[..., TrainingJob]
@@ -64,7 +65,7 @@ def _flow_run(run_id: Any) -> tuple[FlowRun, list[TaskRun]]:
 
 def _artifact(run: str, what: str) -> Any:
     """The newest artifact of that name."""
-    key = ArtifactFilterKey(any_=[f"{run}-{what}"])
+    key = ArtifactFilterKey(any_=[artifact_key(run, what)])
     with get_client(sync_client=True) as client:
         return client.read_artifacts(artifact_filter=ArtifactFilter(key=key), sort=ArtifactSort.CREATED_DESC)[0]
 

@@ -75,7 +75,7 @@ class Net(TrainingModule):
             raise ValueError("the model is not in the mood")
         if self.global_step == self.wait_at and self.global_rank == 0:
             self._wait_once()
-        if self.lingers and self.global_step >= 30:
+        if self.lingers and self.global_step >= 8:
             self._linger()
         if self.global_rank == self.slow_rank:
             time.sleep(0.1)

@@ -1,12 +1,12 @@
-"""A flow outlives whoever reads what it prints."""
+"""A flow outlives whoever reads what it prints, and leaves Ctrl-C to whoever started it."""
 
 import subprocess
 import sys
 
 SCRIPT = """
 import os, stat, sys, time
-from midstride.flows.outlet import outlive_readers
-outlive_readers()
+from midstride.flows.detached import detach
+detach()
 print("up", flush=True)
 while any(stat.S_ISFIFO(os.fstat(number).st_mode) for number in (1, 2)):
     time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What a deployed flow prints goes through a pipe to its worker, and a worker may be killed."""
+"""A flow that somebody else has started: it outlives whoever reads what it prints, and leaves Ctrl-C to them."""
 
 import os
 import select
@@ -6,16 +6,21 @@ import stat
 import threading
 from collections.abc import Sequence
 
-__all__ = ["outlive_readers"]
+__all__ = ["detach"]
 
 _STREAMS = (1, 2)  # standard output and standard error
 
 
-def outlive_readers() -> None:
-    """Let output go nowhere from the moment on at which nobody is left to read it; for the rest of this process.
+def detach() -> None:
+    """Depend on whoever started this process in nothing but their signals; for the rest of its life.
 
-    Prefect's console handler would end the process at the next line: days of training, for want of a terminal.
+    Ctrl-C goes to every process of a terminal's group; `midstride serve` passes it on, and twice would be at once.
+
+    Output goes nowhere from the moment on at which nobody is left to read it. Prefect's console handler would end the
+    process at the next line: days of training, for want of a terminal.
     """
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
     pipes = [number for number in _STREAMS if _is_pipe(number)]
     if pipes:
         threading.Thread(target=_watch, args=(pipes,), name="midstride outlet", daemon=True).start()
