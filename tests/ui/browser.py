@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from PIL import Image
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import FloatRect, Page, expect, sync_playwright
 
 __all__ = ["Screen", "browser"]
 
 Ui = Literal["v1", "v2"]
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+_WIDTH, _HEIGHT, _MENU = 1440, 900, 256  # pixels; the menu of pages is on the left
 _DRAWN_MS = 1500.0
 _PATIENCE_MS = 180_000.0
 
@@ -45,20 +46,30 @@ class Screen:
         dialog.get_by_role("button", name="Retry", exact=True).click()
         expect(dialog).to_be_hidden()
 
+    def open_menu(self) -> None:
+        """Open the menu of a run, behind the three dots."""
+        self.page.get_by_role("button", name="Open menu").click()
+        expect(self.page.get_by_role("menu")).to_be_visible()
+
     def cancel(self) -> None:
         """Choose Cancel on the page of a run under way, and say yes."""
         self._choose("Cancel")
         dialog = self.page.get_by_role("alertdialog")
+        self.picture("cancel", 600)
         dialog.get_by_role("button", name="Cancel Flow Run").click()
         expect(dialog).to_be_hidden()
 
-    def show_artifact(self, key: str) -> None:
-        """Go to the page of an artifact and its history."""
-        self.page.goto(f"{self.address}/v2/artifacts/key/{key}")
+    def show_artifact(self, artifact: str) -> None:
+        """Go to the page of an artifact."""
+        self.page.goto(f"{self.address}/v2/artifacts/artifact/{artifact}")
 
     def tab(self, name: str) -> None:
         """Open a tab below the run's graph."""
         self.page.get_by_role("tab", name=name).click()
+
+    def search(self, words: str) -> None:
+        """Have only those task runs listed that are named so."""
+        self.page.get_by_placeholder("Search by run name").fill(words)
 
     def newest_first(self) -> None:
         """Have the log begin with its end."""
@@ -69,16 +80,22 @@ class Screen:
         """Wait until `text` is on the page."""
         expect(self.page.get_by_text(text).first).to_be_visible()
 
-    def picture(self, name: str) -> None:
-        """Take a picture of the page once it is drawn, in few colours: it may go into the documentation."""
-        self.page.wait_for_load_state("networkidle")
+    def misses(self, text: str) -> None:
+        """Wait until `text` is not on the page."""
+        expect(self.page.get_by_text(text)).to_have_count(0)
+
+    def picture(self, name: str, height: int = _HEIGHT) -> None:
+        """Take a picture of the page once it is drawn, without the menu, in few colours: it may go into a document."""
         self.page.wait_for_timeout(_DRAWN_MS)
-        picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled")))
+        clip = FloatRect(x=_MENU, y=0, width=_WIDTH - _MENU, height=height)
+        picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled", clip=clip)))
         picture.convert("RGB").quantize(128).save(self.pictures / f"{name}.png", optimize=True)
 
     def _choose(self, item: str) -> None:
-        self.page.get_by_role("button", name="Open menu").click()
-        self.page.get_by_role("menuitem", name=item, exact=True).click()
+        chosen = self.page.get_by_role("menuitem", name=item, exact=True)
+        if not chosen.is_visible():
+            self.open_menu()
+        chosen.click()
 
 
 @contextmanager
@@ -89,7 +106,7 @@ def browser(address: str, pictures: Path) -> Iterator[Screen]:
     expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
-        page = chromium.new_page(viewport={"width": 1280, "height": 1040}, color_scheme="light")
+        page = chromium.new_page(viewport={"width": _WIDTH, "height": _HEIGHT}, color_scheme="light")
         page.set_default_timeout(_PATIENCE_MS)
         page.route("**/*amplitude*", lambda route: route.abort())
         yield Screen(page, address, pictures)

@@ -1,5 +1,6 @@
 """One server and one worker for all tests of the UI."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,14 @@ from ui.site import Site
 
 from midstride.engine.launch import launch
 
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
+
 
 @pytest.fixture(scope="session")
-def _site(tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[Site]:
-    with Site(tmp_path_factory.mktemp("site"), lasting).open() as site:
+def _site(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[Site]:
+    home, chosen = tmp_path_factory.mktemp("site"), pytestconfig.getoption("--pictures")
+    pictures = Path(pytestconfig.invocation_params.dir, chosen) if chosen else home
+    with Site(home, pictures, lasting).open(EXAMPLE / "job.yaml") as site:
         yield site
 
 
@@ -25,16 +30,17 @@ def site(_site: Site) -> Iterator[Site]:
     _site.end_runs()
 
 
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """The example's job file, its code beside it."""
+    for name in ("job.yaml", "model.py"):
+        shutil.copy(EXAMPLE / name, tmp_path)
+    return tmp_path / "job.yaml"
+
+
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What a run leaves that nothing happened to: file -> bytes."""
     job = tiny_job(tmp_path_factory.mktemp("undisturbed"), processes=1, steps=STEPS)
     assert launch(job, "reference").kind == "done"
     return results(job, "reference")
-
-
-@pytest.fixture
-def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where pictures of the browser go: into this test's folder, or to `--pictures`."""
-    chosen: str | None = request.config.getoption("--pictures")
-    return Path(request.config.invocation_params.dir, chosen) if chosen else tmp_path

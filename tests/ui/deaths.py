@@ -2,15 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from flow_runs import wait_for
-from ui.browser import browser
 from ui.site import TERMINAL, Run, Site
 
 __all__ = ["DEATHS", "STEPS", "Death"]
@@ -63,6 +60,10 @@ def _kill_worker_and_flow(site: Site, run: Run) -> None:
     _kill_flow(site, run)
 
 
+def _stop_worker(site: Site, run: Run) -> None:
+    site.worker.end(signal.SIGTERM)
+
+
 def _take_server_away(site: Site, run: Run) -> None:
     site.server.end()
     time.sleep(_AWAY_S)
@@ -70,31 +71,29 @@ def _take_server_away(site: Site, run: Run) -> None:
 
 
 def _cancel(site: Site, run: Run) -> None:
-    with browser(site.address, site.home) as screen:
+    with site.browser() as screen:
         screen.show(run.id)
         screen.cancel()
 
 
-def _by_automation(site: Site, run: Run) -> None:
-    """Nobody is left who could tell the server: an automation does, then a person asks for more."""
-    run.mark_crashed()
-    _by_command(site, run)
-
-
 def _by_command(site: Site, run: Run) -> None:
-    environment = {**os.environ, "PREFECT_API_URL": f"{site.address}/api", "PREFECT_HOME": str(site.home)}
-    command = [sys.executable, "-m", "prefect", "flow-run", "retry", run.id]
-    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=300)
+    site.command("prefect", "flow-run", "retry", run.id)
 
 
 def _in_the_old_ui(site: Site, run: Run) -> None:
-    with browser(site.address, site.home) as screen:
+    with site.browser() as screen:
         screen.show(run.id, "v1")
         screen.retry("v1")
 
 
+def _by_command_of_a_crash(site: Site, run: Run) -> None:
+    """Somebody does not wait for the automation and says so."""
+    run.set_crashed()
+    _by_command(site, run)
+
+
 def _by_command_to_new_services(site: Site, run: Run) -> None:
-    site.worker.end(signal.SIGTERM)
+    _stop_worker(site, run)
     site.server.end(signal.SIGTERM)
     site.start()
     _by_command(site, run)
@@ -106,7 +105,8 @@ DEATHS = [
     Death("a rank is killed once too often", _kill_ranks, "Failed", _by_command_to_new_services),
     Death("the flow is killed", _kill_flow, "Crashed", _in_the_old_ui),
     Death("the run is cancelled in the UI", _cancel, "Cancelled", _by_command),
-    Death("the worker is stopped", lambda site, run: site.worker.end(signal.SIGTERM), "Running", _by_automation),
-    Death("the worker and the flow are killed", _kill_worker_and_flow, "Running", _by_automation),
+    Death("the worker is stopped", _stop_worker, "Running", _by_command_of_a_crash),
+    # Nobody is left to tell the server: the automation of `midstride setup-server` finds out.
+    Death("the worker and the flow are killed", _kill_worker_and_flow, "Crashed", _by_command),
     Death("the worker is killed", lambda site, run: site.worker.end()),
 ]

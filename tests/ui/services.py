@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["POOL", "Service", "server", "worker"]
+__all__ = ["POOL", "Service", "free_port", "server", "surroundings", "worker"]
 
 POOL = "desk"
 
@@ -60,32 +60,34 @@ class Service:
         self._process.wait(300.0)
 
 
-def server(home: Path, lasting: set[int]) -> tuple[Service, str]:
-    """Return a server with its UI, not yet started, and its address."""
-    port = _free_port()
-    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+def surroundings(home: Path, port: int) -> dict[str, str]:
+    """Return what every process of a site has in its environment."""
+    api = {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    return {**os.environ, **api, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}  # the fastest there is
+
+
+def server(home: Path, port: int, lasting: set[int]) -> Service:
+    """Return a server with its UI, not yet started."""
     command = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    return Service(command, environment, home / "server.log", lasting), f"http://127.0.0.1:{port}"
+    return Service(command, surroundings(home, port), home / "server.log", lasting)
 
 
-def _free_port() -> int:
-    """Return a port below those that the kernel deals out: it must still be free when the server comes back."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
-
-
-def worker(home: Path, address: str, lasting: set[int]) -> Service:
+def worker(home: Path, port: int, lasting: set[int]) -> Service:
     """Return a process worker, not yet started, that looks twice a second for something to do."""
     environment = {
-        **os.environ,
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": f"{address}/api",
+        **surroundings(home, port),
         "PREFECT_WORKER_QUERY_SECONDS": "0.5",
         "PREFECT_RUNNER_POLL_FREQUENCY": "1",
         "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",
     }
     command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", "hand"]
     return Service(command, environment, home / "worker.log", lasting)
+
+
+def free_port() -> int:
+    """Return a port below those that the kernel deals out: it must still be free when the server comes back."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")

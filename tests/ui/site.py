@@ -3,17 +3,21 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from flow_runs import wait_for
-from ui.services import POOL, Service, server, worker
+from ui.browser import Screen, browser
+from ui.services import POOL, free_port, server, surroundings, worker
 
 from midstride.engine.job import TrainingJob
+from midstride.tasks.keys import artifact_key
 
 __all__ = ["TERMINAL", "Run", "Site"]
 
@@ -53,7 +57,7 @@ class Api:
         self._client.close()
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        answer = wait_for(lambda: self._answer(method, path, body), f"{method} {path}")
+        answer = wait_for(lambda: self._answer(method, path, body), f"{method} {path}", _STARTS_WITHIN_S)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
@@ -102,8 +106,9 @@ class Run:
         return [pid for pid, command in found if not program or b"launchers" not in command]
 
     def artifact(self, what: str) -> dict[str, str]:
-        """The newest artifact called `what`: its description and data."""
-        return dict(self.api.get(f"/artifacts/{self.id}-{what}/latest"))
+        """The newest artifact called `what`: its id, description and data."""
+        body = {"artifacts": {"key": {"any_": [artifact_key(self.id, what)]}}, "sort": "CREATED_DESC"}
+        return dict(self.api.post("/artifacts/filter", body)[0])
 
     def logs(self) -> str:
         """The last two hundred records of its log."""
@@ -114,9 +119,9 @@ class Run:
         """The end of its log."""
         return self.logs()[-3000:]
 
-    def mark_crashed(self) -> None:
-        """Do what an automation does about a run whose heartbeats have ceased."""
-        state = {"type": "CRASHED", "name": "Crashed", "message": "no heartbeat"}
+    def set_crashed(self) -> None:
+        """Say that it has crashed, as a person may in the UI."""
+        state = {"type": "CRASHED", "name": "Crashed", "message": "its worker was stopped"}
         self.api.post(f"/flow_runs/{self.id}/set_state", {"state": state, "force": True})
 
 
@@ -125,25 +130,28 @@ class Site:
 
     Args:
         home: of Prefect: its database, its results.
+        pictures: folder for what the browser shows.
         lasting: processes that belong to no single test.
     """
 
-    def __init__(self, home: Path, lasting: set[int]) -> None:
-        self.home = home
-        self.server, self.address = server(home, lasting)
-        self.worker: Service = worker(home, self.address, lasting)
+    def __init__(self, home: Path, pictures: Path, lasting: set[int]) -> None:
+        port = free_port()
+        self.home, self.pictures, self.address = home, pictures, f"http://127.0.0.1:{port}"
+        self.server, self.worker = server(home, port, lasting), worker(home, port, lasting)
         self.api = Api(self.address)
+        self._environment = surroundings(home, port)
         self._deployment = ""
         self._runs: list[Run] = []
 
     @contextmanager
-    def open(self) -> Iterator["Site"]:
-        """Have it all running, until the block ends."""
+    def open(self, job: Path) -> Iterator["Site"]:
+        """Have it all running, and `job` deployed to it, until the block ends."""
         try:
+            self._start_server()
+            self.command("midstride.flows", "setup-server", "--pool", POOL)
+            self.command("midstride.flows", "deploy", str(job), "--name", "tests", "--pool", POOL)
+            self._deployment = str(self.api.get("/deployments/name/train/tests")["id"])
             self.start()
-            flow = self._create("/flows/", {"name": "train"})
-            deployed = {"name": "tests", "flow_id": flow, "entrypoint": "midstride.flows.train.train"}
-            self._deployment = self._create("/deployments/", {**deployed, "work_pool_name": POOL, "parameters": {}})
             yield self
         finally:
             self.api.close()
@@ -151,16 +159,27 @@ class Site:
             self.server.end()
 
     def start(self) -> None:
-        """Start what does not run, and wait until it answers."""
-        self.server.start()
-        self._answers("/health", self.server)
+        """Start what does not run."""
+        self._start_server()
         self.worker.start()
-        self._answers(f"/work_pools/{POOL}", self.worker)
+
+    def command(self, *words: str) -> None:
+        """Run `python -m ...`, as an operator does in a shell."""
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(
+            command, env=self._environment, cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
+
+    def browser(self) -> AbstractContextManager[Screen]:
+        """Have a browser open."""
+        return browser(self.address, self.pictures)
 
     def run(self, job: TrainingJob, **environment: str) -> Run:
         """Have the worker run `job`, with this added to its environment."""
         body = {"parameters": {"job": job.model_dump(mode="json")}, "job_variables": {"env": environment}}
-        run = Run(self.api, self._create(f"/deployments/{self._deployment}/create_flow_run", body), job)
+        created = self.api.post(f"/deployments/{self._deployment}/create_flow_run", body)
+        run = Run(self.api, str(created["id"]), job)
         self._runs.append(run)
         return run
 
@@ -171,12 +190,11 @@ class Site:
                 os.kill(pid, signal.SIGKILL)
         self._runs.clear()
 
-    def _answers(self, path: str, service: Service) -> None:
+    def _start_server(self) -> None:
+        self.server.start()
+
         def answers() -> bool:
-            assert service.runs, f"{service.log} ends:\n{service.log.read_text()[-3000:]}"
-            return self.api.answers(path)
+            assert self.server.runs, f"{self.server.log} ends:\n{self.server.log.read_text()[-3000:]}"
+            return self.api.answers("/health")
 
-        wait_for(answers, f"an answer at {path}", _STARTS_WITHIN_S)
-
-    def _create(self, path: str, body: dict[str, Any]) -> str:
-        return str(self.api.post(path, body)["id"])
+        wait_for(answers, "the server", _STARTS_WITHIN_S)
