@@ -31,6 +31,7 @@ def serve_until_asked(deployment: RunnerDeployment) -> None:
 
 async def _serve(runner: Runner) -> None:
     asked, told = asyncio.Event(), set[int]()
+    heeded = [number for number in _ASKED_BY if signal.getsignal(number) != signal.SIG_IGN]  # nohup means what it says
 
     def ask() -> None:
         told.clear()
@@ -38,7 +39,7 @@ async def _serve(runner: Runner) -> None:
 
     running, waiting = asyncio.create_task(runner.start()), asyncio.create_task(asked.wait())
     await asyncio.sleep(0)  # by then it has a handler of its own for SIGTERM, which ours replaces
-    for number in _ASKED_BY:
+    for number in heeded:
         asyncio.get_running_loop().add_signal_handler(number, ask)
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
