@@ -32,14 +32,17 @@ def relative_paths(job: TrainingJob) -> list[str]:
     ]
 
 
-def faults_elsewhere(job: TrainingJob) -> list[str]:
+def faults_elsewhere(job: TrainingJob, *, nightly: bool = False) -> list[str]:
     """Return, in words, what would fail in a deployment of `job` although it works here.
 
-    It imports the job's code in a process that knows nothing of this shell's folder and PYTHONPATH.
+    It imports the job's code in a process that knows nothing of this shell's folder and PYTHONPATH. With `nightly`,
+    what would be deployed are its nights.
     """
     faults = relative_paths(job)
     try:
-        run_errand("build", job, job.name, on_line=lambda text: None, without=("PYTHONPATH",))
+        built = run_errand("build", job, job.name, on_line=lambda text: None, without=("PYTHONPATH",))
+        if nightly and not built["can be tested"]:
+            faults.append(f"module: {job.module} has no test_step, so nothing tells whether a challenger is better")
     except EngineError as error:
         faults.append(f"{error}\n  it is importable from here only: put it into {job.folder}, or install it")
     return faults

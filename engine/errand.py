@@ -34,9 +34,11 @@ def _evaluate(job: TrainingJob, run: str) -> dict[str, float]:
     return evaluate(job, run)
 
 
-def _build(job: TrainingJob, run: str) -> None:
-    job.build_module()
-    job.build_data()
+def _build(job: TrainingJob, run: str) -> dict[str, bool]:
+    from midstride.engine.module import TrainingModule
+
+    module, _ = job.build_module(), job.build_data()
+    return {"can be tested": type(module).test_step is not TrainingModule.test_step}
 
 
 def _compare(job: TrainingJob, run: str) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def deploy(
     """Deploy a job to a Prefect server, for the workers of a pool; on a schedule, if one is given."""
     from midstride.flows.terminal import quiet
 
-    loaded = _for_elsewhere(job, overrides)
+    loaded = _for_elsewhere(job, overrides, flow)
     quiet()
     with busy("asking Prefect's server"):
         from midstride.flows.deployment import deploy as to_server
@@ -135,7 +135,7 @@ def serve(
     overrides: Overrides | None = None,
 ) -> int:
     """Deploy a job and run what is due right here, until Ctrl-C: one machine, no pool, no worker."""
-    loaded = _for_elsewhere(job, overrides)
+    loaded = _for_elsewhere(job, overrides, flow)
     from midstride.flows.deployment import serve as until_stopped
 
     until_stopped(loaded, name, flow=flow, cron=cron, timezone=timezone)
@@ -159,13 +159,13 @@ def setup_server(
     return 0
 
 
-def _for_elsewhere(job: Path, overrides: list[str] | None) -> TrainingJob:
+def _for_elsewhere(job: Path, overrides: list[str] | None, flow: str) -> TrainingJob:
     """Load a job that has to hold in other folders and processes than this."""
     from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
 
     loaded = load(job, overrides, None)
     with busy("importing its code as a deployment would"):
-        faults = faults_elsewhere(loaded)
+        faults = faults_elsewhere(loaded, nightly=flow == "nightly")
     if faults:
         raise JobError.of(job, faults)
     for doubt in doubts_elsewhere(loaded):

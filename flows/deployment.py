@@ -1,8 +1,10 @@
 """Deployments: a flow, a resolved job and a schedule, as Prefect's server keeps them."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
+from zoneinfo import available_timezones
 
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
@@ -118,11 +120,17 @@ def _schedule(cron: str | None, timezone: str | None, faults: list[str]) -> Sche
         if timezone is not None:
             faults.append(f"--timezone {timezone}: says when --cron is meant, which is missing")
         return None
+    zone = timezone or "UTC"
+    if zone not in (zones := available_timezones()):
+        close = get_close_matches(zone, zones, n=1)
+        faults.append(
+            f"--timezone {zone}: is unknown{f', did you mean {close[0]}?' if close else ', say Europe/Berlin'}"
+        )
+        zone = "UTC"
     try:
-        return Cron(cron, timezone=timezone or "UTC")
+        return Cron(cron, timezone=zone)
     except ValueError as error:
-        words = str(error).splitlines()[0]
-        faults.append(f"--cron {cron!r}, --timezone {timezone or 'UTC'}: {words}; such as: --cron '0 2 * * *'")
+        faults.append(f"--cron {cron!r}: {str(error).splitlines()[0]}; such as: --cron '0 2 * * *'")
         return None
 
 

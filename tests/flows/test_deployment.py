@@ -131,11 +131,12 @@ def test_what_is_wrong_with_a_deployment_is_said_at_once(make_job: Make, server:
             "wrong",
             pool="gpus",
             cron="0 2 * *",
-            timezone="Europe/Berlin",
+            timezone="Europe/Berln",
             variables=["image"],
         )
     said = str(caught.value)
-    assert said.startswith("4 faults in deployment wrong of job tiny:")
+    assert said.startswith("5 faults in deployment wrong of job tiny:")
+    assert "--timezone Europe/Berln: is unknown, did you mean Europe/Berlin?" in said
     for part in ("--variable image: write it as", "--pool gpus: is not there", "--cron '0 2 * *'", "folder: 'code'"):
         assert part in said
     with get_client(sync_client=True) as client, pytest.raises(ObjectNotFound):

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import pytest
 from prefect import get_client
 from prefect.events.schemas.automations import Automation
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from midstride.engine.cli import main
 from midstride.flows.cli import app
 from midstride.flows.deployment import TAG
 from midstride.flows.self_hosted import ZOMBIES, crash_zombies
+from midstride.flows.server import ServerError, need_server
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,24 @@ def test_it_is_made_once_and_changed_when_the_beat_does(server: str) -> None:
     assert crash_zombies(90).startswith("automation changed")
     [changed] = automations()
     assert (changed.id, changed.trigger.within.total_seconds()) == (first.id, 90)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://127.0.0.1:9/api", "Connection refused"),
+        ("127.0.0.1:4200/api", "missing an 'http://' or 'https://' protocol"),
+        ("{server}/nowhere", "404 Not Found"),
+    ],
+)
+def test_a_server_that_is_not_there_is_named(server: str, address: str, said: str) -> None:
+    address = address.format(server=server)
+    with temporary_settings({PREFECT_API_URL: address}), pytest.raises(ServerError) as caught:
+        need_server()
+    told, remedy = str(caught.value).splitlines()
+    assert told.startswith(f"the Prefect server at {address} does not answer: ")
+    assert said in told
+    assert "set PREFECT_API_URL=" in remedy
 
 
 def test_the_command_says_what_it_did(server: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,11 @@ def test_a_job_from_a_file_holds_anywhere(job: TrainingJob):
     assert doubts_elsewhere(job) == []
 
 
+def test_nights_need_a_test(job: TrainingJob):
+    [fault] = faults_elsewhere(job, nightly=True)
+    assert fault == "module: here_model:Net has no test_step, so nothing tells whether a challenger is better"
+
+
 def test_every_relative_path_is_named(job: TrainingJob):
     snapshots = job.snapshots and job.snapshots.model_copy(update={"url": "runs"})
     data_args = {"folder": "../images", "labels": {"files": ["./a.csv", "s3://bucket/b.csv", "/srv/c.csv"]}}
