@@ -5,6 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 HOROVOD := .venv/.horovod
 AIRFLOW := .cache/airflow
+XLA := .cache/xla
 JOB := docs/examples/digits/job.yaml
 
 # Ranks share the cores: one thread each. What Prefect keeps stays inside the project.
@@ -14,7 +15,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check docs laws soak test-airflow test-ui bench-data bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test check docs laws soak test-airflow test-ui test-xla bench-data bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -47,6 +48,9 @@ soak: $(STAMP)  ## kill one run of the real example 20 times and compare; ARGS="
 
 test-airflow: $(STAMP) $(AIRFLOW)/.installed  ## train under a real Airflow, kill a rank, and compare; it has an environment of its own
 	AIRFLOW=$(CURDIR)/$(AIRFLOW)/bin/airflow $(BIN)/python -m pytest deploy/airflow $(ARGS)
+
+test-xla: $(XLA)/.installed  ## the laws of strategy xla on torch_xla's CPU device; it has an environment of its own
+	PJRT_DEVICE=CPU $(XLA)/bin/python -m pytest tests/laws tests/distributed/test_xla.py -k xla --timeout=1800 $(ARGS)
 
 bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch.distributed.checkpoint
 	$(BIN)/python tests/bench/snapshots.py $(ARGS)
@@ -86,6 +90,11 @@ $(STAMP): pyproject.toml constraints.txt tests/seaweed.txt
 $(AIRFLOW)/.installed: deploy/airflow/requirements.txt
 	$(PYTHON) -m venv $(AIRFLOW)
 	$(AIRFLOW)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+$(XLA)/.installed: deploy/xla/install.py constraints.txt
+	$(PYTHON) -m venv $(XLA)
+	$(XLA)/bin/python deploy/xla/install.py -c constraints.txt
 	touch $@
 
 $(HOROVOD): $(STAMP) deploy/horovod/install.py deploy/horovod/cxx17

@@ -22,6 +22,7 @@ class Boundaries:
         self._trainer, self._recorder = trainer, trainer.recorder
         self._progress, self._rows = trainer.progress, trainer.logged.rows
         self._heartbeat, self._requests, self._reporter = trainer.heartbeat, trainer.requests, trainer.reporter
+        self._mark_step = trainer.strategy.mark_step
 
     def stepped(self, batches: int | None, outputs: Any) -> None:
         """Close a step: its row, its event, and a snapshot if one is due.
@@ -37,6 +38,7 @@ class Boundaries:
 
     def reached(self) -> None:
         """Take a snapshot if one is due here, and do what was asked from outside."""
+        self._mark_step()
         self._heartbeat.beat(self._progress.step)
         if self._recorder is not None:
             self._recorder.boundary()
@@ -47,6 +49,7 @@ class Boundaries:
 
     def in_window(self) -> None:
         """Do what was asked from outside, inside an accumulation window."""
+        self._mark_step()
         self._heartbeat.beat(self._progress.step)
         if request := self._requests.boundary():
             self._progress.after += 1  # a place of its own

@@ -43,6 +43,7 @@ def predict(trainer: "Trainer", data: Any) -> list[Any]:
                 elif trainer.strategy.forward_is_collective:
                     with without_trace(trainer):
                         _predicted(trainer, batch, index, number)
+                trainer.strategy.mark_step()
     return predictions
 
 

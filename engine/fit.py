@@ -97,7 +97,7 @@ class Fit:
             trainer.recorder = Recorder(trainer, trainer.run_url, trainer.snapshots, feeds, self.source)
             resumed = trainer.recorder.resume(resume)
         if not resumed:
-            seed_everything(rank_seed(trainer.seed, trainer.world.rank))
+            seed_everything(rank_seed(trainer.seed, trainer.world.rank), trainer.strategy.generator)
         loop = trainer.loop = self._loop()
         trainer.reporter.say(self._words())
         generation = trainer.recorder.generation if trainer.recorder is not None else None

@@ -12,6 +12,7 @@ free      workers, launcher, retries, snapshots, patience,  nothing
 import inspect
 import json
 import platform
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -43,6 +44,7 @@ def described(value: object) -> Any:
 def bits_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:
     """Return what may change the last bits of a sum without changing the run."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    xla = sys.modules.get("torch_xla")
     return {
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
@@ -51,6 +53,7 @@ def bits_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **({} if xla is None else {"torch_xla": xla.__version__}),
         "numpy": np.__version__,
         "source": xxhash.xxh3_64_hexdigest("".join(_source(kind) for kind in user_code).encode()),
     }

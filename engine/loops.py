@@ -198,6 +198,8 @@ class EvaluationLoop:
             progress.after += 1
             if self.stage == "validate":
                 self.boundaries.reached()
+            else:
+                trainer.strategy.mark_step()
 
     def batch(self, batch: Any, index: int, number: int) -> None:
         """Evaluate one batch of this rank's own."""

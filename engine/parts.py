@@ -46,7 +46,7 @@ def parts_of(trainer: "Trainer", feeds: Feeds) -> dict[str, Stateful]:
         "attributes": Attributes(trainer.module),
         "own generators": OwnGenerators(trainer.module),
         "user": UserState(trainer.module),
-        "generators": Generators(),
+        "generators": Generators(trainer.strategy.generator),
     }
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from midstride.engine.gpus import free_gpus, parse_devices, parse_gpus
 from midstride.engine.strategies import STRATEGIES, Row, build_strategy
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.table import Choice, Start, conflicts
+from midstride.engine.tpu_cores import parse_tpu_cores
 from midstride.engine.world import World
 
 __all__ = ["UNSAID", "Machine", "Placement", "Wishes", "place"]
@@ -32,6 +33,7 @@ class Wishes:
     num_nodes: int | None = None
     auto_select_gpus: bool = False
     precision: str = "32"
+    tpu_cores: Any = None
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,10 @@ def place(asked: Wishes, machine: Machine) -> tuple[Placement, list[str]]:
     """
     world = World.from_environment(machine.environment)
     faults: list[str] = []
-    gpus, count = _devices(asked, machine, faults)
+    asked = _on_tpu(asked, faults)
     own = _own_strategy(asked, faults)
+    chosen = STRATEGIES.get(own.name if own is not None else str(asked.strategy))
+    gpus, count = _devices(asked, machine, faults, own_devices=chosen is not None and bool(chosen.devices))
     name = own.name if own is not None else str(asked.strategy or _by_itself(world, count, machine.interactive))
     if name not in STRATEGIES and own is None:
         build_strategy(name)  # says which there are
@@ -117,8 +121,29 @@ def place(asked: Wishes, machine: Machine) -> tuple[Placement, list[str]]:
     if start == "script":
         world = World(size=to_start, local_size=to_start)
     strategy.attach(world, devices)
-    words = _words(asked, name, max(world.size, to_start), devices, machine)
+    words = _words(asked, name, row, max(world.size, to_start), devices, machine)
     return Placement(strategy, world, start, to_start, gpus, words), faults
+
+
+def _on_tpu(asked: Wishes, faults: list[str]) -> Wishes:
+    """What `tpu_cores` says, in the words of strategy xla."""
+    cores, strategy = asked.tpu_cores, asked.strategy
+    if cores is None:
+        return asked
+    try:
+        count, core = parse_tpu_cores(cores)
+    except ValueError as error:
+        faults.append(str(error))
+        return asked
+    if asked.devices is not None or asked.gpus is not UNSAID:
+        other = f"devices={asked.devices!r}" if asked.devices is not None else f"gpus={asked.gpus!r}"
+        faults.append(f"tpu_cores={cores!r} and {other} both say where to train: leave one out")
+    name = strategy.name if isinstance(strategy, Strategy) else strategy or "xla"
+    if name != "xla" and ":" not in name:
+        faults.append(f"tpu_cores={cores!r} with strategy {name}: TPUs are for strategy xla: leave strategy out")
+        return asked
+    arguments = dict(asked.strategy_args) if core is None else {**asked.strategy_args, "core": core}
+    return replace(asked, strategy=strategy or "xla", strategy_args=arguments, devices=count, gpus=UNSAID)
 
 
 def _own_strategy(asked: Wishes, faults: list[str]) -> Strategy | None:
@@ -140,13 +165,16 @@ def _own_strategy(asked: Wishes, faults: list[str]) -> Strategy | None:
         return build_strategy(given)
 
 
-def _devices(asked: Wishes, machine: Machine, faults: list[str]) -> tuple[list[int], int]:
-    """The indices of the GPUs that were asked for, and how many devices that is on a node."""
+def _devices(asked: Wishes, machine: Machine, faults: list[str], *, own_devices: bool) -> tuple[list[int], int]:
+    """The indices of the GPUs that were asked for, and how many devices that is on a node.
+
+    A strategy with `own_devices` takes no GPU by itself.
+    """
     try:
         said = [] if asked.gpus is UNSAID else parse_gpus(asked.gpus, machine.gpus)
         if said and asked.devices is not None:
             raise ValueError(f"gpus={asked.gpus!r} and devices={asked.devices!r} say the same thing: leave one out")
-        cpu = asked.gpus is not UNSAID and not said
+        cpu = own_devices or (asked.gpus is not UNSAID and not said)
         gpus, count = (said, len(said)) if said else parse_devices(asked.devices, 0 if cpu else machine.gpus)
     except ValueError as error:
         faults.append(str(error))
@@ -232,16 +260,10 @@ def _of_this_rank(
     return [torch.device("cuda", gpu) for gpu in mine] or [torch.device("cpu")]
 
 
-def _words(asked: Wishes, name: str, processes: int, devices: list[torch.device], machine: Machine) -> str:
+def _words(asked: Wishes, name: str, row: Row, processes: int, devices: list[torch.device], machine: Machine) -> str:
     """Who trains, and where, in a line."""
     by_itself = asked.strategy is None and processes > 1
     who = f"{name} (by itself: several devices and no strategy given)" if by_itself else name
-    where = (
-        "on GPUs"
-        if devices[0].type == "cuda"
-        else "on the CPU"
-        if machine.gpus
-        else "on the CPU (there is no GPU here)"
-    )
+    where = "GPUs" if devices[0].type == "cuda" else "the CPU" if machine.gpus else "the CPU (there is no GPU here)"
     parts = f", each batch in {len(devices)} parts" if len(devices) > 1 else ""
-    return f"{who}, {processes} process{'es' if processes > 1 else ''} {where}{parts}"
+    return f"{who}, {processes} process{'es' if processes > 1 else ''} on {row.devices or where}{parts}"

@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["Generators", "mix", "rank_seed", "seed_everything"]
+__all__ = ["DeviceGenerator", "Generators", "mix", "rank_seed", "seed_everything"]
 
 _MASK = (1 << 64) - 1
 
@@ -36,18 +36,39 @@ def rank_seed(seed: int, rank: int) -> int:
     return mix(seed, rank)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed `random`, numpy and torch (every device) of this process.
+class DeviceGenerator(Protocol):
+    """The generator of a device that torch's own functions do not reach; its state is a number below 2 ** 64."""
+
+    def get_state(self) -> int:
+        """Return where it stands."""
+        ...
+
+    def set_state(self, state: int, /) -> None:
+        """Let it stand there."""
+        ...
+
+
+def seed_everything(seed: int, device: DeviceGenerator | None = None) -> None:
+    """Seed `random`, numpy and torch (every device) of this process, and the generator of a further `device`.
 
     Call it before building a module by hand; `Trainer(seed=...)` does so too.
     """
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)
+    if device is not None:
+        device.set_state(seed)
 
 
 class Generators:
-    """The main process's generators: torch on the CPU and every CUDA device, numpy, `random`."""
+    """The main process's generators: torch on the CPU and every CUDA device, numpy, `random`.
+
+    Args:
+        device: a further one, if there is one.
+    """
+
+    def __init__(self, device: DeviceGenerator | None = None) -> None:
+        self._device = device
 
     def state_dict(self) -> dict[str, Any]:
         """Return every generator's state."""
@@ -56,6 +77,7 @@ class Generators:
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
             "numpy": np.random.get_state(legacy=True),
             "random": random.getstate(),
+            **({} if self._device is None else {"device": self._device.get_state()}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -65,10 +87,12 @@ class Generators:
             torch.cuda.set_rng_state_all(state_dict["cuda"])
         np.random.set_state(state_dict["numpy"])
         random.setstate(state_dict["random"])
+        if self._device is not None:
+            self._device.set_state(state_dict["device"])
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the state of a rank that was there; for a new one, one that nobody has, by a hash of rank 0's."""
         if rank < len(states):
             return states[rank]
-        seed_everything(mix(xxh3_64_intdigest(states[0]["torch"].numpy().tobytes()), rank))
+        seed_everything(mix(xxh3_64_intdigest(states[0]["torch"].numpy().tobytes()), rank), self._device)
         return self.state_dict()

@@ -57,6 +57,7 @@ class Trainer:
         strategy_args: its options, such as {"static_graph": True}.
         devices: on each machine: a number, "auto" for all GPUs or else the CPU, or a list of GPUs; by itself one.
         gpus: GPUs by number, -1 for all, a list or text of indices; None and 0 are the CPU.
+        tpu_cores: 1, 8, or the index of one in a list; with strategy "xla", which it implies.
         num_nodes: machines, to be checked against what the launcher started.
         auto_select_gpus: take so many GPUs of those that nobody holds.
         snapshots: when the whole state is written; None for never.
@@ -77,6 +78,7 @@ class Trainer:
         strategy_args: Mapping[str, Any] | None = None,
         devices: int | str | Sequence[int] | None = None,
         gpus: int | str | Sequence[int] | None = UNSAID,
+        tpu_cores: int | str | Sequence[int] | None = None,
         num_nodes: int | None = None,
         auto_select_gpus: bool = False,
         snapshots: SnapshotOptions | Mapping[str, Any] | None = _DEFAULT,
@@ -92,7 +94,7 @@ class Trainer:
         self.settings |= {"seed": seed, "accept_change": accept_change, "identity": identity}
         self.settings |= {"snapshots": snapshots, **options}
         precision = short_precision(options.get("precision", "32"))
-        wishes = Wishes(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus, precision)
+        wishes = Wishes(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus, precision, tpu_cores)
         self.placement, faults = place(wishes, Machine.here())
         self.options, self.snapshots = checked_options(options, snapshots, faults)
         self.strategy, self.world = self.placement.strategy, self.placement.world
@@ -243,9 +245,10 @@ class Trainer:
             torch.cuda.set_device(self.device)
         self.reporter.emit("imported")
         self.strategy.init_process_group()
+        self.device = self.strategy.device
         self.reporter.emit("met")
         # Whatever setup draws is the same on every rank and in every life.
-        seed_everything(self.seed)
+        seed_everything(self.seed, self.strategy.generator)
         module._trainer = [self]
         if isinstance(data, DataModule):
             if stage == "fit" and self.world.local_rank == 0:

@@ -65,7 +65,7 @@ def without_trace(trainer: "Trainer") -> Iterator[None]:
     parts: dict[str, Stateful] = {
         "attributes": Attributes(module),
         "own generators": OwnGenerators(module),
-        "generators": Generators(),
+        "generators": Generators(trainer.strategy.generator),
     }
     before = copy.deepcopy(state_of(parts))
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

@@ -118,6 +118,8 @@ class _Encoder:
         """Return the entry of a strided tensor, to be completed by a layout."""
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
+        if tensor.device.type not in ("cpu", "cuda"):
+            tensor = tensor.detach().cpu()  # XLA's have no addresses, which tell what shares memory
         entry = {_TAG: "tensor", "dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
         self.leaves.append(Leaf(path, tensor, entry))
         return entry

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from midstride.engine.hooks import calling
 from midstride.engine.module import TrainingModule
 from midstride.engine.options import TrainerOptions
+from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.state import Stateful
 from midstride.engine.strategies.channel import Channel
 from midstride.engine.world import World
@@ -59,6 +60,8 @@ class Strategy(ABC):
     fixed_world: ClassVar[str | None] = None
     #: whether something is measured before the first step, and kept for later lives; see `facts`
     measures: bool = False
+    #: of the device, where torch's own functions do not reach it
+    generator: DeviceGenerator | None = None
 
     def __init__(self) -> None:
         self.world = World()
@@ -70,7 +73,7 @@ class Strategy(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device that batches come to and weights live on."""
+        """The device that batches come to and weights live on; some know it once they have met."""
         return self.devices[0]
 
     @property
@@ -147,6 +150,12 @@ class Strategy(ABC):
     def channel(self) -> Channel:
         """Return a way to exchange values beside training; every rank calls this at the same place."""
         return Channel(self.world.size)
+
+    def mark_step(self) -> None:
+        """Have everything carried out that was asked of the device, where it collects operations.
+
+        Called at every boundary, whether a snapshot is taken there or not, and after each batch of an evaluation.
+        """
 
     def evaluate(self, module: TrainingModule, step: str, *arguments: Any) -> Any:
         """Return what the user's `validation_step`, `test_step` or `predict_step` returns."""

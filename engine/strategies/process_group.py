@@ -1,7 +1,7 @@
 """Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -65,8 +65,22 @@ def broadcast(module: nn.Module, source: int = 0, group: Any = None) -> None:
             dist.broadcast(tensor, source, group=group)
 
 
-def average_gradients(parameters: Iterable[Tensor], device: torch.device, size: int, group: Any = None) -> None:
-    """Average the gradients of `parameters` over the `size` ranks of `group`, in one flat buffer."""
+def average_gradients(
+    parameters: Iterable[Tensor],
+    device: torch.device,
+    size: int,
+    group: Any = None,
+    add_up: Callable[[Tensor], None] | None = None,
+) -> None:
+    """Average the gradients of `parameters` over the `size` ranks of `group`, in one flat buffer.
+
+    Args:
+        parameters: the same on every rank, in the same order.
+        device: where the ranks tell each other which of them have gradients.
+        size: ranks.
+        group: theirs, if not all.
+        add_up: adds a buffer up over the ranks, in place, where that is not the group's affair.
+    """
     every = [p for p in parameters if p.requires_grad]
     has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=device)
     dist.all_reduce(has, op=dist.ReduceOp.MAX, group=group)
@@ -75,7 +89,10 @@ def average_gradients(parameters: Iterable[Tensor], device: torch.device, size: 
         return
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
     flat = torch.cat([g.reshape(-1) for g in grads])
-    dist.all_reduce(flat, group=group)
+    if add_up is None:
+        dist.all_reduce(flat, group=group)
+    else:
+        add_up(flat)
     flat /= size
     for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
         parameter.grad = part.view_as(parameter).clone()

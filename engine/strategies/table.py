@@ -61,6 +61,7 @@ class Row:
         start: who starts its ranks when no launcher has.
         launcher: who starts them in a job.
         splits: a process has several devices and splits its batch over them.
+        devices: what its processes train on, in words, where that is neither the CPU nor a GPU.
         options: `strategy_args` by name: a type, or the values there are, among which may be types.
         conflicts: what it cannot go together with.
         remedy: what to do when its library is missing.
@@ -70,6 +71,7 @@ class Row:
     start: Start = "nobody"
     launcher: str = "torchrun"
     splits: bool = False
+    devices: str = ""
     options: Mapping[str, type | tuple[str | type, ...]] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
     remedy: str = "install torch with distributed support"
@@ -122,6 +124,26 @@ _NO_HOROVODRUN = Conflict(
     lambda c: c.launcher is None and c.ranks > 1 and c.accelerator is not None,
     "strategy horovod starts no processes itself: start the script by horovodrun -np {ranks} --gloo python SCRIPT, and "
     "leave devices out",
+)
+
+_NOT_16_ON_XLA = Conflict(
+    lambda c: c.precision == "16",
+    "precision 16 with xla: the 16 bits of a TPU are bfloat16, which needs no scale of the loss: use precision bf16",
+)
+_XLA_NOT_ON_GPUS = Conflict(
+    lambda c: c.accelerator == "cuda",
+    "strategy xla on GPUs: it trains on the devices that torch_xla finds: say tpu_cores or devices instead of gpus, or "
+    "use ddp",
+)
+_ONE_CORE = Conflict(
+    lambda c: c.options.get("core") is not None and c.ranks > 1,
+    "strategy_args: core {options[core]!r} is for one process, and each of {ranks} has a core of its own: leave core "
+    "out, or start one",
+)
+_XLA_IN_NOTEBOOK = Conflict(
+    lambda c: c.interactive and c.launcher is None and c.ranks > 1,
+    "strategy xla on several cores in a notebook: it runs the script again once per core, and there is no script "
+    "here: train on one core, or in a script",
 )
 
 _NOT_16_IN_STAGES = Conflict(
@@ -213,6 +235,14 @@ STRATEGIES: dict[str, Row] = {
             "checkpoint": bool,
         },
         conflicts=(_NO_CUT, _NO_COUNT, _OTHER_STAGES, _NOT_SO_MANY, _NOT_16_IN_STAGES, _NO_SCRIPT),
+    ),
+    "xla": Row(
+        "midstride.engine.strategies.xla:Xla",
+        "script",
+        devices="XLA devices",
+        options={"core": int},
+        conflicts=(_NOT_16_ON_XLA, _XLA_NOT_ON_GPUS, _ONE_CORE, _XLA_IN_NOTEBOOK),
+        remedy="install the release made for your torch, such as: pip install torch==2.9.0 'torch_xla[tpu]==2.9.0'",
     ),
     "ddp_spawn": Row(
         _DDP,

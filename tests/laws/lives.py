@@ -155,6 +155,8 @@ def live(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[
     start = run_ranks
     if setting.options.get("strategy") == "horovod":
         from laws.horovod_world import run_horovod_ranks as start
+    if setting.options.get("strategy") == "xla":
+        from laws.xla_world import run_xla_ranks as start
     return start(setting.train, str(folder / "run"), processes=setting.ranks, environment=environment)
 
 

@@ -63,5 +63,10 @@ def plain_sharded(path: str, samples: int, window: int, clip: float | None, free
 
 
 def own(state: Any) -> Any:
-    """Return `state` with this rank's rows of what is cut."""
-    return mapped(state, lambda value: value.to_local() if isinstance(value, DTensor) else value)
+    """Return `state` on the host, with this rank's rows of what is cut."""
+
+    def held(value: Any) -> Any:
+        value = value.to_local() if isinstance(value, DTensor) else value
+        return value.cpu() if isinstance(value, torch.Tensor) else value
+
+    return mapped(state, held)

@@ -12,6 +12,7 @@ from laws.plain import BATCH, EPOCHS, SEED, Net, plain, plain_parts
 from laws.plain_pipeline import BATCH as pipeline_batch
 from laws.plain_pipeline import layers, plain_pipeline
 from laws.plain_sharded import DeepNet, own, plain_sharded
+from laws.xla_world import XLA_RANKS, run_xla_ranks
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -116,6 +117,22 @@ def test_horovod_has_the_bits_of_the_script_for_horovodrun(
         script = partial(plain_horovod, samples=samples)
     mine = partial(ours, samples=samples, window=window, clip=clip)
     assert_same_bits(tmp_path, ranks, script, mine, start=run_horovod_ranks)
+
+
+@pytest.mark.parametrize("ranks", XLA_RANKS)
+@pytest.mark.parametrize(("window", "clip"), [(1, None), (3, 0.5)])
+def test_xla_has_the_bits_of_the_script_around_torch_xla(
+    ranks: int, window: int, clip: float | None, tmp_path: Path
+) -> None:
+    choice: dict[str, Any] = {"samples": 7 * BATCH * ranks - ranks - 1, "window": window, "clip": clip}
+    script, mine = partial(_plain_xla, **choice), partial(ours, **choice, strategy="xla")
+    assert_same_bits(tmp_path, ranks, script, mine, start=run_xla_ranks)
+
+
+def _plain_xla(path: str, **choice: Any) -> None:
+    from laws.plain_xla import plain_xla  # where there is a torch_xla
+
+    plain_xla(path, **choice)
 
 
 class Stages(TrainingModule):

@@ -1,9 +1,12 @@
 """Where a Trainer trains: the table of GPUs, what a launcher started, and what cannot go together."""
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from laws.xla_world import STAND_IN
 
 from midstride.engine.errors import JobError, StrategyUnavailable
 from midstride.engine.gpus import parse_devices, parse_gpus
@@ -11,6 +14,7 @@ from midstride.engine.placement import Machine, Placement, Wishes, place
 from midstride.engine.strategies import STRATEGIES, build_strategy
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.strategies.table import Choice, conflicts
+from midstride.engine.tpu_cores import parse_tpu_cores
 from midstride.engine.trainer import Trainer
 from midstride.engine.world import World
 
@@ -74,6 +78,18 @@ def test_other_devices_are_refused(given: Any) -> None:
     assert f"devices={given!r}" in str(caught.value)
 
 
+@pytest.mark.parametrize(("given", "meant"), [(1, (1, None)), (8, (8, None)), ("8", (8, None)), ([5], (1, 5))])
+def test_cores_of_a_tpu_are_a_number_or_an_index(given: Any, meant: Any) -> None:
+    assert parse_tpu_cores(given) == meant
+
+
+@pytest.mark.parametrize("given", [0, 2, -1, True, 8.0, "5", "[5]", "all", [], [8], [-1], [1, 2], ["1"], {}], ids=repr)
+def test_other_cores_of_a_tpu_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="1 or 8 of them are needed, or a list with the index of one") as caught:
+        parse_tpu_cores(given)
+    assert f"tpu_cores={given!r}" in str(caught.value)
+
+
 def at(rank: int, size: int, local_size: int, launcher: str = "torchrun") -> dict[str, str]:
     """The environment of one rank."""
     world = World(rank=rank, size=size, local_rank=rank % local_size, local_size=local_size, node=rank // local_size)
@@ -102,6 +118,10 @@ PLACES: dict[str, tuple[Wishes, Machine, tuple[str, str, int, list[str]]]] = {
         Machine(4, at(1, 2, 2)),
         ("ddp2", "nobody", 1, ["cuda:2", "cuda:3"]),
     ),
+    "cores of a TPU": (Wishes(tpu_cores=8), Machine(), ("xla", "script", 8, ["cpu"])),
+    "a core of a TPU, though there are GPUs": (Wishes(tpu_cores=[5]), Machine(2), ("xla", "nobody", 1, ["cpu"])),
+    "cores of a TPU under torchrun": (Wishes(tpu_cores="8"), Machine(0, at(3, 8, 8)), ("xla", "nobody", 1, ["cpu"])),
+    "XLA devices": (Wishes("xla", devices=4), Machine(4), ("xla", "script", 4, ["cpu"])),
     "spawn": (Wishes("ddp_spawn", devices=2), Machine(cuda_in_use=True), ("ddp", "spawn", 2, ["cpu"])),
     "GPUs nobody holds": (
         Wishes(gpus=2, auto_select_gpus=True),
@@ -117,19 +137,30 @@ PLACES: dict[str, tuple[Wishes, Machine, tuple[str, str, int, list[str]]]] = {
 }
 
 
+@pytest.fixture
+def torch_xla(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-in for torch_xla, or the real one, for the time of a test."""
+    if STAND_IN is not None:
+        monkeypatch.syspath_prepend(STAND_IN)
+    yield
+    for name in [name for name in sys.modules if name.startswith("torch_xla") or name.endswith("strategies.xla")]:
+        del sys.modules[name]
+
+
 def placed(wishes: Wishes, machine: Machine) -> Placement:
     placement, faults = place(wishes, machine)
     assert not faults
     return placement
 
 
+@pytest.mark.usefixtures("torch_xla")
 @pytest.mark.parametrize("case", PLACES)
 def test_a_trainer_finds_its_place(case: str) -> None:
     wishes, machine, (strategy, start, ranks, devices) = PLACES[case]
     placement = placed(wishes, machine)
     found = placement.strategy.name, placement.start, placement.ranks, [str(d) for d in placement.strategy.devices]
     assert found == (strategy, start, ranks, devices)
-    assert "there is no GPU here" in placement.words or machine.gpus
+    assert "there is no GPU here" in placement.words or machine.gpus or "XLA" in placement.words
 
 
 REFUSED: dict[str, tuple[Wishes, Machine, list[str]]] = {
@@ -137,6 +168,15 @@ REFUSED: dict[str, tuple[Wishes, Machine, list[str]]] = {
     "16 with ddp2": (Wishes("ddp2", devices=2, precision="16"), Machine(), ["16", "ddp2", "bf16"]),
     "horovod under torchrun": (Wishes("horovod"), Machine(environment=at(1, 4, 2)), ["torchrun", "horovodrun", "ddp"]),
     "horovod with devices": (Wishes("horovod", devices=2), Machine(), ["horovodrun -np 2", "leave devices out"]),
+    "16 with xla": (Wishes("xla", precision="16"), Machine(), ["16", "xla", "bf16"]),
+    "xla on GPUs": (Wishes("xla", gpus=2), Machine(2), ["xla", "tpu_cores", "ddp"]),
+    "a core for several": (Wishes("xla", {"core": 5}, devices=2), Machine(), ["core 5", "2", "leave core out"]),
+    "cores in a notebook": (Wishes(tpu_cores=8), Machine(interactive=True), ["notebook", "one core"]),
+    "cores that mean nothing": (Wishes(tpu_cores=5), Machine(), ["tpu_cores=5", "1 or 8", "devices"]),
+    "cores and devices": (Wishes(tpu_cores=1, devices=1), Machine(), ["tpu_cores=1", "devices=1", "leave one out"]),
+    "cores and gpus": (Wishes(tpu_cores=8, gpus=0), Machine(), ["tpu_cores=8", "gpus=0", "leave one out"]),
+    "cores with ddp": (Wishes("ddp", tpu_cores=8), Machine(), ["tpu_cores=8", "ddp", "xla"]),
+    "more cores than torchrun's": (Wishes(tpu_cores=8), Machine(0, at(0, 4, 4)), ["8", "torchrun", "4"]),
     "fork after CUDA": (Wishes("ddp_fork", gpus=2), Machine(2, cuda_in_use=True), ["CUDA", "ddp_spawn"]),
     "sync_batchnorm on the CPU": (
         Wishes("ddp", {"sync_batchnorm": True}, devices=2),
@@ -215,6 +255,12 @@ def test_a_row_names_the_options_of_its_class_or_what_it_needs(name: str) -> Non
 def test_a_strategy_that_is_not_there_says_what_to_do(name: str, words: str) -> None:
     with pytest.raises(StrategyUnavailable, match=words):
         Trainer(strategy=name)
+
+
+def test_a_library_that_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_xla", None)
+    with pytest.raises(StrategyUnavailable, match=r"'xla' needs torch_xla, not installed here: install .*torch_xla\["):
+        Trainer(tpu_cores=8)
 
 
 class Own(Ddp):

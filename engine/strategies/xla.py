@@ -1,0 +1,151 @@
+"""XLA: a full replica per core of a TPU, or whatever else torch_xla finds, gradients averaged by its collectives."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch_xla._internal import pjrt
+
+from midstride.engine.errors import StrategyUnavailable, UserError, WorldError
+from midstride.engine.module import TrainingModule
+from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.strategies.process_group import ProcessGroup, average_gradients
+
+__all__ = ["Xla"]
+
+_HOST = torch.device("cpu")
+
+
+class Xla(ProcessGroup):
+    """Replicate the module on every rank's XLA device; what else the ranks exchange goes over gloo, on the host.
+
+    An XLA device collects operations and carries them out as one graph, and what stands in one graph decides how
+    numbers are rounded. So a graph ends at every boundary, whether a snapshot is taken there or not: a resumed
+    process collects the graphs that it would have collected anyway.
+
+    Args:
+        core: the index of the one that a single process trains on; by itself torch_xla's first.
+    """
+
+    name = "xla"
+
+    def __init__(self, *, core: int | None = None) -> None:
+        super().__init__()
+        self.generator = _Generator()
+        self._core = core
+        self._parameters: set[str] = set()
+
+    def refusals(self, module: TrainingModule) -> list[str]:
+        """Return what torch_xla cannot hold: gradients that are sparse."""
+        return [
+            f"the module's {name} has sparse gradients, which XLA devices do not have: build it with sparse=False, or "
+            "use strategy single"
+            for name, part in module.named_modules()
+            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+        ]
+
+    def init_process_group(self) -> None:
+        """Meet the other ranks, and take this rank's device.
+
+        Raises:
+            WorldError: torch_xla does not give every rank a device of its own.
+            StrategyUnavailable: there is no core of that index.
+        """
+        if self.world.size > 1 and not dist.is_initialized():
+            # What `init_method="xla://"` does in a process that torchrun has started; before any device is used.
+            pjrt.initialize_multiprocess(self.world.local_rank, self.world.local_size)
+        super().init_process_group()
+        if (found := xr.world_size()) != self.world.size:
+            raise WorldError(
+                f"rank {self.world.rank} belongs to a world of {self.world.size}, and torch_xla knows of {found}: "
+                f"start one process for each core that it finds ({xr.device_type()} here, see PJRT_DEVICE)."
+            )
+        try:
+            self.devices = [torch_xla.device(self._core)]
+        except IndexError as error:
+            raise StrategyUnavailable(
+                f"there is no core {self._core}: torch_xla finds {len(torch_xla.devices())} here "
+                f"({xr.device_type()}), counted from 0"
+            ) from error
+
+    def place(self, module: TrainingModule, first_batch: Callable[[], Any] | None = None) -> None:
+        """Bring `module` to this rank's device and start from rank 0's weights."""
+        _move(module, self.device)
+        if self.world.size == 1:
+            return
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                host = tensor.cpu()
+                dist.broadcast(host, 0)
+                tensor.copy_(host)
+
+    def configured(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
+        """Refuse optimizers that would not train what is on the device.
+
+        Raises:
+            UserError: one was made before the module was brought there.
+        """
+        for optimizer in optimizers:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if any(parameter.device.type != self.device.type for parameter in parameters):
+                raise UserError(
+                    f"the {type(optimizer).__name__} holds weights as they were before strategy {self.name} brought "
+                    "them to its device, and would train nothing: make it in configure_optimizers, of "
+                    "self.parameters()."
+                )
+
+    def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
+        """Return `step` as it is."""
+        self._parameters = {name for name, _ in step.module.named_parameters(remove_duplicate=False)}
+        return step
+
+    def mark_step(self) -> None:
+        """End the graph here and have it carried out."""
+        torch_xla.sync()
+
+    def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Average gradients in one flat buffer of a fixed layout, as part of the graph; nothing waits for it."""
+        if self.world.size > 1:
+            average_gradients(parameters, _HOST, self.world.size, add_up=_add_up)
+
+    def is_replicated(self, path: str) -> bool:
+        """Parameters and what optimizers keep of them are alike on every rank; buffers are each rank's own."""
+        kind, _, name = path.partition("/")
+        return kind == "optimizers" or (kind == "module" and name in self._parameters)
+
+
+class _Generator:
+    """The device's generator: one number, which every graph moves on."""
+
+    def get_state(self) -> int:
+        return int(xm.get_rng_state())
+
+    def set_state(self, state: int) -> None:
+        xm.set_rng_state(state)
+
+
+def _add_up(flat: Tensor) -> None:
+    xm.all_reduce(xm.REDUCE_SUM, [flat])
+
+
+def _move(module: nn.Module, device: torch.device) -> None:
+    """Bring `module` to `device`. Between kinds of tensors `Module.to` makes new parameters, each place one of its own.
+
+    So what was one parameter in two places is made one again.
+    """
+    places = [
+        (part, name, id(parameter))
+        for part in module.modules()
+        for name, parameter in part._parameters.items()
+        if parameter is not None
+    ]
+    module.to(device)
+    moved: dict[int, nn.Parameter | None] = {}
+    for part, name, original in places:
+        part._parameters[name] = moved.setdefault(original, part._parameters[name])
