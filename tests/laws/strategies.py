@@ -159,5 +159,7 @@ ROWS: dict[str, Row] = {
     "ddp, a script": Row((2,), {"devices": 2}, start=as_script, like={}),
     "single, 16 bits": Row((1,), {"precision": 16, "gradient_clip_val": 0.5}),
     "xla": Row(XLA_RANKS, {"strategy": "xla"}, ("", "torchmetrics", "two optimizers")),
-    "xla, bf16": Row(XLA_RANKS[-1:], {"strategy": "xla", "precision": "bf16", "accumulate_grad_batches": 2}),
+    "xla, bf16": Row(
+        XLA_RANKS[-1:], {"strategy": "xla", "precision": "bf16", "accumulate_grad_batches": 2, "max_epochs": 4}
+    ),
 }
