@@ -1,6 +1,6 @@
 """What Lightning's users are used to say, and what is said here instead."""
 
-__all__ = ["ARGUMENTS", "HABITS"]
+__all__ = ["ARGUMENTS", "HABITS", "HOOKS"]
 
 #: a name that neither the Trainer nor a job knows -> the way out
 HABITS: dict[str, str] = {
@@ -34,4 +34,29 @@ ARGUMENTS: dict[str, str] = {
     "train_dataloader": "it is data",
     "train_dataloaders": "it is data",
     "val_dataloader": "it is val_dataloaders",
+}
+
+_BY_HAND = "say automatic_optimization = False, and do it in training_step"
+_MOVED = "batches are moved by themselves; change them in the step"
+#: a method that Lightning calls and nobody here -> the way out
+HOOKS: dict[str, str] = {
+    "backward": _BY_HAND,
+    "configure_callbacks": "give the Trainer callbacks",
+    "configure_gradient_clipping": "say gradient_clip_val, or clip in on_before_optimizer_step",
+    "configure_model": "build what trains in __init__, or in setup",
+    "configure_sharded_model": "build what trains in __init__, or in setup",
+    "lr_scheduler_step": "a scheduler is stepped by interval, frequency and monitor; others " + _BY_HAND,
+    "on_after_batch_transfer": _MOVED,
+    "on_batch_end": "write on_train_batch_end",
+    "on_batch_start": "write on_train_batch_start",
+    "on_before_batch_transfer": _MOVED,
+    "on_epoch_end": "write on_train_epoch_end and on_validation_epoch_end",
+    "on_epoch_start": "write on_train_epoch_start and on_validation_epoch_start",
+    "optimizer_step": "a schedule of rates is a scheduler with interval step; for others " + _BY_HAND,
+    "optimizer_zero_grad": _BY_HAND,
+    "tbptt_split_batch": _BY_HAND,
+    "test_epoch_end": "write on_test_epoch_end; keep what test_step returned in an attribute",
+    "training_epoch_end": "write on_train_epoch_end; keep what training_step returned in an attribute",
+    "transfer_batch_to_device": _MOVED,
+    "validation_epoch_end": "write on_validation_epoch_end; keep what validation_step returned in an attribute",
 }

@@ -3,6 +3,7 @@
 import inspect
 import traceback
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,12 +12,13 @@ import torch.distributed
 from midstride.engine.callbacks import Callback
 from midstride.engine.errors import EngineError, UserCodeError
 from midstride.engine.faults import InjectedFault
+from midstride.engine.habits import HOOKS
 from midstride.engine.module import ModuleHooks, TrainingModule
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
-__all__ = ["Hooks", "calling", "step_end"]
+__all__ = ["Hooks", "calling", "step_end", "unheard"]
 
 _COMMUNICATION = str(Path(torch.distributed.__file__).parent)
 
@@ -43,6 +45,25 @@ class Hooks:
         for where, hook, first in self._by_name.get(name, ()):
             if of == "all" or (of == "callbacks") == bool(first):
                 calling(where, hook, *first, *arguments)
+
+
+def unheard(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
+    """Return, in words, which methods were written to be called and never would be: Lightning's, and mistyped ones."""
+    faults = []
+    for owner, base in [(module, TrainingModule), *((callback, Callback) for callback in callbacks)]:
+        known = _hook_names(ModuleHooks if base is TrainingModule else Callback)
+        written = {name for kind in type(owner).__mro__ if _is_users(kind) for name in vars(kind)}
+        for name in sorted(written - set(dir(base))):
+            meant = get_close_matches(name, known, n=1, cutoff=0.85)
+            way = HOOKS.get(name) or (f"write {meant[0]}" if meant else "")
+            if way:
+                where = f"{type(owner).__name__}.{name}"
+                faults.append(f"{where} would never be called: {way}; a helper of your own needs another name")
+    return faults
+
+
+def _is_users(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in ("torch", "torchmetrics", "midstride", "builtins")
 
 
 def calling(where: str, function: Callable[..., Any], *arguments: Any) -> Any:

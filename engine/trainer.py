@@ -2,7 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ from midstride.engine.evaluation import evaluate, predict
 from midstride.engine.faults import FaultPlan
 from midstride.engine.fit import Fit, recall
 from midstride.engine.heartbeat import Heartbeat, Phase
-from midstride.engine.hooks import Hooks, calling
+from midstride.engine.hooks import Hooks, calling, unheard
 from midstride.engine.launchers.ranks import in_every_rank
 from midstride.engine.launchers.script import tie_to_first_rank
 from midstride.engine.logged import Logged
@@ -135,10 +136,10 @@ class Trainer:
             run: folder or fsspec URL of the run; the same one again resumes. None keeps nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
-        self._begin(module, data, "fit")
-        self._start_over()
-        self.reset_callbacks()
-        with Determinism(self.options.deterministic, on=run is not None and self.snapshots is not None):
+        kept = run is not None and self.snapshots is not None
+        with self._ready(module, data, "fit"), Determinism(self.options.deterministic, on=kept):
+            self._start_over()
+            self.reset_callbacks()
             try:
                 self.is_fitting = True
                 recall(self, run, resume)
@@ -150,8 +151,8 @@ class Trainer:
     @in_every_rank
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Return the reduced values of a validation; `ckpt_path` as in `test`."""
-        self._begin(module, data, "validate", ckpt_path)
-        return evaluate(self, "validate", data)
+        with self._ready(module, data, "validate", ckpt_path):
+            return evaluate(self, "validate", data)
 
     @in_every_rank
     def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
@@ -163,8 +164,8 @@ class Trainer:
             ckpt_path: "best" or "last" of the run just fitted, or the path of such a folder; None for the
                 module as it is.
         """
-        self._begin(module, data, "test", ckpt_path)
-        return evaluate(self, "test", data)
+        with self._ready(module, data, "test", ckpt_path):
+            return evaluate(self, "test", data)
 
     @in_every_rank
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
@@ -172,8 +173,8 @@ class Trainer:
 
         With `ddp_spawn` and its kin, those of rank 0 come first, then those of rank 1, and so on.
         """
-        self._begin(module, data, "predict", ckpt_path)
-        return predict(self, data)
+        with self._ready(module, data, "predict", ckpt_path):
+            return predict(self, data)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
         """Return what would stop a fit on so many processes before its first step, tried in this one alone."""
@@ -183,10 +184,10 @@ class Trainer:
         self.strategy = build_strategy("single")
         self.strategy.attach(World(), devices)
         try:
-            self._begin(module, data, "fit")
-            fit = Fit(self, Loaders(self, module, train=data))
-            refused += fit.mismatches(meant)
-            fit.check()
+            with self._ready(module, data, "fit"):
+                fit = Fit(self, Loaders(self, module, train=data))
+                refused += fit.mismatches(meant)
+                fit.check()
         except EngineError as error:
             return [*refused, str(error)]
         return refused
@@ -235,9 +236,11 @@ class Trainer:
     def _refusals(self, module: TrainingModule) -> list[str]:
         """Return, in words, what `module` wants and this Trainer cannot do."""
         by_hand = not module.automatic_optimization
-        return [*self.strategy.refusals(module), *self.precision.refusals(by_hand=by_hand)]
+        strange = unheard(module, self.callbacks)
+        return [*strange, *self.strategy.refusals(module), *self.precision.refusals(by_hand=by_hand)]
 
-    def _begin(self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | None = None) -> None:
+    @contextmanager
+    def _ready(self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | None = None) -> Iterator[None]:
         """Meet the other ranks and get module and data ready for `stage`, with the weights at `ckpt_path` if given."""
         if refused := self._refusals(module):
             raise JobError("\n".join(refused))
@@ -250,15 +253,28 @@ class Trainer:
         # Whatever setup draws is the same on every rank and in every life.
         seed_everything(self.seed, self.strategy.generator)
         module._trainer = [self]
-        if isinstance(data, DataModule):
-            if stage == "fit" and self.world.local_rank == 0:
-                with self.heartbeat.during(Phase.WAITING):
-                    calling(f"{type(data).__name__}.prepare_data", data.prepare_data)
-            self.strategy.gather(None)
-            calling(f"{type(data).__name__}.setup", data.setup, stage)
-        self._take(module)
-        if ckpt_path is not None:
-            self.strategy.load_weights(module, weights_at(self.weights_url(ckpt_path)).state_dict)
+        with self._set_up([data, module] if isinstance(data, DataModule) else [module], stage):
+            self._take(module)
+            if ckpt_path is not None:
+                self.strategy.load_weights(module, weights_at(self.weights_url(ckpt_path)).state_dict)
+            yield
+
+    @contextmanager
+    def _set_up(self, owners: Sequence[Any], stage: str) -> Iterator[None]:
+        """Prepare data once on each machine, set up in every rank, and take down again what went well."""
+
+        def call(name: str, *arguments: str) -> None:
+            for owner in owners:
+                if (method := getattr(owner, name, None)) is not None:
+                    calling(f"{type(owner).__name__}.{name}", method, *arguments)
+
+        if stage == "fit" and self.world.local_rank == 0:
+            with self.heartbeat.during(Phase.WAITING):
+                call("prepare_data")
+        self.strategy.gather(None)
+        call("setup", stage)
+        yield
+        call("teardown", stage)
 
     def _take(self, module: TrainingModule) -> None:
         """Make what belongs to `module`."""

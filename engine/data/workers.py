@@ -72,10 +72,18 @@ def fetched(iterator: Iterator[Any], where: Callable[..., str], *place: Any) -> 
         batch = next(iterator)
     except RuntimeError as error:
         lost = ", ".join(lost_workers(iterator)) or str(error)
+        _end_workers(iterator)
         raise WorldError(f"{lost}{where(*place)}. No sample is lost: a retry reads them again.") from error
     if isinstance(batch, Failure):
+        _end_workers(iterator)
         raise batch.kind(f"{batch.text}{where(*place)}")
     return batch
+
+
+def _end_workers(iterator: Any) -> None:
+    """End the workers of `iterator` now: whoever remembers the error would keep them, by its traceback."""
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
 
 
 def unwatch(iterator: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from midstride.engine import BestCheckpoint, Trainer, TrainingModule
+from midstride.engine import BestCheckpoint, Callback, Trainer, TrainingModule
 from midstride.engine.errors import (
     EngineError,
     IdentityChanged,
@@ -201,6 +201,19 @@ class Forgetful(Module):
         checkpoint["seen"] = next(COUNT)
 
 
+class Ported(Module):
+    """Written for Lightning 1."""
+
+    def training_epoch_end(self, outputs: Any) -> None: ...
+    def optimizer_step(self, *arguments: Any) -> None: ...
+    def on_training_epoch_end(self) -> None: ...
+    def on_my_own(self) -> None: ...
+
+
+class Eager(Callback):
+    def on_epoch_end(self, *arguments: Any) -> None: ...
+
+
 COUNT = itertools.count()
 
 
@@ -262,6 +275,16 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "an unknown option": ({"max_epoch": 3}, JobError, ["max_epoch", "max_epochs"]),
     "two bad options": ({"max_epochs": 0, "precision": "8"}, JobError, ["2 faults", "max_epochs", "precision", "'8'"]),
     "an unknown strategy": ({"strategy": "dpp"}, StrategyUnavailable, ["dpp", "ddp", "single"]),
+    "methods that nobody calls": (
+        {"module": Ported(), "callbacks": [Eager()]},
+        JobError,
+        [
+            "Ported.training_epoch_end would never be called: write on_train_epoch_end",
+            "Ported.optimizer_step",
+            "Ported.on_training_epoch_end would never be called: write on_train_epoch_end;",
+            "Eager.on_epoch_end would never be called: write on_train_epoch_end and",
+        ],
+    ),
     "two rhythms": (
         {"snapshots": {"every_steps": 1, "every_seconds": 2.0}},
         JobError,

@@ -121,6 +121,34 @@ def test_loaders_are_given_or_the_modules_own(by: str, tmp_path: Path) -> None:
     assert torch.equal(torch.cat(trainer.predict(module, validation)), torch.cat(trainer.predict(module, Points())))
 
 
+def test_a_module_prepares_and_sets_up_as_its_data_do() -> None:
+    class Whole(Line):
+        def prepare_data(self) -> None:
+            self._calls.append("prepare")
+
+        def setup(self, stage: str) -> None:
+            self._calls.append(f"setup {stage}")
+            self.points = Points()
+            self.points.setup(stage)
+            if stage == "fit":
+                self.layer = nn.Linear(1, 1)
+
+        def teardown(self, stage: str) -> None:
+            self._calls.append(f"teardown {stage}")
+
+        def train_dataloader(self) -> DataLoader[Any]:
+            return self.points.train_dataloader()
+
+        def test_dataloader(self) -> DataLoader[Any]:
+            return self.points.val_dataloader()
+
+    trainer, module = Trainer(max_epochs=1), Whole()
+    trainer.fit(module)
+    trainer.test(module)
+    assert module._calls[:3] == ["prepare", "setup fit", "fit"]
+    assert module._calls[-4:] == ["end", "teardown fit", "setup test", "teardown test"]
+
+
 def test_what_is_no_loader_is_refused() -> None:
     points = Points()
     points.setup("fit")
