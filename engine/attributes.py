@@ -13,7 +13,7 @@ from midstride.engine.errors import UnsupportedState
 from midstride.engine.metrics import is_metric
 from midstride.engine.snapshots.codec import walk
 
-__all__ = ["Attributes", "Modes", "OwnGenerators"]
+__all__ = ["Attributes", "Buffers", "Modes", "OwnGenerators"]
 
 log = logging.getLogger(__name__)
 #: what the engine sets itself
@@ -72,6 +72,39 @@ class Attributes:
                 )
             return False
         return True
+
+
+class Buffers:
+    """The buffers of a module that its own state leaves out (`persistent=False`): training may change those too."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def _held(self) -> dict[str, tuple[nn.Module, str]]:
+        return {
+            f"{path}.{name}" if path else name: (module, name)
+            for path, module in self._module.named_modules()
+            if not is_metric(module)  # those are kept by the strategy
+            for name in sorted(module._non_persistent_buffers_set)
+            if module._buffers.get(name) is not None
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return them by name."""
+        return {where: module._buffers[name] for where, (module, name) in self._held().items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Put them back, in place where they have the form they had: others may hold them too."""
+        for where, (module, name) in self._held().items():
+            buffer, saved = module.get_buffer(name), state_dict.get(where)
+            if saved is not None and saved.shape == buffer.shape and saved.dtype == buffer.dtype:
+                buffer.detach().copy_(saved)
+            else:
+                module._buffers[name] = None if saved is None else saved.to(buffer.device)
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's, with a warning where others differ."""
+        return dict(of_first("a buffer that is not persistent", states))
 
 
 class OwnGenerators:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from midstride.engine.attributes import Attributes, OwnGenerators
+from midstride.engine.attributes import Attributes, Buffers, OwnGenerators
 from midstride.engine.callbacks import Callbacks
 from midstride.engine.data.feed import Feeds
 from midstride.engine.elastic import of_first
@@ -43,6 +43,7 @@ def parts_of(trainer: "Trainer", feeds: Feeds) -> dict[str, Stateful]:
         "metrics": trainer.logged.metrics,
         "gradients": kept(Gradients(trainer.module)),
         "modes": trainer.modes,
+        "buffers": Buffers(trainer.module),
         "attributes": Attributes(trainer.module),
         "own generators": OwnGenerators(trainer.module),
         "user": UserState(trainer.module),

@@ -206,6 +206,7 @@ class Moody(Tangled):
         super().__init__()
         self.outputs: list[Tensor] = []
         self.steps = 0
+        self.register_buffer("pace", torch.ones(1), persistent=False)
 
     def on_train_start(self) -> None:
         torch.rand(3)
@@ -216,7 +217,8 @@ class Moody(Tangled):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.steps += 1
-        return super().training_step(batch, batch_idx) * (1 + self.steps % 3)
+        self.pace.mul_(0.9)
+        return super().training_step(batch, batch_idx) * (1 + self.steps % 3) * self.pace
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
