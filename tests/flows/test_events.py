@@ -40,18 +40,23 @@ def test_a_run_that_is_taken_up_again_tells_its_story(
         patch.setenv(*next(iter(plan.environment.items())))
         train(job, "eventful")
     plan.assert_all_fired()
-    committed = said(server, "eventful", "snapshot.committed")
+    committed = wait_for(lambda: _of_steps({5, 20, STEPS}, server, "eventful"), "an event for each snapshot")
     [resumed] = said(server, "eventful", "run.resumed")
     # Snapshots are written behind training: two may be on their way when it dies.
     assert resumed["step"] in (5, 10, 15)
     assert resumed["snapshot"].startswith(f"{resumed['step']:012d}-g")
     assert (resumed["run"], resumed["generation"]) == (job.run_url("eventful"), 2)
-    assert {5, 20, STEPS} <= {one["step"] for one in committed}
     assert all(one["bytes"] > 0 for one in committed)
     assert {one["state"].partition(" ")[2] for one in committed} <= {"files, sizes right", ""}, "whole or pruned"
     [finished] = said(server, "eventful", "run.finished")
     assert (finished["job"], finished["steps"], finished["restarts"]) == ("tiny", STEPS, 1)
     assert set(finished["test"]) == {"test/accuracy"}
+
+
+def _of_steps(steps: set[int], server: str, run: str) -> list[dict[str, Any]]:
+    """Return what events say about snapshots; none until there is one of each of `steps`."""
+    committed = said(server, run, "snapshot.committed")
+    return committed if steps <= {one["step"] for one in committed} else []
 
 
 def test_a_run_that_fails_tells_the_cause(make_job: Make, server: str) -> None:
