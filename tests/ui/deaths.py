@@ -87,7 +87,8 @@ def _in_the_old_ui(site: Site, run: Run) -> None:
 
 
 def _by_command_of_a_crash(site: Site, run: Run) -> None:
-    """Somebody does not wait for the automation and says so."""
+    """Nobody is left who could tell the server: somebody does, and has an automation do it from now on."""
+    site.command("midstride.flows", "setup-server")  # not before: it would take a server that is away for a dead run
     run.set_crashed()
     _by_command(site, run)
 
@@ -106,7 +107,7 @@ DEATHS = [
     Death("the flow is killed", _kill_flow, "Crashed", _in_the_old_ui),
     Death("the run is cancelled in the UI", _cancel, "Cancelled", _by_command),
     Death("the worker is stopped", _stop_worker, "Running", _by_command_of_a_crash),
-    # Nobody is left to tell the server: the automation of `midstride setup-server` finds out.
+    # The automation finds out.
     Death("the worker and the flow are killed", _kill_worker_and_flow, "Crashed", _by_command),
     Death("the worker is killed", lambda site, run: site.worker.end()),
 ]

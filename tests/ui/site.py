@@ -148,7 +148,7 @@ class Site:
         """Have it all running, and `job` deployed to it, until the block ends."""
         try:
             self._start_server()
-            self.command("midstride.flows", "setup-server", "--pool", POOL)
+            self.command("prefect", "work-pool", "create", POOL, "--type", "process")
             self.command("midstride.flows", "deploy", str(job), "--name", "tests", "--pool", POOL)
             self._deployment = str(self.api.get("/deployments/name/train/tests")["id"])
             self.start()
