@@ -19,6 +19,14 @@ from midstride.engine.launchers.lifeline import marked
 _MARK = "MIDSTRIDE_TEST_OF"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each flow time: the server starts within whichever test is first, and a run starts many processes."""
+    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    for item in here:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(400))
+
+
 @flow
 def _warm_up() -> None:
     """Start every thread that Prefect starts once for a process."""

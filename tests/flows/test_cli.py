@@ -16,9 +16,6 @@ from midstride.engine.job import TrainingJob
 from midstride.engine.ledger import Ledger
 from midstride.engine.snapshots.store import Store
 
-#: a flow and a world start one after the other, several times
-pytestmark = pytest.mark.timeout(400)
-
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]
 Start = Callable[..., Command]

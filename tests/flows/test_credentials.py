@@ -23,9 +23,6 @@ from midstride.flows.nightly import nightly
 from midstride.flows.train import train
 from midstride.tasks.credentials import credentials_of
 
-#: a world, its preparation and its evaluation start one after the other
-pytestmark = pytest.mark.timeout(400)
-
 Make = Callable[..., TrainingJob]
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 

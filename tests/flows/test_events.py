@@ -20,9 +20,6 @@ from midstride.tasks.events import EVENTS, Happened
 Make = Callable[..., TrainingJob]
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
 
-#: flows and worlds start one after the other
-pytestmark = pytest.mark.timeout(400)
-
 
 def said(server: str, run: str, event: str) -> list[dict[str, Any]]:
     """Return what the events about a run say, oldest first."""
