@@ -41,7 +41,8 @@ class Count(IterableDataset[int]):
 
 
 def feed_of(loaders: Any, **options: Any) -> Feed:
-    return Loaders(Trainer(max_epochs=1, seed=SEED, enable_progress_bar=False, **options), loaders).training()
+    trainer = Trainer(max_epochs=1, seed=SEED, enable_progress_bar=False, **options)
+    return Loaders(trainer, None, train=loaders).training()
 
 
 def read(feed: Feed, epoch: int, start: int = 0) -> list[Any]:
