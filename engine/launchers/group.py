@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -85,17 +87,20 @@ class ProcessGroup:
     def stop(self) -> int:
         """Ask the group to stop, make it stop after the grace, and return its exit code.
 
+        To be asked again, as by somebody who signals a whole group, changes nothing: it is being done.
+
         Raises:
-            BaseException: whatever interrupts the wait; the group is then ended at once.
+            BaseException: whatever else interrupts the wait, a Ctrl-C say; the group is then ended at once.
         """
-        try:
-            if self._keeper.poll() is None:
-                self._keeper.terminate()
-                until = time.monotonic() + self.grace_s + _AFTER_GRACE_S
-                while self._keeper.poll() is None and time.monotonic() < until:
-                    time.sleep(0.02)
-        finally:
-            self._end()
+        with _deaf(signal.SIGTERM, signal.SIGHUP):
+            try:
+                if self._keeper.poll() is None:
+                    self._keeper.terminate()
+                    until = time.monotonic() + self.grace_s + _AFTER_GRACE_S
+                    while self._keeper.poll() is None and time.monotonic() < until:
+                        time.sleep(0.02)
+            finally:
+                self._end()
         return self._keeper.wait()
 
     def ask_for_snapshot(self) -> None:
@@ -129,3 +134,17 @@ class ProcessGroup:
         if self._mark:
             left |= set(marked(_MARK, self._mark))
         return sorted(left - {self._keeper.pid})
+
+
+@contextmanager
+def _deaf(*numbers: signal.Signals) -> Iterator[None]:
+    """Ignore signals until the block ends, where Python lets us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
