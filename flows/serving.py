@@ -30,10 +30,12 @@ def serve_until_asked(deployment: RunnerDeployment) -> None:
 
 
 async def _serve(runner: Runner) -> None:
-    asked, told = asyncio.Event(), set[int]()
+    asked, told, words = asyncio.Event(), set[int](), [signal.SIGTERM]
     heeded = [number for number in _ASKED_BY if signal.getsignal(number) != signal.SIG_IGN]  # nohup means what it says
 
     def ask() -> None:
+        if asked.is_set():
+            words[:] = [signal.SIGINT]  # which ends a world at once
         told.clear()
         asked.set()
 
@@ -44,7 +46,7 @@ async def _serve(runner: Runner) -> None:
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     while runs := {*children(os.getpid())}:
-        kill_all([*(runs - told)], signal.SIGTERM)
+        kill_all([*(runs - told)], words[0])
         told |= runs
         await asyncio.sleep(_LOOK_S)
     if runner.started:

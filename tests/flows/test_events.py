@@ -1,6 +1,7 @@
 """What a flow tells the server, read back from it; stops are in test_cli.py, champions in test_nightly.py."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from midstride.tasks.events import EVENTS, Happened
 
 Make = Callable[..., TrainingJob]
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
+FROZEN_S = 15.0
 
 
 def said(server: str, run: str, event: str) -> list[dict[str, Any]]:
@@ -67,20 +69,19 @@ def test_a_run_that_fails_tells_the_cause(make_job: Make, server: str) -> None:
 def test_a_store_that_is_waited_for_is_told_of(make_job: Make, server: str, own_s3: Seaweed, tmp_path: Path) -> None:
     job = make_job(processes=1, wait_at=8)
     job = job.model_copy(update={"snapshots": SnapshotOptions(url=f"{own_s3.bucket()}/runs", every_steps=5)})
-    awaited: list[dict[str, Any]] = []
 
-    def freeze_until_told() -> None:
+    def freeze_for_a_while() -> None:
+        """Longer than training can do without: the flow itself may be reading a snapshot, and tell of it afterwards."""
         wait_for((tmp_path / "mark").exists, "the step at which the model waits")
         own_s3.freeze()
-        try:
-            awaited.extend(said(server, "patient", "store.awaited"))
-        finally:
-            own_s3.thaw()
+        time.sleep(FROZEN_S)
+        own_s3.thaw()
 
-    keeper = threading.Thread(target=freeze_until_told)
+    keeper = threading.Thread(target=freeze_for_a_while)
     keeper.start()
     report = train(job, "patient")
     keeper.join()
+    awaited = said(server, "patient", "store.awaited")
     assert (report.outcome, report.steps, report.restarts) == ("done", STEPS, 0)
     assert awaited[0]["run"] == job.run_url("patient")
     assert awaited[0]["rank"] == 0
