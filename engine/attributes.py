@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,6 +12,9 @@ from midstride.engine.elastic import of_first
 from midstride.engine.errors import UnsupportedState
 from midstride.engine.metrics import is_metric
 from midstride.engine.snapshots.codec import walk
+
+if TYPE_CHECKING:
+    from midstride.engine.module import TrainingModule
 
 __all__ = ["Attributes", "Buffers", "Modes", "OwnGenerators"]
 
@@ -77,30 +80,33 @@ class Attributes:
 class Buffers:
     """The buffers of a module that its own state leaves out (`persistent=False`): training may change those too."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: "TrainingModule") -> None:
         self._module = module
 
-    def _held(self) -> dict[str, tuple[nn.Module, str]]:
+    def state_dict(self) -> dict[str, Any]:
+        """Return those that are filled, by name."""
         return {
-            f"{path}.{name}" if path else name: (module, name)
+            f"{path}.{name}" if path else name: module._buffers[name]
             for path, module in self._module.named_modules()
             if not is_metric(module)  # those are kept by the strategy
             for name in sorted(module._non_persistent_buffers_set)
             if module._buffers.get(name) is not None
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return them by name."""
-        return {where: module._buffers[name] for where, (module, name) in self._held().items()}
-
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Put them back, in place where they have the form they had: others may hold them too."""
-        for where, (module, name) in self._held().items():
-            buffer, saved = module.get_buffer(name), state_dict.get(where)
-            if saved is not None and saved.shape == buffer.shape and saved.dtype == buffer.dtype:
+        """Put them back, in place where they have the form they had: others may hold them too.
+
+        Some come up in training, as caches do: filled later than they are registered, or registered later.
+        """
+        held = self.state_dict()
+        for where in {**held, **state_dict}:
+            path, _, name = where.rpartition(".")
+            buffer, saved = held.get(where), state_dict.get(where)
+            if buffer is not None and saved is not None and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype):
                 buffer.detach().copy_(saved)
             else:
-                module._buffers[name] = None if saved is None else saved.to(buffer.device)
+                value = None if saved is None else saved.to(self._module.device)
+                self._module.get_submodule(path).register_buffer(name, value, persistent=False)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return rank 0's, with a warning where others differ."""

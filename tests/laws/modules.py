@@ -207,6 +207,7 @@ class Moody(Tangled):
         self.outputs: list[Tensor] = []
         self.steps = 0
         self.register_buffer("pace", torch.ones(1), persistent=False)
+        self.register_buffer("cache", None, persistent=False)
 
     def on_train_start(self) -> None:
         torch.rand(3)
@@ -218,7 +219,12 @@ class Moody(Tangled):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.steps += 1
         self.pace.mul_(0.9)
-        return super().training_step(batch, batch_idx) * (1 + self.steps % 3) * self.pace
+        if self.cache is None:  # filled where it is first needed, with what is there then
+            self.cache = 1 + 0.1 * self.pace
+            self.middle.register_buffer("late", torch.rand(1), persistent=False)
+        return (
+            super().training_step(batch, batch_idx) * (1 + self.steps % 3) * self.pace * self.cache * self.middle.late
+        )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
