@@ -20,7 +20,6 @@ HABITS: dict[str, str] = {
     "num_nodes": "say nodes, under world",
     "num_sanity_val_steps": "midstride check tries a job, Trainer.check a module",
     "num_workers": "it is your data's: data_args",
-    "replace_sampler_ddp": "say use_distributed_sampler",
     "resume_from_checkpoint": "the same run again resumes",
     "sync_batchnorm": "it is an argument of ddp: strategy_args={sync_batchnorm: true}",
 }

@@ -20,7 +20,7 @@ def serve_until_asked(deployment: RunnerDeployment) -> None:
     """Register `deployment` and run what is due of it, until Ctrl-C, SIGTERM or SIGHUP.
 
     Runs under way are then asked to stop, each takes a last snapshot, and Retry resumes them. Prefect's own `serve`
-    kills them on Ctrl-C, and on SIGTERM waits until they are done. Asked twice, it ends them at once.
+    kills them on Ctrl-C, and on SIGTERM waits until they are done. Asked again, it does what it is doing.
     """
     runner = Runner()
     runner.add_deployment(deployment)
@@ -30,23 +30,17 @@ def serve_until_asked(deployment: RunnerDeployment) -> None:
 
 
 async def _serve(runner: Runner) -> None:
-    asked, told, words = asyncio.Event(), set[int](), [signal.SIGTERM]
+    asked, told = asyncio.Event(), set[int]()
     heeded = [number for number in _ASKED_BY if signal.getsignal(number) != signal.SIG_IGN]  # nohup means what it says
-
-    def ask() -> None:
-        if asked.is_set():
-            words[:] = [signal.SIGINT]  # which ends a world at once
-        told.clear()
-        asked.set()
 
     running, waiting = asyncio.create_task(runner.start()), asyncio.create_task(asked.wait())
     await asyncio.sleep(0)  # by then it has a handler of its own for SIGTERM, which ours replaces
     for number in heeded:
-        asyncio.get_running_loop().add_signal_handler(number, ask)
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     while runs := {*children(os.getpid())}:
-        kill_all([*(runs - told)], words[0])
+        kill_all([*(runs - told)], signal.SIGTERM)
         told |= runs
         await asyncio.sleep(_LOOK_S)
     if runner.started:

@@ -35,9 +35,9 @@ class Loaders:
     def __init__(self, trainer: "Trainer", module: Any, *, train: Any = None, evaluate: Any = None) -> None:
         self._trainer, self._world = trainer, trainer.strategy.readers
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
-        #: what was given to train on, else what to evaluate on, else the module
-        self.source = next(given for given in (train, evaluate, module) if given is not None)
-        self._owner = module if _is_loader(self.source) else self.source
+        #: where what is trained on comes from
+        self.source = module if train is None else train
+        self._owner = next((one for one in (train, evaluate) if one is not None and not _is_loader(one)), module)
         if train is not None and evaluate is not None and self._evaluate_on is None:
             raise UserError(
                 f"val_dataloaders is a {type(evaluate).__name__}; a DataLoader, or a list or dict of them, is needed."

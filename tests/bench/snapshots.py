@@ -164,7 +164,7 @@ def memcpy(training: Training) -> float:
 def raw(size: int, path: Path) -> float:
     """Return the seconds to write so many bytes past the page cache, to one new file, as those of snapshots are.
 
-    To write over a file that is there takes half of it: its blocks are found already.
+    To write over a file that is there takes less: its blocks are found already.
     """
     path.unlink(missing_ok=True)
     memory = Buffer().reserve(size)

@@ -7,6 +7,7 @@
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from midstride.engine.seeds import rank_seed, seed_everything
 
-__all__ = ["Net", "plain", "plain_parts"]
+__all__ = ["Net", "epochs", "plain", "plain_parts"]
 
 SEED, EPOCHS, BATCH = 7, 2, 4
 
@@ -39,6 +40,16 @@ class Net(nn.Module):
         return self.last(torch.relu(self.middle(self.drop(torch.relu(self.norm(self.first(x)))))))
 
 
+def epochs(samples: int, rank: int, size: int, batch: int = BATCH) -> Iterator[DataLoader[Any]]:
+    """Yield, for each epoch in turn, what a rank reads in it."""
+    dataset = Samples(samples, noise=0.0)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
+    loader = DataLoader(dataset, batch, sampler=sampler, generator=torch.Generator())
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        yield loader
+
+
 def plain(path: str, samples: int, window: int, clip: float | None) -> None:
     """Train and save weights and optimizer state to `path`; called in each rank."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -50,11 +61,7 @@ def plain(path: str, samples: int, window: int, clip: float | None) -> None:
     model: Any = DistributedDataParallel(net) if size > 1 else net
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    dataset = Samples(samples, noise=0.0)
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
-    loader = DataLoader(dataset, BATCH, sampler=sampler, generator=torch.Generator())
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+    for loader in epochs(samples, rank, size):
         for index, (x, y, _) in enumerate(loader):
             closes = (index + 1) % window == 0 or index + 1 == len(loader)
             if size > 1:
@@ -84,11 +91,7 @@ def plain_parts(path: str, samples: int, batch: int, parts: int, window: int) ->
     parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    dataset = Samples(samples, noise=0.0)
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
-    loader = DataLoader(dataset, batch, sampler=sampler, generator=torch.Generator())
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+    for loader in epochs(samples, rank, size, batch):
         for index, (x, y, _) in enumerate(loader):
             if size > 1 and index % window == 0:  # as DDP: rank 0's buffers, wherever a window opens
                 _broadcast_buffers(net)

@@ -5,11 +5,9 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from laws.lives import Samples
-from laws.plain import BATCH, EPOCHS, SEED, Net
+from laws.plain import SEED, Net, epochs
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler
 
 from midstride.engine.seeds import rank_seed, seed_everything
 
@@ -54,11 +52,7 @@ def _train(
 ) -> None:
     rank, size = hvd.rank(), hvd.size()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    dataset = Samples(samples, noise=0.0)
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
-    loader = DataLoader(dataset, BATCH, sampler=sampler, generator=torch.Generator())
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+    for loader in epochs(samples, rank, size):
         for index, (x, y, _) in enumerate(loader):
             (cross_entropy(net(x), y) / window).backward()
             if (index + 1) % window == 0 or index + 1 == len(loader):

@@ -1,15 +1,12 @@
 """The oracle of law 4 for pipelines: all layers on one device, every batch in equal parts, one after the other."""
 
 import os
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from laws.lives import Samples
-from laws.plain import EPOCHS, SEED
+from laws.plain import SEED, epochs
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler
 
 from midstride.engine.seeds import seed_everything
 
@@ -35,11 +32,7 @@ def plain_pipeline(path: str, samples: int, parts: int, window: int, clip: float
     net = layers()
     parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    dataset = Samples(samples, noise=0.0)
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
-    loader = DataLoader(dataset, BATCH, sampler=sampler, generator=torch.Generator())
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+    for loader in epochs(samples, rank, size, BATCH):
         for index, (x, y, _) in enumerate(loader):
             equal = max(n for n in range(1, parts + 1) if len(x) % n == 0)
             for part, target in zip(x.chunk(equal), y.chunk(equal), strict=True):

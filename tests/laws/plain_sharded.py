@@ -5,13 +5,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from laws.lives import Samples
-from laws.plain import BATCH, EPOCHS, SEED, Net
+from laws.plain import SEED, Net, epochs
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler
 
 from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.snapshots.pieces import mapped
@@ -45,11 +43,7 @@ def plain_sharded(path: str, samples: int, window: int, clip: float | None, free
     fully_shard(net, reshard_after_forward=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    dataset = Samples(samples, noise=0.0)
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
-    loader = DataLoader(dataset, BATCH, sampler=sampler, generator=torch.Generator())
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+    for loader in epochs(samples, rank, size):
         for index, (x, y, _) in enumerate(loader):
             (cross_entropy(net(x), y) / window).backward()
             if (index + 1) % window == 0 or index + 1 == len(loader):

@@ -1,17 +1,13 @@
 """The oracle of law 4 for XLA, as in `plain`: a script of torch_xla's own."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import torch_xla
 import torch_xla.core.xla_model as xm
-from laws.lives import Samples
-from laws.plain import BATCH, EPOCHS, SEED, Net
+from laws.plain import SEED, Net, epochs
 from laws.plain_sharded import own
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler
 from torch_xla._internal import pjrt
 
 from midstride.engine.seeds import rank_seed, seed_everything
@@ -30,11 +26,7 @@ def plain_xla(path: str, samples: int, window: int, clip: float | None) -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     seed_everything(rank_seed(SEED, rank))
     xm.set_rng_state(rank_seed(SEED, rank))
-    dataset = Samples(samples, noise=0.0)
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, size, rank, seed=SEED)
-    loader = DataLoader(dataset, BATCH, sampler=sampler, generator=torch.Generator())
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+    for loader in epochs(samples, rank, size):
         for index, (x, y, _) in enumerate(loader):
             loss = cross_entropy(net(x.to(device)), y.to(device))
             assert loss.isfinite()
