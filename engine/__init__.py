@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from midstride.engine.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
     from midstride.engine.data.combined import CombinedLoader
+    from midstride.engine.job import TrainingJob
+    from midstride.engine.launchers.base import Launcher
     from midstride.engine.module import DataModule, TrainingModule
     from midstride.engine.seeds import seed_everything
+    from midstride.engine.snapshots.store import Store
+    from midstride.engine.strategies.base import Strategy
     from midstride.engine.trainer import Trainer
+    from midstride.engine.world import World
+
+    __version__: str
 
 __all__ = [
     "BestCheckpoint",
@@ -16,9 +23,15 @@ __all__ = [
     "CombinedLoader",
     "DataModule",
     "EarlyStopping",
+    "Launcher",
     "LearningRateMonitor",
+    "Store",
+    "Strategy",
     "Trainer",
+    "TrainingJob",
     "TrainingModule",
+    "World",
+    "__version__",
     "seed_everything",
 ]
 
@@ -29,14 +42,27 @@ _HOMES = {
     "CombinedLoader": "data.combined",
     "DataModule": "module",
     "EarlyStopping": "callbacks",
+    "Launcher": "launchers.base",
     "LearningRateMonitor": "callbacks",
+    "Store": "snapshots.store",
+    "Strategy": "strategies.base",
     "Trainer": "trainer",
+    "TrainingJob": "job",
     "TrainingModule": "module",
+    "World": "world",
     "seed_everything": "seeds",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("midstride")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"midstride.engine.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -28,7 +28,7 @@ from midstride.engine.loops import FitLoop
 from midstride.engine.metrics import Metrics
 from midstride.engine.module import DataModule, TrainingModule
 from midstride.engine.optimizers import SchedulerConfig
-from midstride.engine.options import SnapshotOptions, checked_options, short_precision
+from midstride.engine.options import SnapshotOptions, TrainerOptions, checked_options, short_precision
 from midstride.engine.placement import UNSAID, Machine, Wishes, place
 from midstride.engine.precision import Precision
 from midstride.engine.progress import Progress
@@ -49,6 +49,12 @@ log = logging.getLogger(__name__)
 _DEFAULT = SnapshotOptions.model_validate({})
 
 
+def _given_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `TrainerOptions` among the Trainer's `arguments` that are not left at their default."""
+    defaults = Trainer.__init__.__kwdefaults__ or {}
+    return {name: arguments[name] for name in TrainerOptions.model_fields if arguments[name] is not defaults[name]}
+
+
 class Trainer:
     """Trains, validates, tests and predicts; resumes exactly.
 
@@ -66,7 +72,22 @@ class Trainer:
         seed: of everything random. Build the Trainer before the module: it seeds every rank alike.
         accept_change: keys of a run's identity that may differ from its snapshot's.
         identity: what else makes this run this run, for callers that build the module themselves.
-        options: the fields of `TrainerOptions`.
+        max_epochs: passes over the data; 1000 if neither this nor `max_steps` is given.
+        max_steps: optimizer steps.
+        precision: of the arithmetic: "32", "64", or mixed "bf16" or "16".
+        accumulate_grad_batches: batches that make one optimizer step.
+        gradient_clip_val: largest norm (or value) of the gradients.
+        gradient_clip_algorithm: "norm" or "value".
+        on_nan: a loss that is not finite ends the run ("fail"), or its batch is left out on every rank ("skip").
+        val_check_interval: a share of an epoch (0.5) or a number of batches (100).
+        limit_train_batches: a share of the batches (0.1) or a number (10); so are those of evaluations.
+        limit_val_batches: of each validation loader.
+        limit_test_batches: of each test loader.
+        rng: random numbers in the data: of each sample ("lazy"), or one seed for a whole "batch".
+        use_distributed_sampler: give each rank its own samples.
+        deterministic: only repeatable algorithms; on when snapshots are on.
+        enable_progress_bar: show one on a terminal.
+        others: names of other frameworks and versions, which are answered by what they are here.
 
     Raises:
         JobError: with every fault of the arguments at once.
@@ -87,15 +108,33 @@ class Trainer:
         seed: int = 0,
         accept_change: Collection[str] = (),
         identity: Mapping[str, Any] | None = None,
-        **options: Any,
+        max_epochs: int | None = None,
+        max_steps: int | None = None,
+        precision: Literal["32", "64", "bf16", "16"] | str | int = "32",
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        on_nan: Literal["fail", "skip"] = "fail",
+        val_check_interval: int | float = 1.0,
+        limit_train_batches: int | float = 1.0,
+        limit_val_batches: int | float = 1.0,
+        limit_test_batches: int | float = 1.0,
+        rng: Literal["lazy", "batch"] = "lazy",
+        use_distributed_sampler: bool = True,
+        deterministic: bool | None = None,
+        enable_progress_bar: bool = True,
+        **others: Any,
     ) -> None:
+        options = {**_given_options(locals()), **others}
         tie_to_first_rank()
         #: how this Trainer was made, for ranks that make another like it on their own devices
         self.settings: dict[str, Any] = {"strategy": strategy, "strategy_args": strategy_args, "callbacks": callbacks}
         self.settings |= {"seed": seed, "accept_change": accept_change, "identity": identity}
         self.settings |= {"snapshots": snapshots, **options}
-        precision = short_precision(options.get("precision", "32"))
-        wishes = Wishes(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus, precision, tpu_cores)
+        wishes = Wishes(
+            *(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus),
+            *(short_precision(precision), tpu_cores),
+        )
         self.placement, faults = place(wishes, Machine.here())
         self.options, self.snapshots = checked_options(options, snapshots, faults)
         self.strategy, self.world = self.placement.strategy, self.placement.world

@@ -3,6 +3,7 @@
 import doctest
 import importlib.metadata
 import os
+import pydoc
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("engine", "flows", "tasks")
+API = (ROOT / "docs/api.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -87,12 +89,23 @@ def test_tasks_and_flows_load_no_torch():
 def test_every_public_name_of_the_engine_can_be_had():
     import midstride.engine
 
-    for name in midstride.engine.__all__:
+    for name in set(midstride.engine.__all__) - {"__version__"}:
         assert getattr(midstride.engine, name).__name__ == name
+    assert set(midstride.engine.__all__) <= set(dir(midstride.engine)), "completion must offer them"
 
 
 def test_the_version_is_the_installed_one():
-    assert importlib.metadata.version("midstride") == PROJECT["project"]["version"]
+    import midstride.engine
+
+    assert midstride.engine.__version__ == importlib.metadata.version("midstride") == PROJECT["project"]["version"]
+
+
+def test_the_reference_names_only_what_exists():
+    for name, members in re.findall(r"^::: (\S+)(?:\n +options: \{members: \[(.*)\]\})?", API, re.MULTILINE):
+        home, _, attribute = name.rpartition(".")
+        found = pydoc.locate(name) or getattr(importlib.import_module(home), attribute)
+        for member in filter(None, members.split(", ")):
+            assert hasattr(found, member), f"docs/api.md lists {name}.{member}, which does not exist"
 
 
 def test_the_constraints_pin_everything_that_is_named():

@@ -1,6 +1,8 @@
 """The Trainer as a user meets it: fit, validate, test, predict, in any order."""
 
 import csv
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.errors import UserError
+from midstride.engine.options import TrainerOptions
 from midstride.engine.testing import assert_resumes_exactly
+
+
+def test_a_trainer_shows_its_options_and_their_defaults() -> None:
+    shown = inspect.signature(Trainer).parameters
+    assert {name: shown[name].default for name in TrainerOptions.model_fields} == TrainerOptions().model_dump()
+    documented = set(re.findall(r"^ {8}(\w+):", Trainer.__doc__ or "", re.MULTILINE))
+    assert documented - {"JobError"} == set(shown)
+
+
+@pytest.mark.parametrize("name", ["use_distributed_sampler", "replace_sampler_ddp"])
+def test_an_older_name_of_an_option_is_taken(name: str) -> None:
+    assert Trainer(**{name: False}).options.use_distributed_sampler is False
 
 
 class Line(TrainingModule):
