@@ -18,6 +18,7 @@ from midstride.engine.audit import audit
 from midstride.engine.faults import FaultPlan
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.testing import final_state, run_ranks
 
 __all__ = ["BATCH", "STEPS", "SampleData", "Samples", "Setting", "Tangled", "assert_alike", "live", "note_samples"]
@@ -161,7 +162,7 @@ def live(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[
 
 
 def assert_alike(found: Path, expected: Path, run: str | None = None) -> None:
-    """Compare two finished runs: state of every rank, weights, metric log and order of samples, bit for bit.
+    """Compare two finished runs: state of every rank, best and last weights, metric log and order of samples.
 
     The one in the folder `found` may have been kept elsewhere, at `run`.
     """
@@ -173,6 +174,9 @@ def assert_alike(found: Path, expected: Path, run: str | None = None) -> None:
         assert not paths, f"rank {rank}: {paths}"
     ours, theirs = (Store.open(url).read("metrics.csv") for url in (ours_at, theirs_at))
     assert ours == theirs
+    for folder in ("best", "last"):
+        ours, theirs = (vars(weights_at(f"{url}/{folder}")) for url in (ours_at, theirs_at))
+        assert not differences(ours, theirs), f"{folder}: {differences(ours, theirs)}"
     assert journal(found) == journal(expected)
     account = audit(ours_at)
     assert account.is_clean, account
