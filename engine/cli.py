@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.champions.commands import champion
 from midstride.engine.console import WorldView, busy, show_audit, show_error, show_outcome
-from midstride.engine.errors import EngineError, JobError, StopRequested
+from midstride.engine.errors import EngineError, JobError, StopRequested, StopSignal
 from midstride.engine.job import TrainingJob
 from midstride.engine.snapshots.commands import Url, runs_at, snapshots
 
@@ -97,16 +97,21 @@ def audit(url: Url, /) -> int:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Turn the signals that ask a process to stop into `StopRequested`, raised in the main thread."""
+    """Turn the signals that ask a process to stop into `StopRequested`, which ends the block wherever it is.
+
+    Call it in the main thread. Inside the block it is a `StopSignal`, which no `except Exception` catches.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise StopRequested(f"asked to stop by {signal.Signals(number).name}; the same command resumes")
+        raise StopSignal(f"asked to stop by {signal.Signals(number).name}; the same command resumes")
 
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, stop) for number in numbers}
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `launch` hears it while there is a world
     try:
         yield
+    except StopSignal as stop_signal:
+        raise StopRequested(str(stop_signal)) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -19,6 +19,9 @@ EngineError                 the world ends with 1: a retry may help
     ├── StoreSilent         the store did not answer for as long as it was waited for
     ├── ReadBackDiffers     ends with 2: a part did not take back the state it gave
     └── StoreUnsafe         ends with 2: the store cannot promise what was asked of it
+
+StopSignal is no EngineError and no Exception: a signal may come anywhere, also inside a `try` that takes every
+Exception for a failure of what it tried.
 """
 
 import os
@@ -39,6 +42,7 @@ __all__ = [
     "SnapshotError",
     "SnapshotMissing",
     "StopRequested",
+    "StopSignal",
     "StoreSilent",
     "StoreUnsafe",
     "StrategyUnavailable",
@@ -117,6 +121,10 @@ class StopRequested(EngineError):
     """The run was asked to stop and did so; a retry resumes."""
 
     exit_code = 75
+
+
+class StopSignal(BaseException):
+    """What the handler of a signal raises in the main thread; where it arrives it is worded as `StopRequested`."""
 
 
 class Superseded(EngineError):

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from midstride.engine.own_file import open_own
+
 __all__ = ["Event", "EventLog", "EventTail"]
 
 
@@ -68,7 +70,7 @@ class EventTail:
     def new(self) -> list[Event]:
         """Return the events written since the last call; a line still being written waits for the next."""
         try:
-            with self.path.open("rb") as file:
+            with open_own(self.path) as file:
                 file.seek(self._offset)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:

@@ -1,21 +1,25 @@
 """Attempts that nobody was left to write down: their launcher was killed, but its session may still be here."""
 
+import functools
+import logging
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from midstride.engine.errors import EngineError
-from midstride.engine.events import Event, EventTail
+from midstride.engine.events import EventTail
 from midstride.engine.job import TrainingJob
 from midstride.engine.launchers.lifeline import marked
 from midstride.engine.ledger import Attempt, Ledger
 from midstride.engine.outcome import Outcome, decide
+from midstride.engine.own_file import is_own_folder
 from midstride.engine.session import Session
 from midstride.engine.snapshots.store import Store
 
 __all__ = ["settle_lost"]
+
+log = logging.getLogger(__name__)
 
 _STARTING_S = 5.0  # a launcher that has made its session has started its world by then
 
@@ -30,22 +34,28 @@ def settle_lost(job: TrainingJob, run: str) -> list[Attempt]:
     lost = {attempt.number: attempt for attempt in ledger.attempts() if attempt.outcome == "lost"}
     settled = []
     for number, session in _left_behind(job, run) if lost else ():
-        if number in lost and not _still_running(session, lost[number]):
-            events = EventTail(session.events).new()
-            ended = max([event.time for event in events] + [said.time for said in session.outcomes()], default=None)
-            attempt = _completed(lost[number], events)
-            settled.append(ledger.record(attempt, _outcome(session, job), ended=ended))
-            session.remove()
+        if number not in lost or _still_running(session, lost[number]):
+            continue
+        try:
+            attempt, outcome, ended = _told(session, lost[number], job)
+        except Exception as error:
+            log.warning("what is left of attempt %d in %s cannot be read: %s", number, session.folder, error)
+            continue
+        settled.append(ledger.record(attempt, outcome, ended=ended))
+        session.remove()
     return settled
 
 
 def _left_behind(job: TrainingJob, run: str) -> Iterator[tuple[int, Session]]:
     for folder in sorted(Path(tempfile.gettempdir()).glob("midstride-*")):
+        if not is_own_folder(folder):
+            continue
         try:
             theirs, name, number = Session(folder).read()
-        except (EngineError, OSError, ValueError, KeyError):
+            is_ours = bool(number) and name == run and theirs.run_url(name) == job.run_url(run)
+        except Exception:
             continue  # not a session, or one of another version
-        if number and name == run and theirs.run_url(name) == job.run_url(run):
+        if is_ours:
             yield number, Session(folder)
 
 
@@ -53,24 +63,11 @@ def _still_running(session: Session, attempt: Attempt) -> bool:
     return bool(marked(Session.VARIABLE, str(session.folder))) or time.time() - attempt.started < _STARTING_S
 
 
-def _outcome(session: Session, job: TrainingJob) -> Outcome:
-    outcome = decide(session.outcomes(), None, job.world.processes)
+def _told(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[Attempt, Outcome, float | None]:
+    """Return what the world in `session` made of `attempt`, how it ended, and when."""
+    events, outcomes = EventTail(session.events).new(), session.outcomes()
+    ended = max([event.time for event in events] + [said.time for said in outcomes], default=None)
+    outcome = decide(outcomes, None, job.world.processes)
     why = "whoever had launched this world was killed"
-    return replace(outcome, error=f"{why}; then {outcome.error}" if outcome.error else why)
-
-
-def _completed(attempt: Attempt, events: Sequence[Event]) -> Attempt:
-    for event in events:
-        fields = event.fields
-        if event.kind == "resumed":
-            attempt = replace(
-                attempt,
-                generation=fields.get("generation"),
-                resumed_from=fields.get("resumed_from"),
-                resumed_step=fields.get("step"),
-            )
-        elif event.kind == "snapshot":
-            attempt = replace(attempt, snapshot=fields.get("name"), step=fields.get("step"))
-        elif event.kind == "step":
-            attempt = replace(attempt, step=fields.get("step"), first_step_at=attempt.first_step_at or event.time)
-    return attempt
+    outcome = replace(outcome, error=f"{why}; then {outcome.error}" if outcome.error else why)
+    return functools.reduce(Attempt.after, events, attempt), outcome, ended

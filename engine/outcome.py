@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from midstride.engine.errors import EngineError, StopRequested, Superseded, UserError
+from midstride.engine.errors import EngineError, StopRequested, StopSignal, Superseded, UserError
 
 __all__ = ["CODES", "SUPERSEDED", "Kind", "Outcome", "decide"]
 
@@ -76,14 +76,14 @@ class Outcome:
 
 
 def _kind(error: BaseException) -> Kind:
-    if isinstance(error, (StopRequested, Superseded, KeyboardInterrupt)):
+    if isinstance(error, (StopRequested, StopSignal, Superseded, KeyboardInterrupt)):
         return "stopped"
     return "user_error" if isinstance(error, UserError) else "died"
 
 
 def _words(error: BaseException) -> str:
     """What a person needs: our own errors are worded, others need to show where they came from."""
-    if isinstance(error, EngineError):
+    if isinstance(error, (EngineError, StopSignal)):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
 

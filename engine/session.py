@@ -21,6 +21,7 @@ from typing import ClassVar
 from midstride.engine.errors import WorldError
 from midstride.engine.job import TrainingJob
 from midstride.engine.outcome import Outcome
+from midstride.engine.own_file import read_own
 
 __all__ = ["Session"]
 
@@ -70,7 +71,7 @@ class Session:
     def read(self) -> tuple[TrainingJob, str, int]:
         """Return the job, the run's name and the attempt's number."""
         try:
-            document = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
+            document = json.loads(read_own(self.folder / "job.json"))
         except FileNotFoundError:
             raise WorldError(f"{self.folder} is no session: it holds no job.json") from None
         return TrainingJob.model_validate(document["job"]), document["run"], document["attempt"]
@@ -83,7 +84,7 @@ class Session:
 
     def outcomes(self) -> list[Outcome]:
         """Return what the ranks have written so far, in the order of ranks."""
-        return [Outcome.from_json(path.read_text()) for path in sorted(self.folder.glob("outcome-rank-*.json"))]
+        return [Outcome.from_json(read_own(path).decode()) for path in sorted(self.folder.glob("outcome-rank-*.json"))]
 
     def remove(self) -> None:
         """Remove the folder."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from midstride.engine.errors import StopRequested
+from midstride.engine.errors import StopSignal
 from midstride.engine.heartbeat import Heartbeat, Phase
 from midstride.engine.imports import make_importable
 from midstride.engine.job import TrainingJob
@@ -33,7 +33,7 @@ _TOGETHER_S = 5.0
 
 def _stop_early(number: int, frame: FrameType | None) -> None:
     _ignore_stops()  # once is enough: the group and the agent may both pass it on
-    raise StopRequested("asked to stop; a retry resumes from the last committed snapshot")
+    raise StopSignal("asked to stop; a retry resumes from the last committed snapshot")
 
 
 def _ignore_stops() -> None:

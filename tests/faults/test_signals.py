@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,3 +83,24 @@ def test_a_world_obeys_signals_to_any_of_its_processes(night: Night) -> None:
     train_forked(night.job, "night")
     train_forked(night.job, "calm")
     assert results(night.job, "night") == results(night.job, "calm")
+
+
+def test_a_launcher_that_waits_for_a_store_hears_that_it_is_to_stop(night: Night) -> None:
+    stops, answers_nobody = (signal.SIGTERM, signal.SIGINT), []
+    for number in stops:
+        server = socket.create_server(("127.0.0.1", 0))
+        server.settimeout(60)
+        path = night.folder / f"{number.name}.yaml"
+        path.write_text((night.folder / "job.yaml").read_text().replace("url: runs", "url: s3://bucket/runs"))
+        keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        environment = {**os.environ, **keys, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"}
+        arguments = ["fit", str(path), "--run", "night"]
+        command = Command(arguments, environment, night.folder / f"{number.name}.log")
+        night.commands.append(command)
+        answers_nobody.append((server, command))
+    for number, (server, command) in zip(stops, answers_nobody, strict=True):
+        with server, server.accept()[0]:  # it is waiting for an answer now
+            command.process.send_signal(number)
+            assert command.code() == 75, command.output
+        assert f"asked to stop by {number.name}; the same command resumes" in command.output
