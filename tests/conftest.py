@@ -1,8 +1,10 @@
 """What holds for every test: one thread, repeatable, in a folder of its own, and nothing left behind."""
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -18,6 +20,7 @@ TOKEN = os.environ["MIDSTRIDE_TESTS"] = uuid.uuid4().hex
 
 import hypothesis
 import pytest
+from run_folders import DISK, MEMORY, has_room_in_memory, make_run_folder
 from seaweed import Seaweed
 
 # A shell's background job ignores Ctrl-C, and so would all that a test starts.
@@ -42,8 +45,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cover",
         help="walk a seeded pairwise cover of the laws' axes, or their whole product",
     )
+    parser.addoption("--disk", action="store_true", help="keep every run folder on a disk, none in memory")
     parser.addoption("--ui", action="store_true", help="press buttons in a real browser, too; minutes")
     parser.addoption("--pictures", metavar="FOLDER", help="keep what the browser shows, as docs/images does")
+
+
+#: where this run of the tests keeps its files
+RUN_FOLDER = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses a folder
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the files of tests, and temporary files of all they start, in memory where there is room."""
+    on_disk = config.getoption("--disk") or not has_room_in_memory()
+    folder = config.stash[RUN_FOLDER] = make_run_folder(DISK if on_disk else MEMORY)
+    config.option.basetemp = config.option.basetemp or str(folder / "tests")
+    (folder / "tmp").mkdir()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Leave only what failed tests wrote, and that until the next run."""
+    if exitstatus != pytest.ExitCode.TESTS_FAILED:
+        shutil.rmtree(session.config.stash[RUN_FOLDER], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -101,6 +125,21 @@ def own_s3(tmp_path: Path) -> Iterator[Seaweed]:
     with server.reached():
         yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def _disk() -> Iterator[Path]:
+    folder = make_run_folder(DISK)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder of this test alone: in memory, where there is room, unless the test is marked `disk`."""
+    if request.node.get_closest_marker("disk") is None:
+        return tmp_path
+    return Path(tempfile.mkdtemp(dir=request.getfixturevalue("_disk")))
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +214,9 @@ def _is_ours(folder: Path) -> bool:
     state, parent, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
     if state in "ZX":
         return False
-    if int(parent) == os.getpid() or int(group) == os.getpgrp():
+    if int(parent) == os.getpid():
+        return True
+    # Orphans of this process group: other programs in it (a second pytest) have their parent in it, too.
+    if int(group) == os.getpgrp() != os.getpgid(int(parent)):
         return True
     return f"MIDSTRIDE_TESTS={TOKEN}".encode() in (folder / "environ").read_bytes()

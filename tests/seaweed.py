@@ -139,9 +139,9 @@ class Seaweed:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        for port in self._ports:
-            for left in Path("/tmp").glob(f"seaweedfs-*-grpc-{port + 10_000}.sock"):
-                left.unlink()
+        for port in (*self._ports, *(port + 10_000 for port in self._ports)):
+            for socket_file in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                socket_file.unlink()
 
     def freeze(self) -> None:
         """Let it neither answer nor end."""

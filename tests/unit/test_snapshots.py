@@ -96,6 +96,7 @@ def test_a_store_holds_files(any_store: Store):
             ask("b/two")
 
 
+@pytest.mark.disk
 def test_a_local_store_leaves_no_drafts(tmp_path: Path):
     store = Store.open(tmp_path)
     store.write("a", b"1")
@@ -107,6 +108,7 @@ def test_a_local_store_leaves_no_drafts(tmp_path: Path):
     assert names_in(tmp_path) == ["a", "b"]
 
 
+@pytest.mark.disk
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = Store.open(tmp_path)
     store.write("a", b"old")
@@ -122,6 +124,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert store.read("a") == b"old"
 
 
+@pytest.mark.disk
 def test_threads_create_once(tmp_path: Path):
     store = Store.open(tmp_path)
     gate = threading.Barrier(8)
@@ -147,6 +150,7 @@ print([acquire(Store.open(sys.argv[1]), None, {}).generation for _ in range(int(
 """
 
 
+@pytest.mark.disk
 @pytest.mark.parametrize(("where", "each"), [("local", 20), ("s3", 5)])
 def test_processes_take_every_generation_once(where: str, each: int, request: pytest.FixtureRequest):
     store = Store.open(URLS[where](request))
@@ -778,6 +782,7 @@ def test_newer_weights_replace_older_ones(store: Store):
         assert len(store.list("last")) == 2
 
 
+@pytest.mark.disk
 def test_a_kill_while_weights_are_replaced_leaves_whole_ones(store: Store, monkeypatch: pytest.MonkeyPatch):
     save_weights(store, "last", {"w": torch.tensor(1.0)}, {}, {"step": 1})
     whole = type(store).write

@@ -400,6 +400,7 @@ def random_memory() -> torch.Tensor:
     return memory.random_(0, 256, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.disk
 @pytest.mark.parametrize("shift", [0, 1, 512])
 @pytest.mark.parametrize("size", SIZES)
 def test_files_of_any_size_and_place_are_written_whole(
@@ -411,6 +412,7 @@ def test_files_of_any_size_and_place_are_written_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.disk
 def test_a_file_system_that_wants_other_alignments_is_written_through_the_cache(
     tmp_path: Path, random_memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +431,7 @@ def test_a_file_system_that_wants_other_alignments_is_written_through_the_cache(
     assert (tmp_path / "file").read_bytes() == bytes(data)
 
 
+@pytest.mark.disk
 def test_a_file_system_without_it_is_written_through_the_cache(
     tmp_path: Path, random_memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
