@@ -1,4 +1,4 @@
-"""The oracles of law 4: the same trainings as hand-written PyTorch scripts, with nothing of midstride but the seeds.
+"""The oracles of law 4: the same trainings as hand-written PyTorch scripts, with nothing of midstride in them.
 
 (a) every rank seeds alike before the module is built, and with hash(seed, rank) after;
 (b) DistributedSampler(seed) and set_epoch decide the order, with one replica for a single process;
@@ -7,9 +7,11 @@
 """
 
 import os
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from laws.lives import Samples
@@ -18,11 +20,23 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from midstride.engine.seeds import rank_seed, seed_everything
-
-__all__ = ["Net", "epochs", "plain", "plain_parts"]
+__all__ = ["Net", "epochs", "plain", "plain_parts", "rank_seed", "seed_everything"]
 
 SEED, EPOCHS, BATCH = 7, 2, 4
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """The number at `rank` of the generator splitmix64 (Steele, Lea and Flood 2014) that starts at `seed`."""
+    mixed = (seed + (rank + 1) * 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return mixed ^ mixed >> 31
 
 
 class Net(nn.Module):
@@ -50,8 +64,8 @@ def epochs(samples: int, rank: int, size: int, batch: int = BATCH) -> Iterator[D
         yield loader
 
 
-def plain(path: str, samples: int, window: int, clip: float | None) -> None:
-    """Train and save weights and optimizer state to `path`; called in each rank."""
+def plain(path: str, samples: int, window: int, clip: float | None, scaled: bool = False) -> None:
+    """Train and save weights and optimizer state to `path`; called in each rank. `scaled`: in 16 bits."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size > 1:
         dist.init_process_group("gloo")
@@ -61,16 +75,21 @@ def plain(path: str, samples: int, window: int, clip: float | None) -> None:
     model: Any = DistributedDataParallel(net) if size > 1 else net
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
     for loader in epochs(samples, rank, size):
         for index, (x, y, _) in enumerate(loader):
             closes = (index + 1) % window == 0 or index + 1 == len(loader)
             if size > 1:
                 model.require_backward_grad_sync = closes
-            (cross_entropy(model(x), y) / window).backward()
+            with torch.autocast("cpu", torch.float16, enabled=scaled):
+                loss = cross_entropy(model(x), y)
+            scaler.scale(loss / window).backward()
             if closes:
+                scaler.unscale_(optimizer)
                 if clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), clip)
-                optimizer.step()
+                scaler.step(optimizer)
+                scaler.update()
                 optimizer.zero_grad()
         scheduler.step()
     torch.save({"weights": net.state_dict(), "optimizer": optimizer.state_dict()}, f"{path}/rank-{rank}.pt")

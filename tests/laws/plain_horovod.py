@@ -5,11 +5,9 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from laws.plain import SEED, Net, epochs
+from laws.plain import SEED, Net, epochs, rank_seed, seed_everything
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-from midstride.engine.seeds import rank_seed, seed_everything
 
 __all__ = ["plain_flat", "plain_horovod"]
 

@@ -4,11 +4,9 @@ import os
 
 import torch
 import torch.distributed as dist
-from laws.plain import SEED, epochs
+from laws.plain import SEED, epochs, seed_everything
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-from midstride.engine.seeds import seed_everything
 
 __all__ = ["BATCH", "layers", "plain_pipeline"]
 

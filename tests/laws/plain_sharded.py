@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from laws.plain import SEED, Net, epochs
+from laws.plain import SEED, Net, epochs, rank_seed, seed_everything
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
-from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.snapshots.pieces import mapped
 
 __all__ = ["DeepNet", "own", "plain_sharded"]

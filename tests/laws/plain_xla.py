@@ -4,13 +4,11 @@ import torch
 import torch.distributed as dist
 import torch_xla
 import torch_xla.core.xla_model as xm
-from laws.plain import SEED, Net, epochs
+from laws.plain import SEED, Net, epochs, rank_seed, seed_everything
 from laws.plain_sharded import own
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch_xla._internal import pjrt
-
-from midstride.engine.seeds import rank_seed, seed_everything
 
 __all__ = ["plain_xla"]
 

@@ -79,6 +79,12 @@ def test_an_undisturbed_run_has_the_bits_of_the_plain_script(
     )
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_in_16_bits_gradients_are_clipped_at_their_true_size(ranks: int, tmp_path: Path) -> None:
+    choice: dict[str, Any] = {"samples": 7 * BATCH * ranks - 1, "window": 3, "clip": 0.05}
+    assert_same_bits(tmp_path, ranks, partial(plain, **choice, scaled=True), partial(ours, **choice, precision="16"))
+
+
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize(("strategy", "ranks", "parts"), [("dp", 1, 2), ("dp", 1, 4), ("ddp2", 2, 2), ("ddp2", 2, 4)])
 def test_split_batches_have_the_bits_of_the_script_that_splits_by_hand(

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine.data.loader import ExactLoader
 from midstride.engine.data.reading import training_loader
-from midstride.engine.seeds import Generators
+from midstride.engine.seeds import Generators, mix, rank_seed
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
@@ -82,7 +82,15 @@ def test_batches_are_functions_of_their_place(source: str, first: int) -> None:
     if source != "none":
         values = [sample[1] for batch in whole for sample in batch[0] if sample[0] >= first]
         assert len(set(values)) == len(values)
-        assert whole != list(loader(source, first=first).batches(2))
+        again = {sample[0]: sample[1] for batch in loader(source, first=first).batches(2) for sample in batch[0]}
+        assert not {again[index] for index in again if index >= first} & set(values), "numbers of another epoch"
+
+
+def test_seeds_are_those_of_splitmix64() -> None:
+    # What the reference gives for the seed 1234567 (https://prng.di.unimi.it/splitmix64.c).
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert [mix(1234567, number) for number in range(4)] == expected
+    assert [rank_seed(1234567, rank) for rank in range(4)] == expected
 
 
 class ByMany:
