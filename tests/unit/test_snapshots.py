@@ -25,15 +25,19 @@ from midstride.engine.errors import (
     Superseded,
     UnsupportedState,
 )
+from midstride.engine.heartbeat import Heartbeat
+from midstride.engine.run import Run
 from midstride.engine.snapshots import segments
 from midstride.engine.snapshots.checksums import seal, unseal
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.snapshots.history import History, Place, Snapshot, snapshot_name
 from midstride.engine.snapshots.lease import Lease, acquire, leases, newest, superseded_by
 from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.retention import Retention
 from midstride.engine.snapshots.staging import deal
 from midstride.engine.snapshots.store import Store, Terms
 from midstride.engine.snapshots.weights import load_weights, save_weights
+from midstride.engine.strategies.single import Single
 from midstride.engine.trainer import Trainer
 from midstride.engine.world import World
 
@@ -439,6 +443,38 @@ def test_a_superseded_writer_finds_out_and_commits_nothing(store: Store):
     assert History(store).snapshots() == [first, mine]
     assert superseded_by(store, Lease(1, None)) == newest(store)
     assert store.list("snapshots") == [first.name, mine.name]  # what the stale one left is swept
+
+
+def test_a_superseded_writer_removes_nothing(store: Store, caplog: pytest.LogCaptureFixture):
+    retention = Retention(store, acquire(store, None, {}), keep=1)
+    first, second = take(alone(store), 1, 2)  # of the next generation
+    for snapshot in (first, second):
+        retention.add(snapshot, "")
+    assert "generation 2 advances" in caplog.text
+    assert History(store).snapshots() == [first, second]
+
+
+def test_a_superseded_run_replaces_nothing_that_others_read(store: Store):
+    run = Run(store.url, Single(), 3, Heartbeat())
+    run.begin(None)
+    try:
+        run.write("run.json", "mine")
+        run.assemble_metric_log()
+        acquire(store, None, {})
+        for replace in (lambda: run.write("run.json", "late"), run.assemble_metric_log):
+            with pytest.raises(Superseded, match="generation 2 advances"):
+                replace()
+    finally:
+        run.close()
+    assert store.read("run.json") == b"mine"
+
+
+def test_a_generation_whose_answer_was_lost_is_taken_once(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """NFS asks again where an answer was lost, and is told that the file is there."""
+    created = type(store).create
+    monkeypatch.setattr(type(store), "create", lambda *args: created(*args) and False)
+    assert [acquire(store, None, {}).generation for _ in range(2)] == [1, 2]
+    assert len(leases(store)) == 2
 
 
 def test_lineage_follows_the_leases(store: Store):
