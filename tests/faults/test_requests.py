@@ -1,6 +1,8 @@
 """Asked to stop, or for a snapshot, at any moment: all ranks do it together, and not a bit is other for it."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from laws.axes import cover
 from laws.lives import LAYOUTS, Setting, Tangled, assert_alike, live
 
 from midstride.engine.faults import FaultPlan
+from midstride.engine.requests import Requests
+from midstride.engine.world import World
 
 STOPPED = 75
 
@@ -110,6 +114,17 @@ def test_without_time_for_a_snapshot_the_last_one_is_as_exact(
     assert live(setting, tmp_path, plan) == [0, 0]
     assert int(resumed_from(tmp_path, 2)[:12] or 0) == newest
     assert_alike(tmp_path, undisturbed(setting))
+
+
+def test_asked_again_a_world_has_no_more_time() -> None:
+    requests, deadlines = Requests(), set()
+    with requests.heard(None, World()):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            request = requests.boundary()
+            assert request is not None
+            deadlines.add(request.deadline)
+    assert len(deadlines) == 1
 
 
 @pytest.mark.parametrize("phase", ["backward", "validation"])

@@ -1,7 +1,9 @@
 """What goes wrong in workers: told with loader, rank, worker and place, to be retried or not, and no sample is lost."""
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ from midstride.engine.data.reading import training_loader
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
+
+PR_GET_PDEATHSIG = 2
 
 
 class Rows(Dataset[int]):
@@ -131,3 +135,27 @@ def _loses_a_worker_elsewhere() -> None:
 
 def test_a_worker_that_dies_while_nobody_waits_for_it_is_told_when_somebody_does() -> None:
     assert run_ranks(_loses_a_worker_elsewhere) == [0]
+
+
+class Deaths(Dataset[int]):
+    """Gives the signal that the process which reads it gets when its parent dies."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        number = ctypes.c_int()
+        assert ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0) == 0
+        return number.value
+
+
+def _reads_deaths() -> None:
+    feed = training_loader(
+        DataLoader(Deaths(), num_workers=1, collate_fn=list), World(), seed=1, shard=False, limit=1.0
+    )
+    assert list(feed.batches(0)) == [[signal.SIGKILL]] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tie between processes is Linux's")
+def test_a_worker_dies_with_its_rank() -> None:
+    assert run_ranks(_reads_deaths) == [0]

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import EngineError, NotExact, UserError
+from midstride.engine.metrics import Metrics
+from midstride.engine.snapshots.codec import decode, differences, encode
 from midstride.engine.snapshots.weights import weights_at
 
 
@@ -118,3 +120,38 @@ def test_a_metric_that_grows_is_refused_by_name() -> None:
 
     with pytest.raises(NotExact, match="the module's history is a MetricTracker"):
         Trainer(max_epochs=1).fit(Tracks(), numbers())
+
+
+def seen_by(module: nn.Module) -> Metrics:
+    return Metrics(module, lambda value: [value], 1)
+
+
+def test_metrics_that_share_their_sums_share_them_in_the_next_life() -> None:
+    def module() -> nn.Module:
+        classes: dict[str, Any] = {"task": "multiclass", "num_classes": 3, "average": "macro"}
+        kinds = {"Recall": torchmetrics.Recall(**classes), "Precision": torchmetrics.Precision(**classes)}
+        return nn.ModuleDict({"both": torchmetrics.MetricCollection(kinds)})
+
+    def update(module: Any, shift: int) -> None:
+        module["both"].update(torch.arange(6) % 3, (torch.arange(6) + shift) % 6 // 2)
+
+    undisturbed, resumed = module(), module()
+    before = seen_by(undisturbed)
+    update(undisturbed, 0)
+    after = seen_by(resumed)
+    saved = encode(before.state_dict())
+    after.load_state_dict(decode(saved.document, saved.tensors))
+    for one in (undisturbed, resumed):
+        update(one, 1)
+    assert not differences(before.state_dict(), after.state_dict())
+
+
+def test_what_a_metric_saw_is_taken_back_with_the_value_it_kept() -> None:
+    module = nn.ModuleDict({"mean": torchmetrics.MeanMetric()})
+    mean: Any = module["mean"]
+    mean.update(1.0)
+    take_back = seen_by(module).mark()
+    mean.update(5.0)
+    assert mean.compute() == 3.0
+    take_back()
+    assert mean.compute() == 1.0
