@@ -281,10 +281,17 @@ class Finetuned(Tangled):
     def on_train_epoch_start(self) -> None:
         if self.trainer.progress.epoch == 1:
             others = [self.first.weight, self.first.bias, *self.middle.parameters(), *self.norm.parameters()]
-            self.optimizers().add_param_group({"params": others, "lr": 1e-3})
+            self.optimizers().add_param_group({"params": others, "lr": 1e-3, "weight_decay": 0.2})
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.last.parameters(), lr=1e-2)
+
+
+class Worsening(Tangled):
+    """Is best at its first validation, and worse at every one after."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", float(self.trainer.progress.step))
 
 
 class Piped(TrainingModule):
@@ -337,4 +344,5 @@ MODULES: dict[str, tuple[type[TrainingModule], bool]] = {
     "blocks": (Stacked, True),
     "more to train later": (Finetuned, True),
     "layers in a row": (Piped, True),
+    "worse and worse": (Worsening, True),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from laws.axes import cover, product
 from laws.lives import LAYOUTS, STEPS, Setting, assert_alike, live
-from laws.modules import MODULES, Watched
+from laws.modules import MODULES, Watched, Worsening
 
 from midstride.engine.faults import PHASES, FaultPlan
 from midstride.engine.ledger import Ledger
@@ -103,7 +103,7 @@ ENDS: dict[str, dict[str, Any]] = {
 def test_a_fit_that_ends_with_an_epoch_ends_it_whole(
     name: str, phase: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
-    setting = Setting(layout="every step", options=ENDS[name], patience=1 if name == "patience" else 100)
+    setting = Setting(layout="every step", options=ENDS[name], module=Worsening, patience=2)
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     rows = (undisturbed(setting) / "run" / "metrics.csv").read_text().count("\n") - 1
