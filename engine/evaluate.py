@@ -47,8 +47,9 @@ def compare(job: "TrainingJob", run: str) -> dict[str, Any]:
 
 def _kept(job: "TrainingJob", run: str) -> str:
     from midstride.engine.snapshots.store import Store
+    from midstride.engine.snapshots.weights_index import newest_weights
 
-    return "best" if Store.open(job.run_url(run)).exists("best/manifest.json") else "last"
+    return "best" if newest_weights(Store.open(job.run_url(run)), "best") else "last"
 
 
 def _test(job: "TrainingJob", weights: str) -> dict[str, float]:

@@ -181,8 +181,8 @@ class Recorder:
         self.run.close()
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Have the weights in `folder` replaced, behind training."""
-        trainer = self._trainer
+        """Have the weights written to `folder`, behind training."""
+        trainer, progress = self._trainer, self._trainer.progress
         module = trainer.module
         facts = {
             "step": trainer.progress.step,
@@ -193,7 +193,8 @@ class Recorder:
             "metrics": {name: float(value) for name, value in trainer.logged.values.items()},
         }
         weights = trainer.strategy.weights(module)
-        self.run.keep_weights(folder, trainer.logged.metrics.without_states(weights), facts)
+        place = Place(progress.step, progress.after)
+        self.run.keep_weights(folder, place, trainer.logged.metrics.without_states(weights), facts)
 
     def _described(self, feed: Feed, data: object) -> dict[str, Any]:
         """Return what makes this run this run, and what may change its last bits."""

@@ -2,10 +2,9 @@
 
 import csv
 import io
-import json
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -16,6 +15,7 @@ from midstride.engine.metric_log import join_segments
 from midstride.engine.options import Options
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights_index import metrics_of
 
 __all__ = ["Failure", "Report", "cause_of", "metric_rows", "report_of"]
 
@@ -88,7 +88,7 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
         left_out=_left_out(history),
         slow=tuple(f"attempt {attempt.number}: {words}" for attempt in attempts for words in attempt.slow),
         monitor=job.monitor.metric if job.monitor else "",
-        best=_best_manifest(store).get("metrics", {}),
+        best=metrics_of(store, "best").get("metrics", {}),
         previous=_previous(job, run),
         test=test or {},
         files=_files(store),
@@ -96,17 +96,12 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
 
 
 def metric_rows(store: Store) -> list[dict[str, str]]:
-    """Return the metric log of a run, finished or not: one row a step."""
+    """Return the metric log of a run, finished or not, from its snapshots: one row a step."""
     try:
-        text = store.read(METRICS).decode()
-    except FileNotFoundError:
-        text = ""
-    try:
-        committed = join_segments(History(store).rows())
+        text = join_segments(History(store).rows())
     except SnapshotError:
-        committed = ""  # a hole in the log is for `snapshots verify` to tell; the report goes on without
-    # A run that was lengthened has an older metrics.csv until its new end.
-    return list(csv.DictReader(io.StringIO(max(text, committed, key=len))))
+        text = ""  # a hole in the log is for `snapshots verify` to tell; the report goes on without
+    return list(csv.DictReader(io.StringIO(text)))
 
 
 def _failures(attempts: Sequence[Attempt]) -> tuple[Failure, ...]:
@@ -164,24 +159,20 @@ def _previous(job: TrainingJob, run: str) -> tuple[str, float] | None:
     if job.monitor is None:
         return None
     store, metric = Store.open(job.store_url), job.monitor.metric
-    module = _best_manifest(store.at(run)).get("facts", {}).get("module")
+    module = metrics_of(store.at(run), "best").get("facts", {}).get("module")
     others = [name for name in store.list() if name != run][-_RUNS_COMPARED:]
-    found = {name: _best_manifest(store.at(name)) for name in others}
+    found = {name: metrics_of(store.at(name), "best") for name in others}
     alike = {name: best for name, best in found.items() if best and best["facts"].get("module") == module}
     values = [(name, float(best["metrics"].get(metric, math.nan))) for name, best in alike.items()]
     choose = min if job.monitor.mode == "min" else max
     return choose((one for one in values if math.isfinite(one[1])), key=lambda one: one[1], default=None)
 
 
-def _best_manifest(store: Store) -> dict[str, Any]:
-    try:
-        return dict(json.loads(store.read("best/manifest.json")))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-
-
 def _files(store: Store) -> dict[str, str]:
-    there = {"best weights": "best/manifest.json", "last weights": "last/manifest.json", "metric log": METRICS}
-    names = {"best weights": "best", "last weights": "last", "metric log": METRICS}
-    files = {name: f"{store.url}/{names[name]}" for name, path in there.items() if store.exists(path)}
-    return {**files, "snapshots": f"{store.url}/snapshots"} if store.list("snapshots") else files
+    there = {
+        "best weights": ("best", bool(metrics_of(store, "best"))),
+        "last weights": ("last", bool(metrics_of(store, "last"))),
+        "metric log": (METRICS, store.exists(METRICS)),
+        "snapshots": ("snapshots", bool(store.list("snapshots"))),
+    }
+    return {name: f"{store.url}/{path}" for name, (path, is_there) in there.items() if is_there}

@@ -169,12 +169,14 @@ class Run:
             with self._waiting():
                 self._writer.flush()
 
-    def keep_weights(self, folder: Literal["best", "last"], state_dict: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Have the weights in `folder` replaced, behind training; rank 0 writes. `deliver` sees to it that they are."""
+    def keep_weights(
+        self, folder: Literal["best", "last"], place: Place, state_dict: dict[str, Any], facts: dict[str, Any]
+    ) -> None:
+        """Have weights written to `folder`, behind training; rank 0 writes. `deliver` sees to it that they are."""
         metrics = facts.pop("metrics")
         if self._writer is not None and self._strategy.world.is_first:
             with self._waiting():
-                self._writer.keep(folder, state_dict, metrics, facts)
+                self._writer.keep(folder, place, state_dict, metrics, facts)
 
     def deliver(self) -> None:
         """Wait until the weights are written; raises, on every rank, why they are not."""
@@ -183,11 +185,11 @@ class Run:
 
     def write(self, path: str, text: str) -> None:
         """Replace a small text file of the run; rank 0 writes."""
-        self._replace(lambda: self.store.write(path, text.encode()))
+        self._replace(path, lambda: text)
 
     def assemble_metric_log(self) -> None:
-        """Write `metrics.csv` from the committed segments."""
-        self._replace(lambda: self.store.write("metrics.csv", join_segments(self._history.rows()).encode()))
+        """Write `metrics.csv` from the committed segments, for people and other programs; nothing here reads it."""
+        self._replace("metrics.csv", lambda: join_segments(self._history.rows()))
 
     def resumes_from(self) -> str:
         """Say, in words, where the next life of this run begins."""
@@ -207,15 +209,14 @@ class Run:
             channel.close()
         return writer.failure
 
-    def _replace(self, act: Callable[[], None]) -> None:
-        """Have rank 0 replace something that others read, if this world is still the one to do so."""
+    def _replace(self, path: str, text: Callable[[], str]) -> None:
+        """Have rank 0 replace a small text file, if this world is still the one to do so."""
 
-        def replaced() -> None:
+        def check() -> None:
             if self.lease is not None:
                 ensure_newest(self.store, self.lease)
-            act()
 
-        self._first(replaced)
+        self._first(lambda: self.store.write(path, text().encode(), check=check))
 
     def _waiting(self) -> AbstractContextManager[None]:
         return self._heartbeat.during(Phase.WAITING)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.job import TrainingJob
+from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
 
 TINY = Path(__file__).parent / "flows" / "tiny"
 STEPS = 24  # 96 samples in batches of 4 on two ranks, twice
@@ -41,10 +43,11 @@ retries: {retries}
 
 def results(job: TrainingJob, run: str) -> dict[str, bytes]:
     """Return the bits that must not depend on what happened to a run."""
-    folder = Path(job.run_url(run))
-    weights = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in folder.glob("*/weights-*.safetensors")}
-    assert weights, f"{folder} holds no weights"
-    return {**weights, "metrics.csv": (folder / "metrics.csv").read_bytes()}
+    store = Store.open(job.run_url(run))
+    saved = {folder: newest_weights(store, folder) for folder in FOLDERS}
+    weights = {folder: store.read(f"{folder}/{one.file}") for folder, one in saved.items() if one}
+    assert weights, f"{store.url} holds no weights"
+    return {**weights, "metrics.csv": store.read("metrics.csv")}
 
 
 def train_forked(job: TrainingJob, run: str) -> None:

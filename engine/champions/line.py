@@ -13,15 +13,15 @@ from typing import Any
 from uuid import uuid4
 
 from midstride.engine.champions.decision import Decision
-from midstride.engine.errors import Overtaken, SnapshotDamaged, UserError
+from midstride.engine.errors import Overtaken, SnapshotDamaged, SnapshotMissing, UserError
 from midstride.engine.job import TrainingJob
 from midstride.engine.snapshots.checksums import check_facts, facts_of, seal, unseal
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights_index import COPY, newest_weights
 
 __all__ = ["FOLDER", "Champion", "Line"]
 
 FOLDER = "_champions"
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Line:
             Overtaken: somebody else was crowned since `decision` was made.
         """
         # First, so that whoever reigns has weights; those of a loser of the race lie there for nothing.
-        self._keep(Store.open(f"{job.run_url(run)}/{weights}"), run)
+        self._keep(Store.open(job.run_url(run)), weights, run)
         return self._crown(decision.over, run, job.module, job.module_args, decision.over, decision)
 
     def roll_back(self) -> Champion:
@@ -152,13 +152,13 @@ class Line:
             "nothing was changed, try again to compare with the new one"
         )
 
-    def _keep(self, source: Store, run: str) -> None:
-        manifest = unseal(source.read(_MANIFEST), f"{source.url}/{_MANIFEST}")
-        for name, expected in manifest["files"].items():
-            data = source.read(name)
-            check_facts(f"{source.url}/{name}", expected, facts_of([data]))
-            self._store.write(f"weights/{run}/{name}", data)
-        self._store.write(f"weights/{run}/{_MANIFEST}", seal(manifest))
+    def _keep(self, source: Store, folder: str, run: str) -> None:
+        if (saved := newest_weights(source, folder)) is None:
+            raise SnapshotMissing(f"no weights were saved in {source.url}/{folder}")
+        data = source.read(f"{folder}/{saved.file}")
+        check_facts(f"{source.url}/{folder}/{saved.file}", saved.expected, facts_of([data]))
+        self._store.write(f"weights/{run}/{saved.file}", data)
+        self._store.write(f"weights/{run}/{COPY}.json", seal(saved.manifest))
 
     def _numbers(self) -> list[int]:
         stems = (name.removesuffix(".json") for name in self._store.list() if name.endswith(".json"))

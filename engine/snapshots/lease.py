@@ -16,6 +16,8 @@ from midstride.engine.snapshots.store import Store
 __all__ = ["Lease", "acquire", "ensure_newest", "leases", "newest", "read_lease", "superseded_by"]
 
 _FOLDER = "lease"
+#: folders in which a world replaces files, beside the run's own
+_REPLACED = (_FOLDER, "best", "last", "metrics")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,13 @@ def acquire(store: Store, resumed_from: str | None, facts: dict[str, Any]) -> Le
         path = _path(lease.generation)
         # A store may win for us, lose the answer, and refuse our second try: then the file there is ours.
         if store.create(path, data) or store.read(path) == data:
+            _fence(store)
             return lease
+
+
+def _fence(store: Store) -> None:
+    """Let no write of an older world end that it began before the lease was taken; what it begins now it asks for."""
+    store.remove_drafts("", *_REPLACED)
 
 
 def superseded_by(store: Store, lease: Lease) -> Lease | None:

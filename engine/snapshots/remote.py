@@ -47,9 +47,12 @@ class RemoteStore(Store):
     def write(  # noqa: D102
         self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None
     ) -> None:
-        if check:
-            check()
-        self._ask(lambda: self._put(self._full(path), data))
+        def put() -> None:
+            if check:
+                check()
+            self._put(self._full(path), data)
+
+        self._ask(put)
 
     def _put(self, full: str, data: bytes | memoryview) -> None:
         files = self._files

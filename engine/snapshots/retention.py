@@ -1,9 +1,11 @@
 """Retention: how many snapshots stay. What the writer of a generation committed it need not ask the store for."""
 
 import logging
+from collections.abc import Callable, Iterable
 
 from midstride.engine.snapshots.history import History, Snapshot
 from midstride.engine.snapshots.lease import Lease, ensure_newest
+from midstride.engine.snapshots.place import Place
 from midstride.engine.snapshots.store import Store
 
 __all__ = ["Retention"]
@@ -18,10 +20,13 @@ class Retention:
         store: of the run.
         lease: of this generation.
         keep: how many snapshots stay.
+        sweep: removes the weights that no run which resumes from one of these places has use for.
     """
 
-    def __init__(self, store: Store, lease: Lease, keep: int) -> None:
-        self._store, self._lease, self._keep = store, lease, keep
+    def __init__(
+        self, store: Store, lease: Lease, keep: int, sweep: Callable[[Iterable[Place]], object] = lambda places: None
+    ) -> None:
+        self._store, self._lease, self._keep, self._sweep = store, lease, keep, sweep
         self._history = History(store)
         self._known: list[Snapshot] | None = None  # oldest first; None: the store must be asked
         self._rows: dict[str, str] = {}
@@ -50,3 +55,4 @@ class Retention:
         while len(known) > self._keep:
             self._history.remove(known[0], self._rows.get(known[0].name))
             self._rows.pop(known.pop(0).name, None)
+        self._sweep([snapshot.place for snapshot in known])

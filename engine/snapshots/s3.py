@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from midstride.engine.errors import EngineError
 from midstride.engine.snapshots.patience import chain_of
 from midstride.engine.snapshots.remote import RemoteStore
 
@@ -71,6 +72,8 @@ class S3Store(RemoteStore):
         def translated() -> T:
             try:
                 return act()
+            except EngineError:
+                raise  # a check's
             except Exception as error:
                 raise _as_os_error(error) from error
 
@@ -140,6 +143,14 @@ class S3Store(RemoteStore):
             if errors := files.call_s3("delete_objects", Bucket=bucket, Delete=wanted).get("Errors"):
                 raise OSError(f"{errors[0].get('Key')} was not removed: {errors[0].get('Code')}")
 
+    def remove_drafts(self, *folders: str) -> None:
+        """Abort the uploads of files directly in `folders`."""
+        prefix = self._files.split_path(self.url)[1].rstrip("/") + "/"
+        for upload in self._ask(lambda: self._uploads(self.url)):
+            folder = upload["Key"].removeprefix(prefix).rpartition("/")[0]
+            if folder in folders:
+                self._ask(lambda: self._abort(upload))  # noqa: B023 - called at once
+
     def unfinished(self, path: str) -> Sequence[str]:
         """Return the names below `path` with uploads that nobody completed or aborted."""
         _, prefix, _ = self._files.split_path(f"{self._full(path)}/")
@@ -153,12 +164,13 @@ class S3Store(RemoteStore):
         return [upload for upload in answer.get("Uploads") or () if f"{upload['Key']}/".startswith(f"{prefix}/")]
 
     def _abort_uploads(self, full: str) -> None:
-        bucket, _, _ = self._files.split_path(full)
         for upload in self._uploads(full):
-            with contextlib.suppress(FileNotFoundError):  # somebody else aborted it
-                self._files.call_s3(
-                    "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                )
+            self._abort(upload)
+
+    def _abort(self, upload: dict[str, Any]) -> None:
+        wanted = {"Bucket": self._files.split_path(self.url)[0], "Key": upload["Key"], "UploadId": upload["UploadId"]}
+        with contextlib.suppress(FileNotFoundError):  # somebody else aborted it
+            self._files.call_s3("abort_multipart_upload", **wanted)
 
     def is_passing(self, error: BaseException) -> bool:
         """Whether `error` may be otherwise later."""

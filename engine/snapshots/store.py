@@ -97,7 +97,7 @@ class Store(ABC):
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
         """Put a whole file, replacing what was there; when this returns it survives a power cut.
 
-        `check` is called as late as the store can: what it raises leaves there what was there.
+        `check` is called as late as the store can, and at every try: what it raises leaves there what was there.
         """
 
     @abstractmethod
@@ -141,6 +141,9 @@ class Store(ABC):
             for file in group:
                 self.remove(f"{path}/{file}")
         self.remove(path)
+
+    def remove_drafts(self, *folders: str) -> None:
+        """Remove what was begun directly in `folders` and not ended; its writer, if it lives, then fails."""
 
     def unfinished(self, path: str) -> Sequence[str]:
         """Return the names directly below the folder `path` in which a write was begun and not ended, sorted.

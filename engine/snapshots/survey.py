@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
-from midstride.engine.snapshots.checksums import check_facts, facts_of, unseal
-from midstride.engine.snapshots.history import MANIFEST, SNAPSHOTS, History, Snapshot
+from midstride.engine.snapshots.history import SNAPSHOTS, History, Snapshot
 from midstride.engine.snapshots.lease import leases
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import parse_name
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights, verify_weights
 
 __all__ = ["Finding", "survey"]
 
 State = Literal["committed", "verified", "damaged", "set aside", "not committed", "superseded"]
-_WEIGHTS = ("best", "last")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def survey(store: Store, *, read: bool = False) -> list[Finding]:
     findings = [_snapshot(history, name, lineage, aside, read) for name in names if _has_files(store, name)]
     if read:
         findings += _damages("metrics", history.rows)
-        for folder in _WEIGHTS:
+        for folder in FOLDERS:
             findings += _damages(folder, lambda folder=folder: _verify_weights(store, folder))  # type: ignore[misc]
     return findings
 
@@ -106,14 +105,5 @@ def _damages(name: str, act: Callable[[], object]) -> Iterator[Finding]:
 
 
 def _verify_weights(store: Store, folder: str) -> None:
-    where = f"{store.url}/{folder}"
-    try:
-        manifest = unseal(store.read(f"{folder}/{MANIFEST}"), f"{where}/{MANIFEST}")
-    except FileNotFoundError:
-        return  # none were saved
-    for name, expected in manifest["files"].items():
-        try:
-            found = facts_of(store.stream(f"{folder}/{name}"))
-        except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{where}/{name} is missing, its manifest says {expected['bytes']} bytes") from error
-        check_facts(f"{where}/{name}", expected, found)
+    if saved := newest_weights(store, folder):
+        verify_weights(store, saved)

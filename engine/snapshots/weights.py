@@ -1,7 +1,8 @@
 """Weights alone: the best and the last of a run, with the metrics they reached."""
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +10,20 @@ from safetensors.torch import load
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
 from midstride.engine.snapshots.arena import Buffer
-from midstride.engine.snapshots.checksums import check_facts, facts_of, seal, unseal
+from midstride.engine.snapshots.checksums import check_facts, facts_of, seal
 from midstride.engine.snapshots.codec import decode
+from midstride.engine.snapshots.lease import Lease, ensure_newest
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.place import Place, parse_name, snapshot_name
 from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights_index import COPY, files_of, needed, newest_weights, weights_names
 from midstride.engine.world import World
 
-__all__ = ["StagedWeights", "Weights", "load_weights", "save_weights", "weights_at", "write_weights"]
+__all__ = ["StagedWeights", "Weights", "WeightsFolder", "load_weights", "save_weights", "weights_at"]
 
 _FORMAT = 1
-_MANIFEST = "manifest.json"
+_OF_NAME = re.compile(r"(?:weights-)?([\d.]+-g\d+)[-.].*")
 
 
 @dataclass(frozen=True)
@@ -32,17 +37,99 @@ class Weights:
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Weights in memory, as they will be written; `facts` are JSON values, "step" among them is part of a name."""
+    """Weights in memory, as they will be written, and where the run stood; `facts` are JSON values."""
 
     staged: Staged
     metrics: dict[str, float]
     facts: dict[str, Any]
+    place: Place
+
+
+class WeightsFolder:
+    """The folder "best" or "last", in the hands of one generation.
+
+    Nothing that a manifest refers to is overwritten, and nothing of another generation: a reader finds the old weights
+    or the new ones, whole.
+
+    Args:
+        store: of the run.
+        lease: of this generation.
+        folder: "best" or "last".
+    """
+
+    def __init__(self, store: Store, lease: Lease, folder: str) -> None:
+        self._store, self._lease, self._folder = store, lease, folder
+        self._files: dict[str, list[str]] | None = None  # of the weights that count, oldest first; None: not listed yet
+
+    def write(self, weights: StagedWeights) -> str:
+        """Write `weights`; return their name.
+
+        Raises:
+            Superseded: a newer generation advances the run. What was written by then is never read.
+        """
+        data, name = weights.staged.data, snapshot_name(weights.place, self._lease.generation)
+        fact = facts_of([data])
+        # The checksum in the name keeps weights of the same place apart.
+        file = f"weights-{name}-{fact['xxh3_128'][:8]}.safetensors"
+        self._store.write(f"{self._folder}/{file}", data)
+        manifest = {
+            **{"format": _FORMAT, "name": name, "run_id": self._lease.run_id, "files": {file: fact}},
+            **{"metrics": weights.metrics, "facts": weights.facts, "state_dict": weights.staged.document},
+            "time": time.time(),
+        }
+        path = f"{self._folder}/{name}.json"
+        self._store.write(path, seal(manifest), check=lambda: ensure_newest(self._store, self._lease))
+        if self._files is not None:
+            for other in self._files.pop(name, []):
+                if other not in (file, f"{name}.json"):
+                    self._store.remove(f"{self._folder}/{other}")
+            self._files[name] = [f"{name}.json", file]
+        return name
+
+    def drop(self, name: str) -> None:
+        """Remove the weights called `name`, which this generation has written."""
+        if self._files is not None:
+            self._remove(self._files.pop(name, []))
+
+    def sweep(self, places: Iterable[Place]) -> None:
+        """Remove what no run that resumes from one of `places` has use for, and what older generations left."""
+        if self._files is None:
+            self._files = self._listed()
+        wanted = needed(list(self._files), places)
+        if unneeded := [name for name in self._files if name not in wanted]:
+            ensure_newest(self._store, self._lease)
+            for name in unneeded:
+                self._remove(self._files.pop(name))
+
+    def _listed(self) -> dict[str, list[str]]:
+        """Return the weights that count and their files, removing those of older generations that do not."""
+        files = self._store.list(self._folder)
+        names = weights_names(self._store, self._folder, Lineage.of(self._store))
+        ensure_newest(self._store, self._lease)
+        found = {name: files_of(files, name) for name in names}
+        if COPY in found:
+            found[COPY] += [file for file in files if file.startswith("weights-") and not _OF_NAME.fullmatch(file)]
+        mine = {file for known in found.values() for file in known}
+        self._remove([file for file in files if file not in mine and self._is_over(file, files)])
+        return found
+
+    def _is_over(self, file: str, files: list[str]) -> bool:
+        """Whether `file` is of weights that nobody reads any more, or that were never whole; those set aside stay."""
+        match = _OF_NAME.fullmatch(file)
+        parsed = parse_name(match[1]) if match else None
+        if parsed is None or match is None or f"{match[1]}.aside.json" in files:
+            return False
+        return parsed[1] <= self._lease.generation
+
+    def _remove(self, files: Iterable[str]) -> None:
+        for file in files:  # the manifest first
+            self._store.remove(f"{self._folder}/{file}")
 
 
 def save_weights(
     store: Store, folder: str, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]
 ) -> None:
-    """Replace the weights in `folder`, here and now.
+    """Replace the weights in `folder`, here and now, in a run that no world advances.
 
     Args:
         store: of the run.
@@ -51,51 +138,34 @@ def save_weights(
         metrics: by name.
         facts: JSON values; "step", if there, becomes part of the file's name.
     """
+    lineage = Lineage.of(store)
+    generation = max(lineage.ends, default=1)
+    target = WeightsFolder(store, Lease(generation, None, lineage.run_id), folder)
     staged = Stager(World(), lambda path: False).stage(state_dict, Buffer())
-    write_weights(store, folder, StagedWeights(staged, metrics, facts))
-
-
-def write_weights(
-    store: Store, folder: str, weights: StagedWeights, *, check: Callable[[], None] = lambda: None
-) -> None:
-    """Replace the weights in `folder`; at every moment it holds the old ones or the new ones, whole.
-
-    `check` raises where nothing may be replaced any more. It is asked right before each step that others see: a world
-    may have slept at any place while another took over.
-    """
-    data, facts = weights.staged.data, weights.facts
-    fact = facts_of([data])
-    # The checksum in the name keeps weights of the same step apart: nothing a manifest refers to is overwritten.
-    name = f"weights-{facts.get('step', 0):012d}-{fact['xxh3_128'][:8]}.safetensors"
-    store.write(f"{folder}/{name}", data)
-    document = {"metrics": weights.metrics, "facts": facts, "state_dict": weights.staged.document}
-    manifest = {"format": _FORMAT, "files": {name: fact}, **document, "time": time.time()}
-    store.write(f"{folder}/{_MANIFEST}", seal(manifest), check=check)
-    for other in store.list(folder):
-        if other not in (name, _MANIFEST):
-            check()
-            store.remove(f"{folder}/{other}")
+    target.sweep([])
+    target.write(StagedWeights(staged, metrics, facts, Place(facts.get("step", 0))))
+    target.sweep([])
 
 
 def load_weights(store: Store, folder: str) -> Weights:
-    """Return the weights in `folder`.
+    """Return the weights in `folder` that count.
 
     Raises:
         SnapshotMissing: none were saved.
         SnapshotDamaged: the file is missing or differs from its manifest.
     """
-    where = f"{store.url}/{folder}"
-    try:
-        manifest = unseal(store.read(f"{folder}/{_MANIFEST}"), f"{where}/{_MANIFEST}")
-    except FileNotFoundError as error:
-        raise SnapshotMissing(f"no weights were saved in {where}") from error
-    ((name, expected),) = manifest["files"].items()
-    try:
-        data = store.read(f"{folder}/{name}")
-    except FileNotFoundError as error:
-        raise SnapshotDamaged(f"{where}/{name} is missing, its manifest says {expected['bytes']} bytes") from error
-    check_facts(f"{where}/{name}", expected, facts_of([data]))
-    return Weights(decode(manifest["state_dict"], load(data)), manifest["metrics"], manifest["facts"])
+    while (saved := newest_weights(store, folder)) is not None:
+        where = f"{store.url}/{folder}/{saved.file}"
+        try:
+            data = store.read(f"{folder}/{saved.file}")
+        except FileNotFoundError as error:
+            if not store.exists(saved.path):
+                continue  # newer ones took their place meanwhile
+            raise SnapshotDamaged(f"{where} is missing, its manifest says {saved.expected['bytes']} bytes") from error
+        check_facts(where, saved.expected, facts_of([data]))
+        manifest = saved.manifest
+        return Weights(decode(manifest["state_dict"], load(data)), manifest["metrics"], manifest["facts"])
+    raise SnapshotMissing(f"no weights were saved in {store.url}/{folder}")
 
 
 def weights_at(path: str) -> Weights:

@@ -89,8 +89,8 @@ class Writer:
         replicated: Callable[[str], bool] = lambda path: False,
     ) -> None:
         self._committer = Committer(store, lease, world, gather, run)
-        self._retention = Retention(store, lease, keep) if world.is_first else None
         self._outbox = Outbox(store, lease)
+        self._retention = Retention(store, lease, keep, self._outbox.sweep) if world.is_first else None
         self._stager = Stager(world, replicated)
         self._arena = Arena(store.terms.waiting)
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -137,18 +137,21 @@ class Writer:
             staged: Staged | Exception = self._stager.stage(state, buffer)
         except Exception as error:
             staged = error  # the other ranks learn of it where they would have learnt that the files are there
+        self._outbox.snapshot_taken()
         self._last = taking = Taking(place, Future(), time.perf_counter() - began, wait_s)
         self._queue.put(partial(self._write, _Job(taking, Taken(place, staged, rows, facts, probe), buffer, committed)))
         if isinstance(staged, Exception):
             self.flush()
         return taking
 
-    def keep(self, folder: str, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]) -> None:
-        """Copy weights and have them replace those in `folder`; only one rank calls this.
+    def keep(
+        self, folder: str, place: Place, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]
+    ) -> None:
+        """Copy weights and have them count as those of `folder` from `place` on; only one rank calls this.
 
         No snapshot taken later is committed before they are written. Arguments as those of `save_weights`.
         """
-        self._outbox.put(folder, state_dict, metrics, facts)
+        self._outbox.put(folder, place, state_dict, metrics, facts)
         self._queue.put(self._send)
 
     @property
@@ -255,6 +258,7 @@ class Writer:
 
     def _drop(self, taken: Taken, error: StoreSilent) -> None:
         self._dropped[self._committer.name_of(taken)] = taken.rows
+        self._outbox.snapshot_dropped()
         since = f"snapshot {self._newest.name}" if self._newest else "this life began"
         log.warning("%s. It is dropped and training goes on; a failure now costs what was done since %s", error, since)
 

@@ -72,7 +72,7 @@ def test_a_flow_has_them_and_writes_them_nowhere(
         artifacts: Any = client.read_artifacts()
     assert flow_run.parameters["job"]["snapshots"]["credentials"] == "the-store"
     keys = stranger.keys(url)
-    assert {"night/run.json", "night/attempts/000001.json", "night/last/manifest.json"} <= set(keys)
+    assert {"night/run.json", "night/attempts/000001.json"} <= set(keys)
     texts = [str(flow_run.parameters), *(log.message for log in logs), *map(str, artifacts)]
     texts += [caplog.text, *capfd.readouterr()]
     with stranger.reached():

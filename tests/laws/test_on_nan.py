@@ -1,7 +1,6 @@
 """`on_nan: skip`: a batch with a bad loss on one rank moves nothing on any rank, and resuming is as exact as ever."""
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from midstride.engine.faults import FaultPlan
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights_index import metrics_of
 from midstride.engine.state import state_of
 
 #: in the first epoch, of the last rank: in the middle of windows and, of 4, the one that closes the first
@@ -57,7 +57,7 @@ def test_bad_batches_are_left_out_alike_in_every_life(
     found = audit(str(tmp_path / "run"))
     assert found.is_clean
     assert found.epochs[0].left_out == tuple(sorted(BAD))
-    weights = json.loads((tmp_path / "run" / "last" / "manifest.json").read_text())["metrics"]
+    weights = metrics_of(Store.open(tmp_path / "run"), "last")["metrics"]
     assert all(value == value for value in weights.values()), "no logged value was touched by a bad batch"
 
 

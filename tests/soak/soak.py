@@ -15,6 +15,8 @@ from pathlib import Path
 from midstride.engine.faults import PHASES, FaultPlan
 from midstride.engine.job import TrainingJob
 from midstride.engine.launch import launch
+from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
 
 __all__ = ["main", "random_kills"]
 
@@ -34,9 +36,10 @@ def random_kills(folder: Path, *, seed: int, kills: int, ranks: int, steps: int)
 
 def outcome_of(job: TrainingJob, run: str) -> dict[str, bytes]:
     """Return the bits that must not depend on what happened to a run."""
-    folder = Path(job.run_url(run))
-    weights = {path.name: path.read_bytes() for path in folder.glob("*/weights-*.safetensors")}
-    return {**weights, "metrics.csv": (folder / "metrics.csv").read_bytes()}
+    store = Store.open(job.run_url(run))
+    saved = {folder: newest_weights(store, folder) for folder in FOLDERS}
+    weights = {folder: store.read(f"{folder}/{one.file}") for folder, one in saved.items() if one}
+    return {**weights, "metrics.csv": store.read("metrics.csv")}
 
 
 def live_through(job: TrainingJob, run: str, plan: FaultPlan) -> int:

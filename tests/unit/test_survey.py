@@ -54,7 +54,7 @@ FILES = {
     f"snapshots/{NAMES[1]}/manifest.json": [NAMES[1], "metrics"],
     "metrics/*.csv": ["metrics"],
     "best/*.safetensors": ["best"],
-    "best/manifest.json": ["best"],
+    "best/*.json": ["best"],
     "lease/000001.json": ["lease"],
 }
 

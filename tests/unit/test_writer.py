@@ -1,5 +1,6 @@
 """Background writing: training copies and goes on; what is committed is the state at the boundary, or nothing is."""
 
+import contextlib
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from unit.writers import alone, take
 
 from midstride.engine.errors import SnapshotError, Superseded
 from midstride.engine.snapshots import local
@@ -23,6 +25,7 @@ from midstride.engine.snapshots.history import History, Place
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.local import LocalStore
 from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.s3 import S3Store
 from midstride.engine.snapshots.staging import Stager
 from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.weights import load_weights
@@ -318,9 +321,9 @@ def test_weights_are_those_of_the_moment_and_the_newest_win(writer: Writer, stor
     assert gate.reached.wait(10)
     for step in (1, 2, 3):  # they come while the thread is busy
         weights["w"].fill_(step)
-        writer.keep("best", weights, {"val/loss": 1.0}, {"step": step})
+        writer.keep("best", Place(step), weights, {"val/loss": 1.0}, {"step": step})
     weights["w"].fill_(7)
-    writer.keep("last", weights, {}, {"step": 7})
+    writer.keep("last", Place(7), weights, {}, {"step": 7})
     weights["w"].fill_(9)
     assert store.list("best") == []
     gate.open.set()
@@ -329,37 +332,89 @@ def test_weights_are_those_of_the_moment_and_the_newest_win(writer: Writer, stor
     assert load_weights(store, "best").metrics == {"val/loss": 1.0}
 
 
-def test_weights_replace_nothing_once_another_world_took_over(
-    writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch
+class Interrupted:
+    """Does something at the n-th call of any of some functions in one thread; what a process that sleeps there sees."""
+
+    def __init__(self, number: int, act: Callable[[], object]) -> None:
+        self.left, self.act, self.thread = number, act, 0
+
+    def wrap(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(owner, name)
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            if threading.get_ident() == self.thread:
+                self.left -= 1
+                if self.left == -1:
+                    self.act()
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+
+#: the store -> the functions through which it is changed
+SEAMS: dict[str, list[tuple[Any, str]]] = {
+    "local": [(os, "open"), (os, "fsync"), (os, "listdir"), (Path, "replace"), (Path, "unlink")],
+    "s3": [(S3Store, "_ask"), (S3Store, "_put")],
+}
+
+
+@pytest.mark.parametrize("kind", SEAMS)
+def test_a_world_that_sleeps_anywhere_while_it_writes_weights_changes_nothing_that_is_read(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    writer.keep("best", {"w": torch.ones(3)}, {}, {"step": 1})
-    writer.deliver()
-    before, draft, fired = sorted(store.find("best")), local._draft, []
+    at = str(tmp_path) if kind == "local" else request.getfixturevalue("bucket")
+    number, fired = 0, True
+    while fired:
+        with pytest.MonkeyPatch.context() as patch:
+            fired = _sleeps(Store.open(f"{at}/{number}"), SEAMS[kind], number, patch)
+        number += 1
+    assert number > 20
 
-    def overtaken(target: Path, data: bytes) -> Path:
-        if target.name == "manifest.json":
-            fired.append(acquire(store, None, {}))
-        return draft(target, data)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(local, "_draft", overtaken)
-        writer.keep("best", {"w": torch.zeros(3)}, {}, {"step": 2})
-        with pytest.raises(Superseded, match="this world is generation 1"):
-            writer.deliver()
-    assert fired
-    assert value_of(store) == 1.0
-    assert set(before) <= set(store.find("best"))
+def _sleeps(store: Store, seams: list[tuple[Any, str]], number: int, patch: pytest.MonkeyPatch) -> bool:
+    """Let a world sleep at its n-th operation, until a newer one has finished the run; return whether it got there."""
+    older = alone(store, keep=1)
+    older.keep("best", Place(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    (first,) = take(older, 1)
+
+    def finish() -> None:
+        newer = alone(store, first.name, keep=1)
+        newer.keep("best", Place(2), {"w": torch.full((3,), 20.0)}, {}, {"step": 2})
+        newer.keep("last", Place(2), {"w": torch.full((3,), 21.0)}, {}, {"step": 2})
+        take(newer, 2)
+
+    sleeper = Interrupted(number, finish)
+    for owner, name in seams:
+        sleeper.wrap(owner, name, patch)
+    sleeper.thread = older._thread.ident or 0
+    older.keep("best", Place(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
+    older.keep("best", Place(4), {"w": torch.full((3,), 4.0)}, {}, {"step": 4})
+    with contextlib.suppress(Superseded, SnapshotError):
+        older.deliver()
+        older.take(Place(5), {}, "", {})
+        older.keep("best", Place(6), {"w": torch.full((3,), 6.0)}, {}, {"step": 6})
+        older.keep("last", Place(6), {"w": torch.full((3,), 6.0)}, {}, {"step": 6})
+        older.deliver()
+        older.flush()
+    if sleeper.left >= 0:
+        return False
+    assert (value_of(store), value_of(store, "last")) == (20.0, 21.0)
+    last = alone(store, History(store).snapshots()[-1].name, keep=1)
+    take(last, 7)
+    assert sorted(store.find("best")) == sorted(file for file in store.find("best") if "-g000002" in file)
+    assert value_of(store) == 20.0
+    return True
 
 
 @pytest.mark.parametrize("error", [ConnectionError("nobody answers"), OSError(errno.ENOSPC, "No space left on device")])
 def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
     error: OSError, writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer.keep("best", {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.keep("best", Place(1), {"w": torch.ones(3)}, {}, {"step": 1})
     writer.deliver()
     with monkeypatch.context() as patch:
         refuse(error, "best/", store, patch)
-        writer.keep("best", {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
+        writer.keep("best", Place(2), {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
         with pytest.raises(type(error)):
             writer.deliver()
         writer.check()  # training goes on
@@ -377,16 +432,6 @@ def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
     else:
         writer.deliver()
     assert value_of(store) == 2.0
-
-
-def test_weights_of_a_world_that_was_overtaken_change_nothing(writer: Writer, store: Store) -> None:
-    writer.keep("best", {"w": torch.ones(3)}, {}, {"step": 1})
-    writer.deliver()
-    acquire(store, None, {})
-    writer.keep("best", {"w": torch.zeros(3)}, {}, {"step": 2})
-    with pytest.raises(Superseded):
-        writer.deliver()
-    assert value_of(store) == 1.0
 
 
 # --- past the page cache --------------------------------------------------------------------------------------------
