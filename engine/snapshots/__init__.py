@@ -13,5 +13,5 @@
 may write. `staging` copies state into the `arena`, `writer` has a thread write it behind training, `committer` sees to
 it that all ranks' files are there, `policy` knows when the next one is due, `retention` removes old ones. `history`
 knows which ones count, `reader` reads one, `segments` keeps the rows of those that were removed. `weights` are the best
-and the last ones, which wait in the `outbox`.
+and the last ones, which wait in the `outbox`; `weights_index` knows which of them count.
 """
