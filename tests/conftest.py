@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 # Before torch or numpy are imported, here and in every process that a test starts.
@@ -67,7 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Leave only what failed tests wrote, and that until the next run."""
     if exitstatus != pytest.ExitCode.TESTS_FAILED:
-        shutil.rmtree(session.config.stash[RUN_FOLDER], ignore_errors=True)
+        # After multiprocessing has removed its own folder there, which it does with priority -100.
+        Finalize(None, shutil.rmtree, (session.config.stash[RUN_FOLDER], True), exitpriority=-200)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -21,7 +21,18 @@ from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.testing import final_state, run_ranks
 
-__all__ = ["BATCH", "STEPS", "SampleData", "Samples", "Setting", "Tangled", "assert_alike", "live", "note_samples"]
+__all__ = [
+    "BATCH",
+    "STEPS",
+    "SampleData",
+    "Samples",
+    "Setting",
+    "Tangled",
+    "assert_alike",
+    "live",
+    "live_on",
+    "note_samples",
+]
 
 STEPS = 12
 BATCH = 4
@@ -159,6 +170,15 @@ def live(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[
     if setting.options.get("strategy") == "xla":
         from laws.xla_world import run_xla_ranks as start
     return start(setting.train, str(folder / "run"), processes=setting.ranks, environment=environment)
+
+
+def live_on(setting: Setting, folder: Path, plan: FaultPlan) -> None:
+    """Give the run lives until one ends as it should; in each of the others, a kill of `plan` strikes."""
+    fired = 0
+    while (codes := live(setting, folder, plan)) != [0] * setting.ranks:
+        assert -9 in codes, f"ranks ended with {codes}"
+        assert fired < (fired := len(plan.fired())), "a rank was killed, and not by the plan"
+    plan.assert_all_fired()
 
 
 def assert_alike(found: Path, expected: Path, run: str | None = None) -> None:

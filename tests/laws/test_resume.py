@@ -7,31 +7,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laws.axes import cover, product
-from laws.lives import LAYOUTS, STEPS, Setting, assert_alike, live
+from laws.chains import COVER, PRODUCT, Chain, pairs
+from laws.lives import STEPS, Setting, assert_alike, live, live_on
 from laws.modules import MODULES, Watched, Worsening
 
-from midstride.engine.faults import PHASES, FaultPlan
+from midstride.engine.faults import FaultPlan
 from midstride.engine.ledger import Ledger
 from midstride.engine.outcome import Outcome
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.store import Store
 from midstride.engine.testing import final_state
 
-AXES: dict[str, list[Any]] = {
-    "step": list(range(STEPS)),
-    "phase": list(PHASES),
-    "ranks": [1, 2, 3],
-    "layout": list(LAYOUTS),
-    "deaths": [1, 2],
-    "victim": ["first", "last"],
-}
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        cases = product(AXES) if metafunc.config.getoption("--laws") == "all" else cover(AXES)
-        metafunc.parametrize("case", cases, ids=lambda case: "-".join(str(v).replace(" ", "_") for v in case.values()))
+    if "chain" in metafunc.fixturenames:
+        metafunc.parametrize("chain", PRODUCT if metafunc.config.getoption("--laws") == "all" else COVER, ids=str)
+
+
+def test_the_cover_of_the_chains_has_every_pair_of_their_product() -> None:
+    assert pairs(COVER) == pairs(PRODUCT)
+
+
+def test_a_run_that_dies_at_every_step_ends_with_the_same_bits(
+    chain: Chain, tmp_path: Path, undisturbed: Callable[[Setting], Path]
+) -> None:
+    setting = Setting(ranks=chain.ranks, layout=chain.layout)
+    (tmp_path / "plan").mkdir()
+    live_on(setting, tmp_path, chain.add_to(FaultPlan(tmp_path / "plan")))
+    assert_alike(tmp_path, undisturbed(setting))
 
 
 PLACES = [(1, "backward"), (5, "validation"), (8, "after_step")]
@@ -51,10 +54,7 @@ def test_every_kind_of_module_resumes(
     plan = FaultPlan(tmp_path / "plan")
     for step, phase in PLACES:
         plan.add("kill", rank=ranks - 1, step=step, phase="fetch" if manual and phase == "backward" else phase)
-    for _ in PLACES:
-        assert -9 in live(setting, tmp_path, plan)
-    assert live(setting, tmp_path, plan) == [0] * ranks
-    plan.assert_all_fired()
+    live_on(setting, tmp_path, plan)
     assert_alike(tmp_path, undisturbed(setting))
 
 
@@ -73,10 +73,7 @@ def test_a_validation_goes_on_in_the_batch_and_loader_where_it_was_broken_off(
     plan = FaultPlan(tmp_path / "plan")
     for visit in range(3):  # of the four or two boundaries there are, and in the validations that follow
         plan.add("kill", rank=visit % ranks, step=2, phase="validation", visit=visit)
-    while len(plan.fired()) < 3:  # two ranks may be struck in one life
-        assert -9 in live(setting, tmp_path, plan)
-    assert live(setting, tmp_path, plan) == [0] * ranks
-    plan.assert_all_fired()
+    live_on(setting, tmp_path, plan)
     assert_alike(tmp_path, undisturbed(setting))
     calls = final_state(str(tmp_path / "run"))[0]["attributes"][""]["calls"]
     validations = STEPS // (6 * interval if interval <= 1 else interval)
@@ -108,9 +105,7 @@ def test_a_fit_that_ends_with_an_epoch_ends_it_whole(
     plan = FaultPlan(tmp_path / "plan")
     rows = (undisturbed(setting) / "run" / "metrics.csv").read_text().count("\n") - 1
     plan.add("kill", step=rows, phase=phase)
-    assert live(setting, tmp_path, plan) == [-9]
-    assert live(setting, tmp_path, plan) == [0]
-    plan.assert_all_fired()
+    live_on(setting, tmp_path, plan)
     assert_alike(tmp_path, undisturbed(setting))
 
 
@@ -119,9 +114,7 @@ def test_every_option_resumes(name: str, tmp_path: Path, undisturbed: Callable[[
     setting = Setting(ranks=2, layout="every step", workers=2, options=OPTIONS[name])
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=4, phase="forward")
-    assert -9 in live(setting, tmp_path, plan)
-    assert live(setting, tmp_path, plan) == [0, 0]
-    plan.assert_all_fired()
+    live_on(setting, tmp_path, plan)
     assert_alike(tmp_path, undisturbed(setting))
 
 
@@ -198,23 +191,4 @@ def test_a_snapshot_that_attempts_die_of_is_set_aside_but_never_the_last_one(
     aside = dict(History(Store.open(tmp_path / "run")).aside())
     assert list(aside) == names[1:]
     assert "resumed from it and died before their first new step" in aside[names[-1]]
-    assert_alike(tmp_path, undisturbed(setting))
-
-
-def test_a_killed_run_ends_with_the_same_bits(
-    case: dict[str, Any], tmp_path: Path, undisturbed: Callable[[Setting], Path]
-) -> None:
-    setting = Setting(ranks=case["ranks"], layout=case["layout"])
-    steps = 4 if setting.layout == "accumulation" else STEPS
-    step, victim = case["step"] % steps, 0 if case["victim"] == "first" else setting.ranks - 1
-    (tmp_path / "plan").mkdir()
-    plan = FaultPlan(tmp_path / "plan").add("kill", rank=victim, step=step, phase=case["phase"])
-    if case["deaths"] == 2:
-        plan.add("kill", rank=setting.ranks - 1 - victim, step=min(step + 1, steps - 1), phase=case["phase"])
-
-    while len(plan.fired()) < case["deaths"]:  # both may strike in one life
-        assert -9 in live(setting, tmp_path, plan)
-    assert live(setting, tmp_path, plan) == [0] * setting.ranks
-
-    plan.assert_all_fired()
     assert_alike(tmp_path, undisturbed(setting))
