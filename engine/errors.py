@@ -8,6 +8,7 @@ EngineError                 the world ends with 1: a retry may help
 │   ├── UnsupportedState    state of a type that cannot be written, named by its path
 │   ├── IdentityChanged     the snapshot belongs to another module, data, seed, ...
 │   ├── LossNotFinite       the loss is NaN or infinite
+│   ├── NoLoss              a training step returned none
 │   └── StrategyUnavailable the strategy's library or hardware is not here
 ├── StopRequested           ends with 75: stopped on request, a retry resumes
 ├── Superseded              ends with 75: a newer generation advances this run
@@ -35,6 +36,7 @@ __all__ = [
     "IdentityChanged",
     "JobError",
     "LossNotFinite",
+    "NoLoss",
     "NotExact",
     "Overtaken",
     "ReadBackDiffers",
@@ -111,6 +113,10 @@ class IdentityChanged(UserError):
 
 class LossNotFinite(UserError):
     """The loss is NaN or infinite; snapshots before it are kept."""
+
+
+class NoLoss(UserError):
+    """A training step returned no loss where there has to be one."""
 
 
 class StrategyUnavailable(UserError):

@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from midstride.engine.closures import closure_faults
 from midstride.engine.data.feed import Feeds
 from midstride.engine.data.loaders import Loaders
 from midstride.engine.errors import JobError
 from midstride.engine.hooks import calling
 from midstride.engine.loops import EvaluationLoop, FitLoop
-from midstride.engine.optimizers import read_optimizers
+from midstride.engine.optimizers import lazy_tensors, read_optimizers
 from midstride.engine.recorder import Recorder
 from midstride.engine.run import Resume, Run
 from midstride.engine.seeds import rank_seed, seed_everything
@@ -40,6 +41,8 @@ class Fit:
         trainer.recorder = None
         self.feeds = Feeds(loaders.training(), loaders.evaluation("validate"))
         module, strategy, training = trainer.module, trainer.strategy, self.feeds.training
+        if lazy := lazy_tensors(module):
+            raise JobError(lazy)
         strategy.place(module, lambda: trainer.received(next(training.batches(0))))
         configured = calling("configure_optimizers", module.configure_optimizers)
         trainer.optimizers, trainer.schedulers = read_optimizers(configured, module)
@@ -51,7 +54,10 @@ class Fit:
 
     def mismatches(self, strategy: Strategy) -> list[str]:
         """Return, in words, what of this fit `strategy` cannot do."""
-        return strategy.mismatches(self.trainer.optimizers, self.trainer.options, self.feeds.training.batch_size)
+        trainer = self.trainer
+        faults = strategy.mismatches(trainer.optimizers, trainer.options, self.feeds.training.batch_size)
+        by_hand = not trainer.module.automatic_optimization
+        return faults if by_hand else [*faults, *closure_faults(trainer.optimizers, trainer.options, strategy)]
 
     def check(self) -> None:
         """Raise what stops a training before its first step, and a snapshot of state that cannot be written."""

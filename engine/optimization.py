@@ -1,6 +1,5 @@
 """How a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,10 +9,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_value_
 from torch.optim import Optimizer
 
+from midstride.engine.closures import mean_loss, needs_closure
 from midstride.engine.data.feed import Feed
-from midstride.engine.errors import LossNotFinite, UserError
+from midstride.engine.errors import NoLoss
 from midstride.engine.hooks import step_end
 from midstride.engine.leaving_out import LeavingOut
+from midstride.engine.losses import Losses
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
@@ -36,11 +37,12 @@ class Optimization:
         self._several = len(trainer.optimizers) > 1
         self._forward_only = nullcontext[None]()
         self._end = step_end(self.module, "training_step")
+        self._again = False  # whether a closure evaluates a batch not for the first time
         #: whether the batch that was trained on last ended with a step
         self.stepped = False
-        # A float16 loss may overflow: the scaler then skips the step.
-        self._check_loss = trainer.precision.name != "16"
-        self._leaves_out = LeavingOut(trainer) if trainer.options.on_nan == "skip" and self._check_loss else None
+        self.losses = Losses(trainer, feed)
+        skips = trainer.options.on_nan == "skip" and self.losses.finite_only
+        self._leaves_out = LeavingOut(trainer) if skips else None
 
     def closes_window(self, index: int) -> bool:
         """Return whether the optimizers step after batch `index` of the epoch."""
@@ -55,11 +57,17 @@ class Optimization:
             with trainer.precision.forward():
                 return self._ended(trainer.wrapped(batch, index), batch)
         outputs: Any = None
+        self.losses.begin()
         for number, optimizer in enumerate(trainer.optimizers):
+            extra = (number,) if self._several else ()
             with self._only(optimizer):
-                outputs = self._gradients(batch, index, (number,) if self._several else ())
+                if needs_closure(optimizer):
+                    outputs = self._step_by_closure(optimizer, batch, index, extra)
+                    continue
+                outputs = self._gradients(batch, index, extra)
                 if self.stepped:
                     self._step(optimizer)
+        self.losses.end(index, last=self.stepped and trainer.progress.step + 1 == trainer.options.max_steps)
         trainer.precision.update()
         return outputs
 
@@ -110,48 +118,55 @@ class Optimization:
         return self.trainer.strategy.joined(self._end(outputs, batch))
 
     def _loss(self, outputs: Any) -> Tensor | None:
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        name = f"{type(self.module).__name__}.training_step"
-        if loss is None:
-            if self.trainer.world.size > 1:
-                raise UserError(
-                    f"{name} returned no loss: on {self.trainer.world.size} processes a batch cannot be skipped by "
-                    "one of them. Return a loss of 0.0 that depends on the parameters instead."
-                )
-            return None
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise UserError(f'{name} returned {what}; a tensor of one number is needed, or a dict with it as "loss".')
-        if self._leaves_out is None:
-            self.check_finite(loss)
+        loss = self.losses.read(outputs)
+        if loss is not None and self._leaves_out is None and not self._again:
+            self.losses.check_finite(loss)
         return loss
 
-    def check_finite(self, loss: Tensor) -> None:
-        """Refuse to go on from a loss that is not finite.
-
-        Raises:
-            LossNotFinite: saying where. On a GPU it waits for the device, as a loss that is logged does.
-        """
-        if self._check_loss and not math.isfinite(loss.item()):
-            progress = self.trainer.progress
-            raise LossNotFinite(
-                f"the loss is {loss.item()} at epoch {progress.epoch}, batch {progress.batch}, step {progress.step + 1}"
-                f" on rank {self.trainer.world.rank}. Nothing was written after it: earlier snapshots are good."
-            )
-
     def _step(self, optimizer: Optimizer) -> None:
-        trainer, options = self.trainer, self.trainer.options
+        trainer = self.trainer
         trainer.strategy.reduce_gradients(self.module.parameters())
         trainer.strike("optimizer_step")
         trainer.precision.unscale(optimizer)
-        if options.gradient_clip_val is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            clip = trainer.strategy.clip if options.gradient_clip_algorithm == "norm" else clip_grad_value_
-            clip(parameters, options.gradient_clip_val)
+        self._clip(optimizer)
         trainer.hooks.call("on_before_optimizer_step", optimizer)
         trainer.precision.step(optimizer)
         trainer.hooks.call("on_before_zero_grad", optimizer)
         optimizer.zero_grad()
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        options = self.trainer.options
+        if options.gradient_clip_val is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            clip = self.trainer.strategy.clip if options.gradient_clip_algorithm == "norm" else clip_grad_value_
+            clip(parameters, options.gradient_clip_val)
+
+    def _step_by_closure(self, optimizer: Optimizer, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
+        """Have the optimizer evaluate `batch` as often as it wants; what the first time logs is what counts."""
+        trainer = self.trainer
+        first: list[Any] = []
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            self._again = bool(first)
+            with trainer.logged.unheard() if self._again else self._forward_only:
+                outputs = self._gradients(batch, index, extra)
+            if (loss := self.losses.read(outputs)) is None:
+                raise NoLoss(f"{type(optimizer).__name__} needs a loss for every batch, and batch {index} has none.")
+            first.append(outputs)
+            trainer.strategy.reduce_gradients(self.module.parameters())
+            self._clip(optimizer)
+            trainer.hooks.call("on_before_optimizer_step", optimizer)
+            return mean_loss(loss, trainer.strategy)
+
+        trainer.strike("optimizer_step")
+        try:
+            optimizer.step(closure)
+        finally:
+            self._again = False
+        trainer.hooks.call("on_before_zero_grad", optimizer)
+        optimizer.zero_grad()
+        return first[0]
 
     @contextmanager
     def _others_off(self, optimizer: Optimizer) -> Iterator[None]:

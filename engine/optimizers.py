@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from midstride.engine.errors import UserError
 
-__all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "read_optimizers"]
+__all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers"]
 
 
 @dataclass
@@ -127,6 +128,21 @@ def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], 
     raise UserError(
         f"{type(module).__name__}.configure_optimizers returned {type(returned).__name__}; an optimizer, a list of "
         'them, (optimizers, schedulers), or {"optimizer": ..., "lr_scheduler": ...} is needed.'
+    )
+
+
+def lazy_tensors(module: nn.Module) -> str:
+    """Return, in words, which parameters and buffers of `module` have no shape yet; empty if all have one."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if not lazy:
+        return ""
+    names = ", ".join(lazy[:3]) + (f" and {len(lazy) - 3} more" if len(lazy) > 3 else "")
+    return (
+        f"{names} of {type(module).__name__} have no shape yet: a lazy module gets it from its first input, and the "
+        "optimizers, which come before, need it. Do one forward pass on an input of zeros at the end of __init__ or in "
+        "setup: with torch.no_grad(): self(torch.zeros(2, ...)); put normalising layers into eval() for it, as they "
+        "count what they see."
     )
 
 

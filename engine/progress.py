@@ -23,6 +23,7 @@ class Progress:
         validating: whether a validation is under way.
         stop: somebody (early stopping, the user) asked to stop at the next boundary.
         finished: the fit came to its own end.
+        skipped: batches of this epoch, from its first on, whose training step returned no loss.
     """
 
     epoch: int = 0
@@ -37,6 +38,7 @@ class Progress:
     val_batch: int = 0
     stop: bool = False
     finished: bool = False
+    skipped: int = 0
 
     def stepped(self) -> None:
         """Count one optimizer step."""
@@ -47,15 +49,18 @@ class Progress:
         """Count one completed epoch."""
         self.epoch += 1
         self.batch = 0
-        self.validated = 0
+        self.validated = self.skipped = 0
         self.in_epoch = self.at_end = False
         self.after += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every count by name."""
-        return asdict(self)
+        """Return every count by name; `skipped` where there is something to count, as older snapshots have none."""
+        counts = asdict(self)
+        return counts if self.skipped else {name: count for name, count in counts.items() if name != "skipped"}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take every count back."""
         for field in fields(self):
-            setattr(self, field.name, state_dict[field.name])
+            setattr(
+                self, field.name, state_dict.get(field.name, 0) if field.name == "skipped" else state_dict[field.name]
+            )

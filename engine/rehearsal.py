@@ -6,16 +6,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from midstride.engine.champions.decision import lacking
+from midstride.engine.errors import NoLoss
 from midstride.engine.job import TrainingJob
 from midstride.engine.world_options import WorldOptions
 
 if TYPE_CHECKING:
     from midstride.engine.module import DataModule, TrainingModule
+    from midstride.engine.trainer import Trainer
 
 __all__ = ["rehearse"]
 
 #: strategies whose modules train on one device of one process as well
 _ALONE = ("single", "dp", "ddp", "ddp2", "horovod")
+#: batches that a module may skip before one has a loss
+_SKIPPED = 9
 
 
 def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule", *, judged_by: str = "") -> list[str]:
@@ -31,10 +35,9 @@ def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule", *, 
 
     if job.world.strategy not in _ALONE:
         return []
-    trainer = _shortened(job).build_trainer()
     tested: dict[str, float] = {}
     with _quietly():
-        trainer.fit(module, data)
+        trainer = _fitted(job, module, data)
         if type(module).test_step is not TrainingModule.test_step:
             tested = trainer.test(module, data)
     faults = lacking(tested, judged_by) if judged_by else []
@@ -42,6 +45,19 @@ def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule", *, 
         where = f"{job.data} needs a val_dataloader"
         faults.append(f"monitor: {job.monitor.metric} is looked at after a validation, and there is none: {where}")
     return faults
+
+
+def _fitted(job: TrainingJob, module: "TrainingModule", data: "DataModule") -> "Trainer":
+    """Return the Trainer that has fitted the module for a batch; for some, where the first is skipped."""
+    for batches in (1, _SKIPPED + 1):
+        trainer = _shortened(job, batches).build_trainer()
+        try:
+            trainer.fit(module, data)
+            break
+        except NoLoss:
+            if batches > 1 or job.world.processes > 1:
+                raise
+    return trainer
 
 
 @contextmanager
@@ -55,13 +71,13 @@ def _quietly() -> Iterator[None]:
         said.disabled = False
 
 
-def _shortened(job: TrainingJob) -> TrainingJob:
-    """Return `job` with one step in one epoch, and a batch of each evaluation."""
+def _shortened(job: TrainingJob, batches: int) -> TrainingJob:
+    """Return `job` with so many batches of one epoch, and one of each evaluation."""
     options = job.trainer
     deterministic = job.snapshots is not None if options.deterministic is None else options.deterministic
-    short = {name: 1 if getattr(options, name) else 0 for name in ("limit_train_batches", "limit_val_batches")}
     changed = {
-        **short,
+        "limit_train_batches": batches if options.limit_train_batches else 0,
+        "limit_val_batches": 1 if options.limit_val_batches else 0,
         "limit_test_batches": 1,
         "max_epochs": 1,
         "accumulate_grad_batches": 1,

@@ -250,7 +250,7 @@ class Trainer:
     def check_finite(self, loss: Tensor) -> None:
         """Refuse to go on from a loss that is not finite."""
         if self.loop is not None:
-            self.loop.optimization.check_finite(loss)
+            self.loop.optimization.losses.check_finite(loss)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Keep the module's weights in the run's folder, if there is a run; every rank calls this."""

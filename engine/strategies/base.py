@@ -58,6 +58,8 @@ class Strategy(ABC):
     schedules: ClassVar[bool] = False
     #: why a run cannot go on with another number of ranks, in words; None if it can
     fixed_world: ClassVar[str | None] = None
+    #: whether an optimizer may evaluate the training step several times in one of its own, as LBFGS does
+    takes_closures: ClassVar[bool] = True
     #: whether something is measured before the first step, and kept for later lives; see `facts`
     measures: bool = False
     #: of the device, where torch's own functions do not reach it

@@ -41,6 +41,7 @@ class Pipeline(ProcessGroup):
 
     name = "pipeline"
     schedules = True
+    takes_closures = False
     fixed_world: ClassVar[str | None] = "every process keeps the layers of its own stage"
 
     def __init__(

@@ -41,6 +41,7 @@ class Sharded(ProcessGroup):
 
     name = "sharded"
     forward_is_collective = True
+    takes_closures = False
     #: whether what was gathered for a block is freed after its forward pass, to be gathered again for its backward
     frees_after_forward: ClassVar[bool] = False
 

@@ -34,6 +34,7 @@ class Xla(ProcessGroup):
     """
 
     name = "xla"
+    takes_closures = False
 
     def __init__(self, *, core: int | None = None) -> None:
         super().__init__()

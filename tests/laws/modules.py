@@ -294,6 +294,13 @@ class Worsening(Tangled):
         self.log("val/loss", float(self.trainer.progress.step))
 
 
+class Curved(Metered):
+    """LBFGS, which evaluates a batch as often as the loss over all ranks tells it to; metrics and log see it once."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4, history_size=3, line_search_fn="strong_wolfe")
+
+
 class Piped(TrainingModule):
     """Layers in a row, with dropout and batch norm; the loss of each part is made where they end."""
 
@@ -343,6 +350,7 @@ MODULES: dict[str, tuple[type[TrainingModule], bool]] = {
     "training_step_end": (Handed, True),
     "blocks": (Stacked, True),
     "more to train later": (Finetuned, True),
+    "steps by a closure": (Curved, True),
     "layers in a row": (Piped, True),
     "worse and worse": (Worsening, True),
 }

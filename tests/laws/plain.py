@@ -9,6 +9,7 @@
 import os
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-__all__ = ["Net", "epochs", "plain", "plain_parts", "rank_seed", "seed_everything"]
+__all__ = ["Net", "epochs", "lbfgs", "plain", "plain_closure", "plain_parts", "rank_seed", "seed_everything"]
 
 SEED, EPOCHS, BATCH = 7, 2, 4
 
@@ -93,6 +94,44 @@ def plain(path: str, samples: int, window: int, clip: float | None, scaled: bool
                 optimizer.zero_grad()
         scheduler.step()
     torch.save({"weights": net.state_dict(), "optimizer": optimizer.state_dict()}, f"{path}/rank-{rank}.pt")
+
+
+def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer that evaluates a batch several times in a step, as often as the loss tells it to."""
+    return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5, history_size=3, line_search_fn="strong_wolfe")
+
+
+def plain_closure(path: str, samples: int, clip: float | None) -> None:
+    """Train as `plain` does, with LBFGS."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size > 1:
+        dist.init_process_group("gloo")
+    seed_everything(SEED)
+    net = Net()
+    seed_everything(rank_seed(SEED, rank))
+    model: Any = DistributedDataParallel(net) if size > 1 else net
+    optimizer = lbfgs(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for loader in epochs(samples, rank, size):
+        for x, y, _ in loader:
+            optimizer.step(partial(_evaluated, model, optimizer, x, y, clip))
+            optimizer.zero_grad()
+        scheduler.step()
+    torch.save({"weights": net.state_dict(), "optimizer": optimizer.state_dict()}, f"{path}/rank-{rank}.pt")
+
+
+def _evaluated(model: Any, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, clip: float | None) -> float:
+    """Return the loss over all ranks, by which they decide alike how the step goes on."""
+    optimizer.zero_grad()
+    loss = cross_entropy(model(x), y)
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    if not dist.is_initialized():
+        return loss.item()
+    losses = [0.0] * dist.get_world_size()
+    dist.all_gather_object(losses, loss.item())
+    return sum(losses) / len(losses)
 
 
 def plain_parts(path: str, samples: int, batch: int, parts: int, window: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from laws.lives import Samples
-from laws.plain import BATCH, EPOCHS, SEED, Net, plain, plain_parts
+from laws.plain import BATCH, EPOCHS, SEED, Net, lbfgs, plain, plain_closure, plain_parts
 from laws.plain_pipeline import BATCH as pipeline_batch
 from laws.plain_pipeline import layers, plain_pipeline
 from laws.plain_sharded import DeepNet, own, plain_sharded
@@ -34,6 +34,14 @@ class NetModule(TrainingModule, Net):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+class CurvedModule(NetModule):
+    """The same with LBFGS."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = lbfgs(self)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
@@ -83,6 +91,16 @@ def test_an_undisturbed_run_has_the_bits_of_the_plain_script(
 def test_in_16_bits_gradients_are_clipped_at_their_true_size(ranks: int, tmp_path: Path) -> None:
     choice: dict[str, Any] = {"samples": 7 * BATCH * ranks - 1, "window": 3, "clip": 0.05}
     assert_same_bits(tmp_path, ranks, partial(plain, **choice, scaled=True), partial(ours, **choice, precision="16"))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_lbfgs_has_the_bits_of_the_script_that_steps_by_a_closure(
+    ranks: int, clip: float | None, tmp_path: Path
+) -> None:
+    choice: dict[str, Any] = {"samples": 4 * BATCH * ranks - ranks - 1, "clip": clip}
+    mine = partial(ours, **choice, window=1, kind=CurvedModule)
+    assert_same_bits(tmp_path, ranks, partial(plain_closure, **choice), mine)
 
 
 @pytest.mark.parametrize("window", [1, 3])

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from midstride.engine.errors import (
     IdentityChanged,
     JobError,
     LossNotFinite,
+    NoLoss,
     NotExact,
     ReadBackDiffers,
     StoreUnsafe,
@@ -217,6 +219,26 @@ class Eager(Callback):
 COUNT = itertools.count()
 
 
+def sometimes(first: int, returned: Any = None) -> Callable[[Any, int], Any]:
+    """A loss from batch `first` of each epoch on."""
+    return lambda module, batch_idx: returned if batch_idx < first else module.layer(torch.ones(1, 2)).mean()
+
+
+class Lazy(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(1)
+
+
+class Curved(Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+def cut_off(module: Module, batch_idx: int) -> Tensor:
+    return module.layer(torch.ones(1, 2)).mean().detach()
+
+
 CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "no samples": ({"data": DataLoader(Numbers(0), 2)}, UserError, ["Numbers", "length 0"]),
     "a batch too large": (
@@ -298,6 +320,18 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "a column's name": ({"module": Module(unlogged("step", 1.0))}, UserError, ["'step'", "column"]),
     "no number": ({"module": Module(unlogged("x", None))}, UserError, ["'x'", "NoneType"]),
     "a vector": ({"module": Module(unlogged("x", torch.ones(3)))}, UserError, ["'x'", "(3,)", "mean()"]),
+    "lazy layers": ({"module": Lazy()}, JobError, ["layer.weight, layer.bias of Lazy", "no shape yet", "torch.zeros"]),
+    "a closure over a window": (
+        {"module": Curved(), "accumulate_grad_batches": 2, "precision": "16", "on_nan": "skip"},
+        JobError,
+        ["accumulate_grad_batches=2 with LBFGS", "precision 16 with LBFGS", "on_nan: skip with LBFGS"],
+    ),
+    "a closure without a loss": (
+        {"module": Curved(sometimes(1))},
+        NoLoss,
+        ["LBFGS needs a loss for every batch, and batch 0 has none"],
+    ),
+    "a loss cut off": ({"module": Module(cut_off)}, UserError, ["without a gradient", "detach()", "Module.training_s"]),
     "a loader of its own": ({"data": Own(Numbers(), 2)}, NotExact, ["Own", "__iter__"]),
     "a collate that raises": (
         {"data": DataLoader(Numbers(), 2, collate_fn=unequal)},
@@ -436,3 +470,35 @@ def test_an_unlogged_monitor_lists_what_was_logged(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"'val/acc', which was not logged; logged so far: val/loss"):
         Trainer(max_epochs=1, callbacks=[BestCheckpoint("val/acc")]).fit(Logs(), run=str(tmp_path / "run"))
+
+
+#: batches of an epoch, those skipped at its beginning, what is returned for them, options -> words of a refusal
+SKIPPED: dict[str, tuple[int, int, Any, dict[str, Any], str]] = {
+    "a few": (12, 11, None, {}, ""),
+    "as many as tell": (101, 100, None, {}, "any of the 100 batches of epoch 0"),
+    "nearly as many": (101, 99, None, {}, ""),
+    "all of them": (3, 3, None, {}, "Module.training_step returned no loss for any of the 3 batches"),
+    "a loss under another name": (3, 3, {"Loss": 1.0}, {}, "any of the 3 batches"),
+    "all until max_steps": (9, 9, None, {"max_steps": 2}, "any of the 2 batches"),
+}
+
+
+@pytest.mark.parametrize("case", SKIPPED)
+def test_skipped_batches_are_named_once_and_refused_where_an_epoch_begins_with_nothing_else(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches, first, returned, options, words = SKIPPED[case]
+    data = DataLoader(Numbers(batches), 1)
+    with pytest.raises(NoLoss, match=words) if words else nullcontext():
+        fit(module=Module(sometimes(first, returned)), data=data, **{"max_epochs": 2, **options})
+    told = [r.getMessage() for r in caplog.records if "is skipped" in r.getMessage()]
+    assert len(told) == 1
+    assert "Module.training_step returned" in told[0]
+    assert "at epoch 0, batch 0" in told[0]
+
+
+def test_a_fit_that_had_no_loss_is_not_finished_by_starting_it_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(NoLoss, match="any of the 4 batches"):
+            fit(tmp_path / "run", module=Module(sometimes(4)))
+    assert not (tmp_path / "run" / "last").exists()
