@@ -1,5 +1,6 @@
 """A tiny job for tests of flows, what must be alike after its runs, and the command line as a process."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -18,11 +19,18 @@ STEPS = 24  # 96 samples in batches of 4 on two ranks, twice
 
 
 def tiny_job(
-    folder: Path, *, processes: int = 2, steps: int = STEPS, retries: int = 3, **module_args: Any
+    folder: Path,
+    *,
+    processes: int = 2,
+    launcher: str = "",
+    steps: int = STEPS,
+    retries: int = 3,
+    **module_args: Any,
 ) -> TrainingJob:
     """Return the tiny job, its code and its runs in `folder`."""
     shutil.copytree(TINY, folder, dirs_exist_ok=True)
     arguments = {"mark": "./mark", **module_args}
+    world = {"strategy": "ddp" if processes > 1 else "single", "processes": processes, "launcher": launcher or None}
     (folder / "job.yaml").write_text(
         f"""
 name: tiny
@@ -31,7 +39,7 @@ module_args: {arguments}
 data: model:Data
 data_args: {{folder: ./data}}
 seed: 3
-world: {{strategy: {"ddp" if processes > 1 else "single"}, processes: {processes}}}
+world: {json.dumps(world)}
 trainer: {{max_steps: {steps}, enable_progress_bar: false}}
 snapshots: {{url: runs, every_steps: 5}}
 monitor: {{metric: val/accuracy, mode: max}}
@@ -67,7 +75,7 @@ def _train(job: TrainingJob, run: str) -> None:
     job.build_trainer().fit(module, data, run=job.run_url(run))
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 300.0) -> Any:
     """Return what `condition` gives as soon as it is true."""
     until = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -97,6 +105,6 @@ class Command:
         """What it has printed so far."""
         return self.log.read_text()
 
-    def code(self, timeout_s: float = 120.0) -> int:
+    def code(self, timeout_s: float = 300.0) -> int:
         """Wait for its end and return its exit code."""
         return self.process.wait(timeout_s)

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from midstride.engine.launchers.lifeline import descendants, kill_all, marked
 
-__all__ = ["ProcessGroup"]
+__all__ = ["ProcessGroup", "start_keeper"]
 
 _MARK = "MIDSTRIDE_SESSION"
 _AFTER_GRACE_S = 2.0  # for the keeper to end what did not stop by itself
@@ -38,20 +38,7 @@ class ProcessGroup:
         self._mark = environment.get(_MARK)
         self._log = log
         self._offset = log.stat().st_size if log.exists() else 0
-        keeper = [sys.executable, "-m", "midstride.engine.launchers.keeper", str(os.getpid()), str(grace_s)]
-        # Its own session: signals for our group (Ctrl-C, a runner's killpg) must reach it through us, once.
-        # Output into a file: a world that inherited our stdout would keep it open after our death, and whoever
-        # reads it waiting; a pipe would fill while we are busy and break when we are killed, and a rank that
-        # prints into it would then hang, or fail as if its own code were wrong.
-        with log.open("ab") as output:
-            self._keeper = subprocess.Popen(
-                [*keeper, *command],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._keeper = start_keeper(command, environment, log, grace_s)
 
     @property
     def pid(self) -> int:
@@ -134,6 +121,26 @@ class ProcessGroup:
         if self._mark:
             left |= set(marked(_MARK, self._mark))
         return sorted(left - {self._keeper.pid})
+
+
+def start_keeper(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float
+) -> "subprocess.Popen[bytes]":
+    """Start the keeper of `command`, in a session of its own; the arguments are those of `ProcessGroup`."""
+    keeper = [sys.executable, "-m", "midstride.engine.launchers.keeper", str(os.getpid()), str(grace_s)]
+    # Its own session: signals for our group (Ctrl-C, a runner's killpg) must reach it through us, once.
+    # Output into a file: a world that inherited our stdout would keep it open after our death, and whoever
+    # reads it waiting; a pipe would fill while we are busy and break when we are killed, and a rank that
+    # prints into it would then hang, or fail as if its own code were wrong.
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*keeper, *command],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 @contextmanager

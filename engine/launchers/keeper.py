@@ -68,10 +68,15 @@ class Keeper:
             for stop in _STOPS:  # a shell that started us in the background had SIGINT ignored
                 signal.signal(stop, signal.SIG_DFL)
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is somebody to take a snapshot
-            os.execvpe(self.command[0], self.command, {**os.environ, PARENT: str(keeper)})
+            os.environ[PARENT] = str(keeper)
+            self.execute()
         except BaseException as error:
             print(f"cannot run {self.command[0]}: {error}", file=sys.stderr, flush=True)
         os._exit(127)
+
+    def execute(self) -> None:
+        """Become the command; called in the process that was forked for it."""
+        os.execvp(self.command[0], self.command)
 
     def _reap(self, child: int) -> int | None:
         """Collect every dead child, adopted ones too; return the exit code of `child` if it is among them."""

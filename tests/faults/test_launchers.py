@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ folder, mode = Path(sys.argv[1]), sys.argv[2]
 def note(name, pid):
     (folder / f"{name}-{pid}").touch()
 if mode == "deaf":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: (folder / "asked").touch())
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 note("child", child.pid)
 code = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
@@ -95,13 +96,12 @@ with stoppable(), ProcessGroup(command, environment=environment, log=log, grace_
 """
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> float:
-    """Wait for `condition`; return the seconds it took."""
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 100.0) -> None:
+    """Wait for `condition`, for as long as a busy machine may need."""
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < timeout_s, f"waited {timeout_s} s for {what}"
         time.sleep(0.02)
-    return time.monotonic() - start
 
 
 def alive(pid: int) -> bool:
@@ -148,8 +148,11 @@ class Scene:
         assert len(self.pids("grandchild")) == ranks
         assert all(alive(pid) for pid in self.pids())
 
-    def nobody_left(self, timeout_s: float = 15.0) -> float:
-        return until(lambda: not any(alive(pid) for pid in self.pids()), "the last process to go", timeout_s)
+    def living(self) -> list[int]:
+        return [pid for pid in self.pids() if alive(pid)]
+
+    def nobody_left(self) -> None:
+        until(lambda: not self.living(), "the last process to go")
 
 
 @pytest.fixture
@@ -194,8 +197,10 @@ def test_the_watcher_ends(
 def test_deaf_ranks_are_killed_after_the_grace(
     scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], by: signal.Signals
 ) -> None:
-    watcher("inline", "deaf").send_signal(by)
-    assert GRACE_S * 0.9 < scene.nobody_left() < GRACE_S + 4.0
+    process, began = watcher("inline", "deaf"), time.monotonic()
+    process.send_signal(by)
+    scene.nobody_left()
+    assert time.monotonic() - began >= GRACE_S
 
 
 @LAUNCHED
@@ -206,7 +211,7 @@ def test_the_keeper_ends(
     process = watcher(launcher, "waits")
     os.kill(scene.pids("keeper")[0], by)
     scene.nobody_left()
-    process.wait(10)
+    process.wait()
 
 
 @LAUNCHED
@@ -216,7 +221,7 @@ def test_the_first_process_is_killed(
     process = watcher(launcher, "waits")
     os.kill(descendants(scene.pids("keeper")[0])[0], signal.SIGKILL)
     scene.nobody_left()
-    process.wait(10)
+    process.wait()
 
 
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
@@ -224,7 +229,7 @@ def test_a_rank_is_killed(scene: Scene, watcher: Callable[..., subprocess.Popen[
     process = watcher(launcher, "waits")
     os.kill(scene.pids("rank")[0], signal.SIGKILL)
     scene.nobody_left()
-    process.wait(10)
+    process.wait()
 
 
 #: who is killed under horovodrun -> how far above the rank, whose parent is a shell
@@ -243,7 +248,7 @@ def test_horovodrun_leaves_nobody(scene: Scene, watcher: Callable[..., subproces
         chain.insert(1, chain[0])
     os.kill(chain[ABOVE_A_RANK[victim]], signal.SIGKILL)
     scene.nobody_left()
-    process.wait(10)
+    process.wait()
 
 
 #: A rank that needs longer to leave than horovodrun would give it.
@@ -303,7 +308,7 @@ def test_an_exception_in_the_watch(scene: Scene, launcher: str) -> None:
 
     with pytest.raises(Interrupted):
         watch()
-    assert scene.nobody_left(0.5) < 0.5  # at once: `with` returns when all are gone
+    assert not scene.living()  # `with` returns when all are gone
 
 
 def test_a_second_interrupt_ends_it_at_once(scene: Scene) -> None:
@@ -311,25 +316,30 @@ def test_a_second_interrupt_ends_it_at_once(scene: Scene) -> None:
         raise Interrupted
 
     def watch() -> None:
-        with group_of(scene, "inline", "deaf", grace_s=60.0):
+        with group_of(scene, "inline", "deaf", grace_s=600.0):
             scene.wait_until_up("inline")
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, again)
+    def interrupt() -> None:
+        until((scene.folder / "asked").exists, "the rank to be asked to stop")
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    before, second = signal.signal(signal.SIGALRM, again), threading.Thread(target=interrupt)
     try:
+        second.start()
         with pytest.raises(Interrupted):
             watch()
     finally:
+        second.join()
         signal.signal(signal.SIGALRM, before)
-    assert scene.nobody_left(5.0) < 5.0
+    assert not scene.living()
 
 
 def test_what_a_world_leaves_behind_at_its_own_end(scene: Scene) -> None:
     with group_of(scene, "inline", "leaves") as group:
         until(lambda: group.poll() is not None, "the group to end")
         assert group.poll() == 0
-    assert scene.nobody_left(0.5) < 0.5
+    assert not scene.living()
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
@@ -342,16 +352,20 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
 def test_output_comes_in_whole_lines(tmp_path: Path) -> None:
     code = r"""
 import sys, time
+from pathlib import Path
 print("\r1 %\r2 %\r\n", end="ha", flush=True)
-time.sleep(1)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.01)
 print("lf\xe9")
 sys.stdout.write("end")
 """
-    command = [sys.executable, "-c", code]
-    batches: list[list[str]] = []
+    seen, batches = tmp_path / "seen", list[list[str]]()
+    command = [sys.executable, "-c", code, str(seen)]
 
     def ended() -> bool:
-        batches.append(group.lines())
+        if lines := group.lines():
+            batches.append(lines)
+            seen.touch()
         return group.poll() is not None
 
     with ProcessGroup(command, environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:

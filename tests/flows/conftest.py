@@ -4,16 +4,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from flow_runs import results, tiny_job
+from flow_runs import results, tiny_job, train_forked
 from prefect import flow, get_run_logger
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
 from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
 from midstride.engine.launchers.lifeline import marked
 
 _MARK = "MIDSTRIDE_TEST_OF"
@@ -46,6 +46,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(PREFECT_API_URL.value())
 
 
+@pytest.fixture(autouse=True)
+def _quick(forked_worlds: None) -> None:
+    """Fork the worlds and errands of flows that run in this process; `Command` and torchrun start fresh Pythons."""
+
+
 @pytest.fixture
 def alive(tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
     """Return a function that gives the living processes this test started, however far down."""
@@ -58,15 +63,20 @@ def alive(tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> Callable[..., TrainingJob]:
-    """Return a maker of tiny jobs, two processes under torchrun unless told otherwise."""
-    return lambda **choices: tiny_job(tmp_path, **choices)
+    """Return a maker of tiny jobs, of two spawned processes unless told otherwise."""
+
+    def make(processes: int = 2, launcher: str = "", **choices: Any) -> TrainingJob:
+        forks = "spawn" if processes > 1 else "inline"
+        return tiny_job(tmp_path, processes=processes, launcher=launcher or forks, **choices)
+
+    return make
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Return what a run leaves that nothing happened to: file -> bytes."""
     job = tiny_job(tmp_path_factory.mktemp("undisturbed"))
-    assert launch(job, "reference").kind == "done"
+    train_forked(job, "reference")
     return results(job, "reference")
 
 
@@ -74,5 +84,5 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def undisturbed_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Return the same of a run of one process."""
     job = tiny_job(tmp_path_factory.mktemp("alone"), processes=1)
-    assert launch(job, "reference").kind == "done"
+    train_forked(job, "reference")
     return results(job, "reference")

@@ -1,6 +1,7 @@
 """`midstride train` as a person meets it: killed, stopped, without a server."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from flow_runs import STEPS, Command, results, wait_for
 from midstride.engine.job import TrainingJob
 from midstride.engine.ledger import Ledger
 from midstride.engine.snapshots.store import Store
+from midstride.flows.train import train
 
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]
@@ -33,6 +35,11 @@ def midstride(tmp_path: Path, server: str, alive: Alive) -> Start:
     return start
 
 
+def _ignores(pid: int, number: signal.Signals) -> bool:
+    mask = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
+
+
 def _outcomes(job: TrainingJob, run: str) -> list[str]:
     return [attempt.outcome for attempt in Ledger(Store.open(job.run_url(run))).attempts()]
 
@@ -46,7 +53,7 @@ def test_a_killed_flow_goes_on_where_it_was_when_the_command_is_given_again(
     wait_for((tmp_path / "mark").exists, "the step at which the model waits")
     os.kill(first.process.pid, signal.SIGKILL)
     first.code()
-    wait_for(lambda: not alive(), "the world to end after its flow", 30)
+    wait_for(lambda: not alive(), "the world to end after its flow")
     again = midstride(*command)
     assert again.code() == 0, again.output
     assert results(job, "nine-lives") == undisturbed
@@ -67,14 +74,15 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     tmp_path: Path,
     number: signal.Signals,
 ) -> None:
-    job, run = make_job(wait_at=8, processes=1), f"stopped-by-{number.name}"
-    command = ("train", str(tmp_path / "job.yaml"), "--run", run)
-    first = midstride(*command)
+    job, run, hold = make_job(wait_at=8, processes=1), f"stopped-by-{number.name}", tmp_path / "mark-hold"
+    hold.touch()
+    first = midstride("train", str(tmp_path / "job.yaml"), "--run", run)
     wait_for((tmp_path / "mark").exists, "the step at which the model waits")
     os.killpg(first.process.pid, number)
     if number == signal.SIGTERM:
-        time.sleep(0.3)  # while it stops in peace
+        wait_for(lambda: _ignores(first.process.pid, number), "the command to stop its world in peace")
         os.killpg(first.process.pid, number)
+    hold.unlink()
     assert first.code() == 75, first.output
     assert not alive()
     assert f"--run {run}" in first.output
@@ -83,8 +91,7 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     assert said["job"] == "tiny"
     assert said["steps"] in (8, 9), "the stop comes before or after the step that waits"
     assert "asked to stop" in said["cause"]
-    again = midstride(*command)
-    assert again.code() == 0, again.output
+    assert train(job, run).outcome == "done"
     assert results(job, run) == undisturbed_alone
 
 
@@ -93,7 +100,7 @@ def test_without_a_server_one_is_there_for_as_long_as_the_command(
 ) -> None:
     job = make_job(processes=1)
     command = midstride("train", str(tmp_path / "job.yaml"), PREFECT_API_URL="", PREFECT_HOME=str(tmp_path / "home"))
-    assert command.code(180) == 0, command.output
+    assert command.code() == 0, command.output
     assert not alive(), "the server, too, is gone"
     runs = list(Path(job.store_url).iterdir())
     assert len(runs) == 1
@@ -116,12 +123,13 @@ def test_an_error_in_user_code_ends_with_2_and_their_traceback_first(
 
 def test_a_faulty_job_ends_with_2_before_anything_starts(make_job: Make, midstride: Start, tmp_path: Path) -> None:
     make_job()
-    began = time.monotonic()
-    command = midstride("train", str(tmp_path / "job.yaml"), "--set", "world.strategy=dpp", "--set", "seed=x")
+    faults = ("--set", "world.strategy=dpp", "--set", "seed=x")
+    command = midstride("train", str(tmp_path / "job.yaml"), *faults, PYTHONPROFILEIMPORTTIME="1")
     assert command.code() == 2
     assert "2 faults" in command.output
     assert "ddp" in command.output
-    assert time.monotonic() - began < 10
+    assert "| pydantic\n" in command.output, "what is imported is listed"
+    assert not re.search(r"\| +(prefect|torch)\n", command.output)
     assert not (tmp_path / "runs").exists()
 
 
@@ -132,5 +140,5 @@ def test_what_needs_no_prefect_never_imports_it(make_job: Make, tmp_path: Path) 
         f"code = app(['fit', {str(tmp_path / 'job.yaml')!r}, '--run', 'plain'], result_action='return_value');"
         "assert code == 0; assert 'prefect' not in sys.modules; assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """What a flow tells the server, read back from it; stops are in test_cli.py, champions in test_nightly.py."""
 
+import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from midstride.tasks.events import EVENTS, Happened
 
 Make = Callable[..., TrainingJob]
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
-FROZEN_S = 15.0
 
 
 def said(server: str, run: str, event: str) -> list[dict[str, Any]]:
@@ -71,11 +70,14 @@ def test_a_store_that_is_waited_for_is_told_of(make_job: Make, server: str, own_
     job = job.model_copy(update={"snapshots": SnapshotOptions(url=f"{own_s3.bucket()}/runs", every_steps=5)})
 
     def freeze_for_a_while() -> None:
-        """Longer than training can do without: the flow itself may be reading a snapshot, and tell of it afterwards."""
+        """Until a rank says that it waits: the flow may be reading a snapshot, and tell of it only afterwards."""
         wait_for((tmp_path / "mark").exists, "the step at which the model waits")
         own_s3.freeze()
-        time.sleep(FROZEN_S)
-        own_s3.thaw()
+        (tmp_path / "mark-over").touch()
+        try:
+            wait_for(_waits, "the rank to wait for the store")
+        finally:
+            own_s3.thaw()
 
     keeper = threading.Thread(target=freeze_for_a_while)
     keeper.start()
@@ -87,6 +89,12 @@ def test_a_store_that_is_waited_for_is_told_of(make_job: Make, server: str, own_
     assert awaited[0]["rank"] == 0
     assert awaited[0]["waited_s"] > 0
     assert awaited[0]["why"]
+
+
+def _waits() -> bool:
+    """Whether a rank of the run has told its launcher that it waits for the store."""
+    sessions = Path(tempfile.gettempdir()).glob("midstride-patient-*/events.jsonl")
+    return any('"waiting"' in events.read_text() for events in sessions)
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.event)

@@ -44,6 +44,8 @@ class Days(Data):
         Path(self.folder, "images").read_text()
 """
 
+pytestmark = pytest.mark.usefixtures("forked_worlds")
+
 JOB = """
 name: tiny
 module: cli_model:Net

@@ -1,12 +1,12 @@
 """The example that the README speaks of: its data are whole or not there, and it trains."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fork_server import run_program
 
 from midstride.engine import BestCheckpoint, Trainer
 from midstride.engine.job import TrainingJob
@@ -89,8 +89,9 @@ def test_it_learns(digits: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["plain", "script"])
-def test_its_scripts_start(name: str):
+def test_its_scripts_start(name: str, tmp_path: Path):
     """They are run whole by hand; here they are imported, so that what they import exists."""
-    program = f"import sys; sys.path.insert(0, {str(EXAMPLE)!r}); import {name}"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    program, log = tmp_path / "program.py", tmp_path / "output.txt"
+    strict = "import sys, warnings; warnings.simplefilter('error')"
+    program.write_text(f"{strict}; sys.path.insert(0, {str(EXAMPLE)!r}); import {name}")
+    assert run_program(program, log) == 0, log.read_text()

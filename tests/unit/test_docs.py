@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fork_server import run_program
 
 from midstride.engine.job import TrainingJob
 from midstride.flows.cli import app
@@ -44,6 +45,13 @@ def write_files(page: Path) -> str:
             if name:  # readers have more patience
                 Path(name).write_text(re.sub(r"(max_epochs(=|: ))\d+", r"\g<1>1", block))
     return "\n".join(block for name, block in blocks(page, "python") if not name)
+
+
+def run_page(text: str) -> None:
+    """Run a program that a page shows, as a reader does with `python page.py`."""
+    page, log = Path("page.py"), Path("output.txt")
+    page.write_text(text)
+    assert run_program(page, log) == 0, log.read_text()
 
 
 def run(*command: str) -> None:
@@ -90,8 +98,7 @@ def test_jobs_are_valid(page: Path, tmp_path: Path) -> None:
 def test_python_blocks_run(page: Path) -> None:
     """The blocks of a page are one program, which a reader may paste into a file; those with a title are files."""
     if program := write_files(page):
-        Path("page.py").write_text(program)
-        run("page.py")
+        run_page(program)
 
 
 @page
@@ -102,7 +109,7 @@ def test_python_blocks_name_what_they_use(page: Path) -> None:
         run("-m", "ruff", "check", "--quiet", "--isolated", "--select=F821", ".")
 
 
-#: what the page tells a newcomer to do, in one process: torch takes seconds to import
+#: what the page tells a newcomer to do
 NEWCOMER = """
 import runpy
 runpy.run_path("train.py", run_name="__main__")
@@ -115,8 +122,7 @@ runpy.run_path("test_model.py")["test_resumes_exactly"]()
 
 def test_a_newcomer_gets_started() -> None:
     write_files(ROOT / "docs/get-started.md")
-    Path("newcomer.py").write_text(NEWCOMER)
-    run("newcomer.py")
+    run_page(NEWCOMER)
 
 
 def test_the_site_is_whole(tmp_path: Path) -> None:

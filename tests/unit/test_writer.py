@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -280,9 +279,7 @@ def test_a_writer_that_hangs_is_left_behind(store: Store) -> None:
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 100)
     gate = Gated()
     writer.take(Place(1), {"w": torch.ones(3)}, "", {}, gate)
-    began = time.monotonic()
-    assert not writer.close(0.05)
-    assert time.monotonic() - began < 5
+    assert not writer.close(0.05)  # else it would wait for the gate, which is opened below
     assert History(store).snapshots() == []
     gate.open.set()
     assert writer.close(10.0)

@@ -56,7 +56,6 @@ class Net(TrainingModule):
         fail_at: int = -1,
         wait_at: int = -1,
         mark: str = "",
-        wait_s: float = 2.0,
         loses_data: bool = False,
         slow_rank: int = -1,
         lingers: str = "",
@@ -65,7 +64,7 @@ class Net(TrainingModule):
         self.lingers = lingers
         self.slow_rank = slow_rank
         self.loses_data = loses_data
-        self.fail_at, self.wait_at, self.mark, self.wait_s = fail_at, wait_at, mark, wait_s
+        self.fail_at, self.wait_at, self.mark = fail_at, wait_at, mark
         self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -84,11 +83,14 @@ class Net(TrainingModule):
         return loss
 
     def _wait_once(self) -> None:
+        """Wait for harm, a request to stop (unless `mark`-hold is there) or `mark`-over; say so by `mark`."""
         try:
             os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-        time.sleep(self.wait_s)
+        over, hold = Path(f"{self.mark}-over"), Path(f"{self.mark}-hold")
+        while not over.exists() and (hold.exists() or not self.trainer.requests.stopping):
+            time.sleep(0.02)
 
     def _linger(self) -> None:
         """Take two seconds for a step, for as long as a file is there; say so."""
