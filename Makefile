@@ -23,8 +23,8 @@ help:  ## show this list
 train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" and the like are passed on
 	$(BIN)/midstride train $(JOB) $(ARGS)
 
-test: check $(HOROVOD)  ## what must pass: check, then every test; the laws in a seeded pairwise cover
-	$(BIN)/python -m pytest $(ARGS)
+test: check $(HOROVOD)  ## what must pass: check, then every test; the laws in a seeded pairwise cover; LOAD=8 beside 8 busy loops
+	$(if $(LOAD),$(BIN)/python tests/load.py $(LOAD)) $(BIN)/python -m pytest $(ARGS)
 
 test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real browser (chromium); pictures for the docs
 	$(BIN)/python -m pytest tests/ui --ui --pictures=docs/images $(ARGS)

@@ -18,6 +18,9 @@ from midstride.engine.snapshots.store import Store
 
 LIMIT_S = 5.0
 
+#: what a fresh Python imports before its first step takes longer on a busy machine
+pytestmark = pytest.mark.usefixtures("forked_worlds")
+
 
 def hasty(job: TrainingJob) -> TrainingJob:
     limits = {"hang_timeout_s": LIMIT_S, "validation_timeout_s": LIMIT_S}
@@ -29,7 +32,7 @@ def hasty(job: TrainingJob) -> TrainingJob:
     [(2, "backward", "hang_timeout_s"), (1, "validation", "validation_timeout_s")],
 )
 def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, option: str, tmp_path: Path) -> None:
-    job = tiny_job(tmp_path, processes=processes)
+    job = tiny_job(tmp_path, processes=processes, launcher="spawn")
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("hang", rank=processes - 1, step=8, phase=phase)
     with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +84,7 @@ def test_waiting_for_a_store_is_told_and_is_no_hang(tmp_path: Path, own_s3: Seaw
 
 
 def test_a_slow_rank_is_named_in_log_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = tiny_job(tmp_path, slow_rank=1)
+    job = tiny_job(tmp_path, launcher="spawn", slow_rank=1)
     monkeypatch.setattr(vigil, "WINDOW_S", 0.1)
     monkeypatch.setattr(vigil, "_BATCHES", 2)
     lines: list[str] = []

@@ -10,4 +10,4 @@ from unit.writers import OPEN
 def _closed_writers(_nothing_left_behind: None) -> Iterator[None]:
     yield
     while OPEN:
-        assert OPEN.pop().close(10.0)
+        assert OPEN.pop().close(100)

@@ -151,8 +151,8 @@ EVERYTHING: dict[str, Any] = {
 def folder(tmp_path: Path) -> Path:
     store = Store.open(tmp_path)
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 1)
-    snapshot = writer.take(Place(3), EVERYTHING, "", {}).future.result(30)
-    assert writer.close(10.0)
+    snapshot = writer.take(Place(3), EVERYTHING, "", {}).future.result(100)
+    assert writer.close(100)
     assert differences(EVERYTHING, read(store, snapshot, 0)) == []
     assert History(store).newest_good() == snapshot
     return tmp_path / "snapshots" / snapshot.name
