@@ -29,8 +29,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
-#: seconds that threads and processes get to end after the test that started them
-GRACE_S = 5.0
+#: seconds that threads and processes get to end after the test that started them, on a busy machine
+GRACE_S = 30.0
 #: set by pytest for each test, and by torch (its compiler) and scikit-learn when they are first imported
 ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 #: threads of libraries that live as long as the process and belong to no test
