@@ -84,7 +84,8 @@ class Losses:
             NoLoss: no batch of the epoch has had a loss, and there were enough of them to tell.
         """
         progress = self._trainer.progress
-        if self._had_one or progress.skipped < index:
+        # On several processes a step without a loss is refused at once; of a pipeline, one stage has the loss.
+        if self._trainer.world.size > 1 or self._had_one or progress.skipped < index:
             return
         progress.skipped += 1
         over = last or self._feed.at_end
