@@ -15,7 +15,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check docs laws soak test-airflow test-ui test-xla bench-data bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test check docs laws mutants soak test-airflow test-ui test-xla bench-data bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -42,6 +42,9 @@ laws: $(STAMP) $(HOROVOD)  ## walk the whole product of every law's axes; hours,
 	$(BIN)/python -m pytest tests/laws --laws=all $(ARGS)
 
 horovod: $(HOROVOD)  ## install Horovod; it is compiled once, then kept in the cache folder
+
+mutants: $(STAMP) $(HOROVOD)  ## plant known bugs in a copy, one at a time: which do the tests not see? ARGS="-k lease" runs some
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 soak: $(STAMP)  ## kill one run of the real example 20 times and compare; ARGS="--kills 200 --seed 3"
 	PYTHONPATH=tests $(BIN)/python -m soak.soak $(ARGS)

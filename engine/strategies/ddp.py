@@ -120,7 +120,7 @@ class Ddp(ProcessGroup):
         self._order = state_dict["gradient_order"]
         if self._wrapped is None:
             return
-        for _ in range(2 if self._order else 0):  # DDP rebuilds its buckets between the first and the second
+        for _ in range(2 if self._order else 0):  # with a static graph, DDP takes the order over in the second only
             self._wrapped(replay=self._order).backward()
         for parameter in self._wrapped.parameters():
             parameter.grad = None

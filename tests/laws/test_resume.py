@@ -80,8 +80,20 @@ def test_a_validation_goes_on_in_the_batch_and_loader_where_it_was_broken_off(
     assert [calls[name] for name in ("start", "epoch start", "epoch end", "end")] == [validations] * 4
 
 
+def test_a_window_goes_on_with_the_buffers_of_each_rank(tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
+    # A validation after each batch sees them: they are shared only where the next window opens.
+    setting = Setting(ranks=2, layout="accumulation", options={"val_check_interval": 1})
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=0, phase="validation", visit=5)
+    assert -9 in live(setting, tmp_path, plan)
+    assert live(setting, tmp_path, plan) == [0, 0]
+    plan.assert_all_fired()
+    assert_alike(tmp_path, undisturbed(setting))
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
+    "16 bits": {"precision": "16"},
     "64 bits": {"precision": "64"},
     "clipped by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
     "limited": {"limit_train_batches": 5, "limit_val_batches": 0.5, "val_check_interval": 2},

@@ -26,6 +26,7 @@ PLACES = cover({"step": [1, 4, 7, 10], "phase": ["forward", "backward", "validat
 @pytest.mark.parametrize(
     ("row", "ranks", "module", "place"),
     [(*cell, PLACES[number % len(PLACES)]) for number, cell in enumerate(CELLS)],
+    ids=["-".join(map(str, filter(None, cell))) for cell in CELLS],
 )
 def test_every_strategy_resumes(
     row: str,

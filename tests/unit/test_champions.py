@@ -15,6 +15,7 @@ from midstride.engine.champions.night import Night, faults_of_night, metric_of
 from midstride.engine.errors import JobError, Overtaken, SnapshotDamaged, UserError
 from midstride.engine.job import TrainingJob
 from midstride.engine.snapshots.checksums import facts_of, seal
+from midstride.engine.snapshots.local import LocalStore
 from midstride.engine.snapshots.store import Store
 
 JOB: dict[str, Any] = {
@@ -144,6 +145,15 @@ def test_of_many_who_promote_at_once_one_wins_and_the_others_are_told(store_url:
     assert won == [reigning(job)]
     assert len(told) == len(runs) - 1
     assert all(f"{won[0]} became champion" in words for words in told)
+
+
+def test_a_crown_whose_answer_was_lost_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS asks again where an answer was lost, and is told that the file is there."""
+    created = LocalStore.create
+    monkeypatch.setattr(LocalStore, "create", lambda *args: created(*args) and False)
+    job = job_at(str(tmp_path))
+    promote(job, "first", None)
+    assert reigning(job) == "first"
 
 
 def test_damaged_weights_are_not_crowned(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Plant each bug of the table in a copy of the checkout and run its tests: what survives, the tests do not see.
+
+make mutants
+make mutants ARGS="-k lease"
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from mutants.copy import Copy
+from mutants.mutant import Mutant
+from mutants.table import MUTANTS
+
+ROOT = Path(__file__).parents[2]
+#: in memory, where there is such a folder: what tests write is synced
+FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def judge(copy: Copy, mutant: Mutant) -> tuple[str, str]:
+    """Return how a planted bug ended, in a word, and what there is to say of it."""
+    with copy.planted(mutant):
+        verdict = copy.tested(mutant.arguments)
+    if verdict.code == 1:
+        by = verdict.failed[0].partition("::")[2] if verdict.failed else "a test"
+        return ("KILLED", f"by {by}: the argument no longer holds") if mutant.survives else ("killed", f"by {by}")
+    if verdict.code != 0:
+        return "BROKEN", f"pytest ended with code {verdict.code}\n{verdict.output}"
+    return ("argued", mutant.survives) if mutant.survives else ("SURVIVED", " ".join(mutant.arguments))
+
+
+def run(copy: Copy, rows: Sequence[Mutant]) -> bool:
+    """Run all `rows`, print how each ended, and return whether all of them ended as they should."""
+    counts: Counter[str] = Counter()
+    for mutant in rows:
+        began = time.monotonic()
+        ended, told = judge(copy, mutant)
+        counts[ended] += 1
+        print(f"{ended:<9}{time.monotonic() - began:5.1f} s  {mutant.file}: {mutant.name}; {told}", flush=True)
+    print(", ".join(f"{count} {ended}" for ended, count in counts.items()) or "no such row")
+    return bool(rows) and not counts.keys() - {"killed", "argued"}
+
+
+def main() -> int:
+    """Run the rows that were asked for; 1 if one of them survived and is not argued for."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("-k", metavar="TEXT", default="", help="only rows with this in their name or file")
+    asked = parser.parse_args()
+    rows = [row for row in MUTANTS if asked.k in f"{row.file} {row.name}"]
+    import torch
+    import torch._dynamo  # the first optimizer imports it, which takes seconds
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="midstride-mutants-", dir=FOLDER) as folder:
+        copy = Copy(ROOT, Path(folder))
+        # Without a bug: a test that fails anyway kills nothing.
+        control = copy.tested(sorted({argument for row in rows for argument in row.arguments}))
+        if control.code != 0:
+            print(control.output, "the tests do not pass without a planted bug, either", sep="\n")
+            return 2
+        return 0 if run(copy, rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Bugs in what is read: order, place, random numbers, workers."""
+
+from mutants.mutant import Mutant
+
+__all__ = ["DATA"]
+
+ORDER = "unit/test_order.py"
+COMBINED = "unit/test_combined.py"
+
+DATA = [
+    Mutant(
+        "samples have the same random numbers in every epoch",
+        "engine/data/loader.py",
+        "mix(self.key, self.epoch)",
+        "mix(self.key, 0)",
+        "unit/test_random.py::test_batches_are_functions_of_their_place",
+    ),
+    Mutant(
+        "a pass goes on one batch late",
+        "engine/data/loader.py",
+        "self._places.epoch, self._places.start, self._places.count = epoch, start, count",
+        "self._places.epoch, self._places.start, self._places.count = epoch, start + (start > 0), count",
+        "unit/test_random.py::test_batches_are_functions_of_their_place",
+    ),
+    Mutant(
+        "iterating moves the main generator",
+        "engine/data/loader.py",
+        "generator=torch.Generator().manual_seed(key),",
+        "generator=None,",
+        "unit/test_random.py::test_the_main_generators_are_left_alone",
+    ),
+    Mutant(
+        "a worker outlives its rank",
+        "engine/data/workers.py",
+        "            die_with_parent(self.rank_pid)",
+        "            pass",
+        "faults/test_workers.py::test_a_worker_dies_with_its_rank",
+    ),
+    Mutant(
+        "every epoch has the same order",
+        "engine/data/order.py",
+        "permutation(len(self), self._seed + epoch)",
+        "permutation(len(self), self._seed)",
+        ORDER,
+    ),
+    Mutant(
+        "the place of a sample is that of its neighbour",
+        "engine/data/order.py",
+        "place = batch * self.global_batch_size + self.rank",
+        "place = batch * self.global_batch_size + self.rank + 1",
+        "unit/test_random.py::test_another_number_of_ranks_reads_the_same_samples\nunit/test_order.py",
+    ),
+    Mutant(
+        "what was to be dropped is padded",
+        "engine/data/order.py",
+        'return -(-samples // self.size) if self.rest == "padded" else samples // self.size',
+        "return -(-samples // self.size)",
+        "laws/test_loaders.py::test_read_on_by_any_number_of_lives",
+    ),
+    Mutant(
+        "a computed permutation ends beyond the data",
+        "engine/data/permutation.py",
+        "beyond = beyond[found[beyond] >= self._samples]",
+        "beyond = beyond[:0]",
+        ORDER,
+    ),
+    Mutant(
+        "a computed permutation has no seed",
+        "engine/data/permutation.py",
+        "mix(seed, number) for number",
+        "mix(0, number) for number",
+        ORDER,
+    ),
+    Mutant(
+        "a loader that starts over repeats its order",
+        "engine/data/combined.py",
+        "self.feed.batches(self.first + self.lap, self.position)",
+        "self.feed.batches(self.first, self.position)",
+        COMBINED,
+    ),
+    Mutant(
+        "the shortest loader does not end an epoch",
+        "engine/data/combined.py",
+        'return any(ended) if self.mode == "min_size" else all(ended)',
+        "return all(ended)",
+        COMBINED,
+    ),
+    Mutant(
+        "loaders of unknown length start over in each life",
+        "engine/data/combined.py",
+        "            if start:\n                return self._streams\n",
+        "",
+        COMBINED,
+    ),
+    Mutant(
+        "collate has the random numbers of the first sample",
+        "engine/data/random.py",
+        "seed = mix(fetch.key ^ _COLLATE, fetch.first)",
+        "seed = mix(fetch.key, fetch.first)",
+        "unit/test_random.py",
+    ),
+    Mutant(
+        "samples of a batch have the same random numbers",
+        "engine/data/random.py",
+        "self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)",
+        "self._seed(mix(fetch.key, fetch.first), held)",
+        "unit/test_random.py",
+    ),
+]

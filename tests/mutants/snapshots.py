@@ -1,0 +1,181 @@
+"""Bugs in what is kept: durability, checksums, leases, lineage, pruning, weights."""
+
+from mutants.mutant import Mutant
+
+__all__ = ["SNAPSHOTS"]
+
+DURABLE = "unit/test_durability.py"
+SNAPSHOT_TESTS = "unit/test_snapshots.py"
+
+SNAPSHOTS = [
+    Mutant(
+        "a file is not durable before it has its name",
+        "engine/snapshots/local.py",
+        "            os.fsync(handle)\n        finally:\n            os.close(handle)\n    except",
+        "            pass\n        finally:\n            os.close(handle)\n    except",
+        DURABLE,
+    ),
+    Mutant(
+        "a name is not durable",
+        "engine/snapshots/local.py",
+        "            draft.unlink(missing_ok=True)\n            raise\n        _sync_folder(target.parent)\n",
+        "            draft.unlink(missing_ok=True)\n            raise\n",
+        DURABLE,
+    ),
+    Mutant(
+        "a name that was created is not durable",
+        "engine/snapshots/local.py",
+        "        _sync_folder(target.parent)\n        return True\n",
+        "        return True\n",
+        DURABLE,
+    ),
+    Mutant(
+        "a new folder is not durable",
+        "engine/snapshots/local.py",
+        "    folder.mkdir(exist_ok=True)\n    _sync_folder(folder.parent)\n",
+        "    folder.mkdir(exist_ok=True)\n",
+        DURABLE,
+    ),
+    Mutant(
+        "creating replaces what is there",
+        "engine/snapshots/local.py",
+        "target.hardlink_to(draft)",
+        "os.replace(draft, target)",
+        f"{SNAPSHOT_TESTS}::test_a_local_store_leaves_no_drafts",
+    ),
+    Mutant(
+        "something is written after the manifest",
+        "engine/snapshots/committer.py",
+        "        return unseal(data, name)\n",
+        '        self._store.write(f"{SNAPSHOTS}/{name}/{ROWS}", taken.rows.encode())\n'
+        "        return unseal(data, name)\n",
+        DURABLE,
+    ),
+    Mutant(
+        "a superseded world commits",
+        "engine/snapshots/committer.py",
+        "        ensure_newest(self._store, self._lease)\n        for old in taken.dropped:",
+        "        for old in taken.dropped:",
+        f"{SNAPSHOT_TESTS}::test_a_superseded_writer_finds_out_and_commits_nothing",
+    ),
+    Mutant(
+        "sizes are not compared before a commit",
+        "engine/snapshots/committer.py",
+        'if found.get(file) != fact["bytes"]:',
+        "if False:",
+        f"{SNAPSHOT_TESTS}::test_a_store_that_ranks_do_not_share_is_refused",
+    ),
+    Mutant(
+        "an error of one rank does not reach the others",
+        "engine/snapshots/committer.py",
+        "            if failed is not None:\n                raise",
+        "            if failed is not None and rank == self._world.rank:\n                raise",
+        f"{SNAPSHOT_TESTS}::test_an_error_of_one_rank_reaches_all",
+    ),
+    Mutant(
+        "the checksum of a file is not compared",
+        "engine/snapshots/checksums.py",
+        'if expected["xxh3_128"] != found["xxh3_128"]:',
+        "if False:",
+        f"{SNAPSHOT_TESTS}::test_damage_is_found_and_the_newest_good_one_is_taken",
+    ),
+    Mutant(
+        "the checksum of a manifest is not compared",
+        "engine/snapshots/checksums.py",
+        "whole = seal(document) == data",
+        "whole = bool(checksum)",
+        f"{SNAPSHOT_TESTS}::test_any_flipped_byte_of_a_sealed_document_is_found",
+    ),
+    Mutant(
+        "what is read is not checked",
+        "engine/snapshots/reader.py",
+        '    check_facts(f"{store.url}/{path}", expected, facts_of([data]))\n',
+        "",
+        f"{SNAPSHOT_TESTS}::test_the_reader_checks_what_it_reads",
+    ),
+    Mutant(
+        "a generation whose answer was lost is taken twice",
+        "engine/snapshots/lease.py",
+        "if store.create(path, data) or store.read(path) == data:",
+        "if store.create(path, data):",
+        f"{SNAPSHOT_TESTS}::test_a_generation_whose_answer_was_lost_is_taken_once",
+    ),
+    Mutant(
+        "a superseded world removes snapshots",
+        "engine/snapshots/retention.py",
+        "            ensure_newest(self._store, self._lease)  # a newer",
+        "            pass  # a newer",
+        f"{SNAPSHOT_TESTS}::test_a_superseded_writer_removes_nothing",
+    ),
+    Mutant(
+        "one snapshot too many is removed",
+        "engine/snapshots/retention.py",
+        "        while len(known) > self._keep:",
+        "        while len(known) >= self._keep:",
+        f"{SNAPSHOT_TESTS}::test_pruning_keeps_the_newest_and_every_row",
+    ),
+    Mutant(
+        "what a stale world committed late counts",
+        "engine/snapshots/lineage.py",
+        "return end is None or place <= end",
+        "return True",
+        f"{SNAPSHOT_TESTS}::test_a_late_commit_of_a_stale_generation_is_never_read",
+    ),
+    Mutant(
+        "a manifest of another place counts",
+        "engine/snapshots/history.py",
+        "        if found != name:\n",
+        "        if False:\n",
+        f"{SNAPSHOT_TESTS}::test_a_renamed_folder_is_set_aside",
+    ),
+    Mutant(
+        "a snapshot of another run counts",
+        "engine/snapshots/history.py",
+        'if lineage.run_id and manifest.get("run_id") != lineage.run_id:',
+        "if False:",
+        f"{SNAPSHOT_TESTS}::test_a_snapshot_of_another_run_is_set_aside",
+    ),
+    Mutant(
+        "files go before their manifest",
+        "engine/snapshots/history.py",
+        '[MANIFEST], [*snapshot.manifest["files"]])',
+        '[*snapshot.manifest["files"]], [MANIFEST])',
+        f"{SNAPSHOT_TESTS}::test_a_kill_at_any_moment_of_pruning_loses_nothing",
+    ),
+    Mutant(
+        "rows go before they are folded",
+        "engine/snapshots/segments.py",
+        "            rows = self._rows(files)\n",
+        "            rows = self._rows(files)\n            self._store.remove(files[0])\n",
+        f"{SNAPSHOT_TESTS}::test_a_kill_at_any_moment_of_folding_loses_nothing",
+    ),
+    Mutant(
+        "old weights go before the new ones count",
+        "engine/snapshots/weights.py",
+        '    store.write(f"{folder}/{name}", data)\n',
+        '    store.remove(folder)\n    store.write(f"{folder}/{name}", data)\n',
+        f"{SNAPSHOT_TESTS}::test_a_kill_while_weights_are_replaced_leaves_whole_ones",
+    ),
+    Mutant(
+        "a superseded world replaces weights",
+        "engine/snapshots/weights.py",
+        "seal(manifest), check=check)",
+        "seal(manifest))",
+        "unit/test_writer.py::test_weights_replace_nothing_once_another_world_took_over\n"
+        "unit/test_writer.py::test_weights_of_a_world_that_was_overtaken_change_nothing",
+    ),
+    Mutant(
+        "each rank agrees with itself when a snapshot is due",
+        "engine/snapshots/policy.py",
+        "wanted = max(self._gather(wanted))",
+        "self._gather(wanted)",
+        "unit/test_policy.py::test_every_rank_gives_the_same_answer_whatever_its_clock_says",
+    ),
+    Mutant(
+        "the last rows of a tensor go to nobody",
+        "engine/snapshots/pieces.py",
+        "each = -(-rows // size)",
+        "each = rows // size",
+        "unit/test_pieces.py",
+    ),
+]

@@ -1,0 +1,11 @@
+"""All planted bugs."""
+
+from mutants.around import AROUND
+from mutants.data import DATA
+from mutants.snapshots import SNAPSHOTS
+from mutants.training import TRAINING
+from mutants.worlds import WORLDS
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = [*TRAINING, *DATA, *SNAPSHOTS, *WORLDS, *AROUND]

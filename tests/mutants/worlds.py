@@ -1,0 +1,102 @@
+"""Bugs in strategies and launchers: what ranks exchange, and which process ends with which."""
+
+from mutants.mutant import Mutant
+
+__all__ = ["WORLDS"]
+
+PLAIN = "laws/test_plain.py"
+LAUNCHERS = "faults/test_launchers.py"
+
+WORLDS = [
+    Mutant(
+        "ranks forget whether they share buffers",
+        "engine/strategies/ddp.py",
+        'self._wrapped.require_forward_param_sync = state_dict["shares_buffers"]',
+        "pass",
+        "laws/test_resume.py::test_a_window_goes_on_with_the_buffers_of_each_rank",
+    ),
+    Mutant(
+        "the order of gradients is not replayed",
+        "engine/strategies/ddp.py",
+        "range(2 if self._order else 0)",
+        "range(0)",
+        "laws/test_resume.py::test_every_kind_of_module_resumes[worse and worse-3]",
+    ),
+    Mutant(
+        "the order of gradients is replayed once where the graph is static",
+        "engine/strategies/ddp.py",
+        "range(2 if self._order else 0)",
+        "range(1 if self._order else 0)",
+        "laws/test_strategies.py::test_every_strategy_resumes[ddp, static-3]",
+    ),
+    Mutant(
+        "gradients are exchanged inside a window",
+        "engine/strategies/ddp.py",
+        '            return cast("AbstractContextManager[Any]", wrapped.no_sync())\n',
+        "            pass\n",
+        f"{PLAIN}::test_an_undisturbed_run_has_the_bits_of_the_plain_script[3-0.5-3]",
+    ),
+    Mutant(
+        "gradients are added up, not averaged",
+        "engine/strategies/process_group.py",
+        "    flat /= size\n",
+        "",
+        f"{PLAIN}::test_a_pipeline_has_the_bits_of_the_script_on_one_device[4-1-0.5-options2]",
+    ),
+    Mutant(
+        "gradients of parts are added in another order",
+        "engine/strategies/replicas.py",
+        "for replica in range(ctx.replicas):",
+        "for replica in reversed(range(ctx.replicas)):",
+        f"{PLAIN}::test_split_batches_have_the_bits_of_the_script_that_splits_by_hand[dp-1-4-1]",
+    ),
+    Mutant(
+        "the buffers are those of the last replica",
+        "engine/strategies/replicas.py",
+        "_keep_buffers(module, made[0])",
+        "_keep_buffers(module, made[-1])",
+        f"{PLAIN}::test_split_batches_have_the_bits_of_the_script_that_splits_by_hand[dp-1-2-1]",
+    ),
+    Mutant(
+        "a batch loses what its parts do not share evenly",
+        "engine/strategies/batches.py",
+        "lengths = [len(chunk) for chunk in torch.empty(samples).chunk(parts)]",
+        "lengths = [samples // parts] * parts",
+        "unit/test_batches.py::test_a_batch_is_cut_as_torch_cuts",
+    ),
+    Mutant(
+        "a parameter lies in two stages",
+        "engine/strategies/balance.py",
+        "cost < best[stage][end] and start not in tied and",
+        "cost < best[stage][end] and",
+        "unit/test_pipeline.py::test_layers_that_share_a_parameter_stay_together",
+    ),
+    Mutant(
+        "a process outlives a parent that is killed",
+        "engine/launchers/lifeline.py",
+        "    _prctl(_PR_SET_PDEATHSIG, by)\n",
+        "",
+        f"{LAUNCHERS}::test_the_watcher_ends[SIGKILL-inline]\nfaults/test_workers.py::test_a_worker_dies_with_its_rank",
+    ),
+    Mutant(
+        "what a world leaves behind lives on",
+        "engine/launchers/keeper.py",
+        "            if time.monotonic() >= polite_until:\n                kill_all(left)\n",
+        "            if time.monotonic() >= polite_until:\n                break\n",
+        f"{LAUNCHERS}::test_what_a_world_leaves_behind_at_its_own_end",
+    ),
+    Mutant(
+        "deaf ranks are asked for ever",
+        "engine/launchers/keeper.py",
+        "if self._deadline is not None and time.monotonic() > self._deadline:",
+        "if False:",
+        f"{LAUNCHERS}::test_deaf_ranks_are_killed_after_the_grace[SIGTERM]",
+    ),
+    Mutant(
+        "half a line is told",
+        "engine/launchers/group.py",
+        "        if not ended:  # a progress",
+        "        if False:  # a progress",
+        f"{LAUNCHERS}::test_output_comes_in_whole_lines",
+    ),
+]
