@@ -32,7 +32,7 @@ AROUND = [
     Mutant(
         "damaged weights are crowned",
         "engine/champions/line.py",
-        '            check_facts(f"{source.url}/{name}", expected, facts_of([data]))\n',
+        '        check_facts(f"{source.url}/{folder}/{saved.file}", saved.expected, facts_of([data]))\n',
         "",
         f"{CHAMPIONS}::test_damaged_weights_are_not_crowned",
     ),

@@ -152,17 +152,16 @@ SNAPSHOTS = [
     Mutant(
         "old weights go before the new ones count",
         "engine/snapshots/weights.py",
-        '    store.write(f"{folder}/{name}", data)\n',
-        '    store.remove(folder)\n    store.write(f"{folder}/{name}", data)\n',
+        '        self._store.write(f"{self._folder}/{file}", data)\n',
+        '        self._store.remove(self._folder)\n        self._store.write(f"{self._folder}/{file}", data)\n',
         f"{SNAPSHOT_TESTS}::test_a_kill_while_weights_are_replaced_leaves_whole_ones",
     ),
     Mutant(
-        "a superseded world replaces weights",
-        "engine/snapshots/weights.py",
-        "seal(manifest), check=check)",
-        "seal(manifest))",
-        "unit/test_writer.py::test_weights_replace_nothing_once_another_world_took_over\n"
-        "unit/test_writer.py::test_weights_of_a_world_that_was_overtaken_change_nothing",
+        "weights of a superseded world count",
+        "engine/snapshots/weights_index.py",
+        "(parse_name(stem) and lineage.holds(stem))]",
+        "parse_name(stem)]",
+        "unit/test_writer.py::test_a_world_that_sleeps_anywhere_while_it_writes_weights_changes_nothing_that_is_read[local]",
     ),
     Mutant(
         "each rank agrees with itself when a snapshot is due",

@@ -32,8 +32,8 @@ TRAINING = [
     Mutant(
         "gradients are clipped before they are unscaled",
         "engine/optimization.py",
-        "        trainer.precision.unscale(optimizer)\n        if options.gradient_clip_val is not None:\n",
-        "        if options.gradient_clip_val is not None:\n",
+        "        trainer.precision.unscale(optimizer)\n        self._clip(optimizer)\n",
+        "        self._clip(optimizer)\n        trainer.precision.unscale(optimizer)\n",
         "laws/test_plain.py::test_in_16_bits_gradients_are_clipped_at_their_true_size[1]",
     ),
     Mutant(
@@ -52,10 +52,10 @@ TRAINING = [
     ),
     Mutant(
         "a loss that is not finite goes on",
-        "engine/optimization.py",
-        "if self._check_loss and not math.isfinite(loss.item()):",
-        "if self._check_loss and math.isnan(loss.item()):",
-        "unit/test_refusals.py",
+        "engine/losses.py",
+        "not math.isfinite(loss.item()):",
+        "math.isnan(loss.item()):",
+        "unit/test_refusals.py::test_is_refused_before_anything_is_written[an infinite loss by hand]",
     ),
     Mutant(
         "the scale is not part of the state",
@@ -153,8 +153,8 @@ TRAINING = [
     Mutant(
         "a validation starts over",
         "engine/progress.py",
-        "setattr(self, field.name, state_dict[field.name])",
-        'setattr(self, field.name, 0 if field.name == "val_batch" else state_dict[field.name])',
+        'state_dict.get(field.name, 0) if field.name == "skipped" else',
+        'state_dict.get(field.name, 0) if field.name == "skipped" else 0 if field.name == "val_batch" else',
         "laws/test_resume.py::test_a_validation_goes_on_in_the_batch_and_loader_where_it_was_broken_off[1-0.5]",
     ),
     Mutant(
