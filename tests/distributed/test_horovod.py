@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from laws.horovod_world import run_horovod_ranks
+from laws.horovod_world import needs_horovod, run_horovod_ranks
 from laws.lives import SampleData, Tangled
 from torch import nn
 from torch.optim import SGD, lr_scheduler
@@ -124,6 +124,7 @@ class Unsuited(TrainingModule):
         self.phase = nn.Parameter(torch.zeros(1, dtype=torch.complex64))
 
 
+@needs_horovod
 def test_what_cannot_be_summed_is_named() -> None:
     sparse, wave = build_strategy("horovod").refusals(Unsuited())
     assert "words has sparse gradients" in sparse

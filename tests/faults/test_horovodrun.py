@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from flow_runs import results, tiny_job
-from laws.horovod_world import run_horovod_ranks
+from laws.horovod_world import needs_horovod, run_horovod_ranks
 
 from midstride.engine.errors import StopRequested
 from midstride.engine.events import Event
@@ -20,6 +20,8 @@ from midstride.engine.snapshots.store import Store
 from midstride.engine.worker import Rank
 from midstride.engine.world import World
 from midstride.engine.world_options import WorldOptions
+
+pytestmark = needs_horovod
 
 #: Stands in for ssh: runs the command here, as if it were there.
 SSH = f"""#!{sys.executable}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from laws.horovod_world import needs_horovod
 
 from midstride.engine import launch as launching
 from midstride.engine.errors import JobError
@@ -236,6 +237,7 @@ def test_a_rank_is_killed(scene: Scene, watcher: Callable[..., subprocess.Popen[
 ABOVE_A_RANK = {"rank": 0, "middleman": 2, "horovodrun": 3, "keeper": 4, "watcher": 5}
 
 
+@needs_horovod
 @pytest.mark.parametrize("victim", ABOVE_A_RANK)
 def test_horovodrun_leaves_nobody(scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], victim: str) -> None:
     process = watcher("horovodrun", "waits")
@@ -269,6 +271,7 @@ time.sleep(6.0)
 """
 
 
+@needs_horovod
 def test_ranks_under_horovodrun_have_the_whole_grace(scene: Scene) -> None:
     scene.rank_script = scene.script("slow", SLOW_TO_LEAVE)
     environment = {**os.environ, "MIDSTRIDE_SESSION": str(scene.folder), Wards.VARIABLE: "here"}

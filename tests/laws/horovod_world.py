@@ -2,14 +2,18 @@
 
 import os
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
-from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-from horovod.runner.http.http_server import RendezvousServer
+import pytest
 
 from midstride.engine.testing import run_ranks
 
-__all__ = ["run_horovod_ranks"]
+__all__ = ["needs_horovod", "run_horovod_ranks"]
+
+_MISSING = "Horovod is not installed: `make horovod` compiles it"
+#: for tests that start it in their own way; `run_horovod_ranks` skips on its own
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason=_MISSING)
 
 
 def run_horovod_ranks(
@@ -20,10 +24,13 @@ def run_horovod_ranks(
     timeout_s: float = 60.0,
 ) -> list[int]:
     """Call `target(*arguments)` in `processes` forked ranks that Horovod joins; return their exit codes."""
+    hosts = pytest.importorskip("horovod.runner.common.util.hosts", reason=_MISSING)
+    from horovod.runner.http.http_server import RendezvousServer
+
     server = RendezvousServer()
     port = server.start()
     try:
-        server.init(get_host_assignments(parse_hosts(f"localhost:{processes}"), processes))
+        server.init(hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{processes}"), processes))
         return run_ranks(
             _join,
             port,

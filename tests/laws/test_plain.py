@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws.horovod_world import needs_horovod, run_horovod_ranks
 from laws.lives import Samples
 from laws.plain import BATCH, EPOCHS, SEED, Net, lbfgs, plain, plain_closure, plain_parts
 from laws.plain_pipeline import BATCH as pipeline_batch
@@ -128,11 +129,11 @@ def test_sharded_training_has_the_bits_of_the_script_around_fully_shard(
     assert_same_bits(tmp_path, ranks, script, partial(ours, **choice, kind=DeepModule, strategy=strategy))
 
 
+@needs_horovod
 @pytest.mark.parametrize(("ranks", "window", "clip"), [(2, 1, None), (3, 1, None), (3, 3, 0.5)])
 def test_horovod_has_the_bits_of_the_script_for_horovodrun(
     ranks: int, window: int, clip: float | None, tmp_path: Path
 ) -> None:
-    from laws.horovod_world import run_horovod_ranks
     from laws.plain_horovod import plain_flat, plain_horovod
 
     samples = 7 * BATCH * ranks - ranks - 1

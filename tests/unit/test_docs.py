@@ -18,7 +18,16 @@ from midstride.flows.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def pages_with(pattern: str) -> pytest.MarkDecorator:
+    """Run a test for each page in which a line has `pattern`."""
+    pages = [page for page in PAGES if re.search(pattern, page.read_text(), re.MULTILINE)]
+    assert pages
+    return pytest.mark.parametrize("page", pages, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+page = pages_with(r"^")
 
 #: what a job needs, for blocks that show a part of one
 PARTIAL: dict[str, Any] = {"name": "a", "module": "model:A", "data": "model:B", "trainer": {"max_epochs": 1}}
@@ -68,13 +77,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / path).exists(), f"{page.name} links to {path}, which is not there"
 
 
-@page
+@pages_with(r"^make ")
 def test_make_targets_exist(page: Path) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {words[1] for words in lines(page) if words[0] == "make"} <= set(targets)
 
 
-@page
+@pages_with(r"(^|`)midstride ")
 def test_commands_parse(page: Path) -> None:
     for words in lines(page):
         if words[0] == "midstride":
@@ -83,7 +92,7 @@ def test_commands_parse(page: Path) -> None:
         assert app.parse_commands(said.split())[0], f"there is no command `midstride {said}`"
 
 
-@page
+@pages_with(r"^```yaml")
 def test_jobs_are_valid(page: Path, tmp_path: Path) -> None:
     """A block whose keys are all a job's is a job, or a part of one."""
     path = tmp_path / "job.yaml"
@@ -94,19 +103,17 @@ def test_jobs_are_valid(page: Path, tmp_path: Path) -> None:
             TrainingJob.load(path)
 
 
-@page
+@pages_with(r"^```python$")
 def test_python_blocks_run(page: Path) -> None:
     """The blocks of a page are one program, which a reader may paste into a file; those with a title are files."""
-    if program := write_files(page):
-        run_page(program)
+    run_page(write_files(page))
 
 
-@page
+@pages_with(r"^```python")
 def test_python_blocks_name_what_they_use(page: Path) -> None:
     """Also where they only define something."""
-    if program := write_files(page):
-        Path("page.py").write_text(program)
-        run("-m", "ruff", "check", "--quiet", "--isolated", "--select=F821", ".")
+    Path("page.py").write_text(write_files(page))
+    run("-m", "ruff", "check", "--quiet", "--isolated", "--select=F821", ".")
 
 
 #: what the page tells a newcomer to do
