@@ -15,7 +15,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check docs laws mutants soak test-airflow test-ui test-xla bench-data bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test test-all check docs laws mutants soak test-airflow test-ui test-xla bench-data bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -23,8 +23,12 @@ help:  ## show this list
 train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" and the like are passed on
 	$(BIN)/midstride train $(JOB) $(ARGS)
 
-test: check $(HOROVOD)  ## what must pass: check, then every test; the laws in a seeded pairwise cover; LOAD=8 beside 8 busy loops
-	$(if $(LOAD),$(BIN)/python tests/load.py $(LOAD)) $(BIN)/python -m pytest $(ARGS)
+test: check $(HOROVOD)  ## what must pass, about 12 minutes; ARGS="-m fast" takes a minute; LOAD=8 beside 8 busy loops
+	$(if $(LOAD),$(BIN)/python tests/load.py $(LOAD)) $(BIN)/python -m pytest --durations-file=build/durations.txt $(ARGS)
+
+test-all: check $(HOROVOD)  ## everything, about an hour: whole laws on a disk, soak, browser, Airflow, xla; before a release
+	$(BIN)/python -m pytest --laws=all --disk --ui --timeout=600 --durations-file=build/durations-all.txt
+	$(MAKE) soak test-airflow test-xla
 
 test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real browser (chromium); pictures for the docs
 	$(BIN)/python -m pytest tests/ui --ui --pictures=docs/images $(ARGS)
@@ -38,7 +42,7 @@ check: $(STAMP)  ## lint, format, types, import contracts
 docs: $(STAMP)  ## build the documentation in build/site; ARGS="serve" shows it while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --quiet) --strict
 
-laws: $(STAMP) $(HOROVOD)  ## walk the whole product of every law's axes; hours, not minutes
+laws: $(STAMP) $(HOROVOD)  ## the whole product of every law's axes, after a change of what is resumed
 	$(BIN)/python -m pytest tests/laws --laws=all $(ARGS)
 
 horovod: $(HOROVOD)  ## install Horovod; it is compiled once, then kept in the cache folder

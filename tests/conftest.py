@@ -21,6 +21,7 @@ TOKEN = os.environ["MIDSTRIDE_TESTS"] = uuid.uuid4().hex
 
 import hypothesis
 import pytest
+from durations import Durations
 from run_folders import DISK, MEMORY, has_room_in_memory, make_run_folder
 from seaweed import Seaweed
 
@@ -44,9 +45,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--laws",
         choices=["cover", "all"],
         default="cover",
-        help="walk a seeded pairwise cover of the laws' axes, or their whole product",
+        help="walk a cover of the laws' axes in which every two values meet, or their whole product",
     )
     parser.addoption("--disk", action="store_true", help="keep every run folder on a disk, none in memory")
+    parser.addoption("--durations-file", metavar="FILE", type=Path, help="write what folders, files and tests took")
     parser.addoption("--ui", action="store_true", help="press buttons in a real browser, too; minutes")
     parser.addoption("--pictures", metavar="FOLDER", help="keep what the browser shows, as docs/images does")
 
@@ -63,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.basetemp = config.option.basetemp or str(folder / "tests")
     (folder / "tmp").mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
+    if durations_file := config.getoption("--durations-file"):
+        config.pluginmanager.register(Durations(config.invocation_params.dir / durations_file))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -104,7 +108,9 @@ def _warm(request: pytest.FixtureRequest) -> None:
         from midstride.engine.testing import PRELOAD, run_ranks
 
         torch.set_num_threads(1)
-        run_ranks(_nothing, preload=(*PRELOAD, "torchmetrics"))
+        # The faults' ranks write to S3.
+        more = ["s3fs"] if any("faults" in item.path.parts for item in request.session.items) else []
+        run_ranks(_nothing, preload=(*PRELOAD, "torchmetrics", *more))
 
 
 @pytest.fixture
@@ -137,13 +143,27 @@ def bucket(s3: Seaweed) -> Iterator[str]:
         yield s3.bucket()
 
 
+@pytest.fixture(scope="session")
+def _harmed_s3() -> Iterator[list[Seaweed]]:
+    servers: list[Seaweed] = []
+    yield servers
+    for server in servers:
+        server.kill()
+
+
 @pytest.fixture
-def own_s3(tmp_path: Path) -> Iterator[Seaweed]:
-    """An S3 server of this test alone, which it can reach."""
-    server = Seaweed(tmp_path / "s3")
+def own_s3(_harmed_s3: list[Seaweed], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """An S3 server that this test may kill and freeze; if it is up afterwards, the next test gets it."""
+    if not _harmed_s3:
+        _harmed_s3.append(Seaweed(tmp_path_factory.mktemp("own-s3")))
+    server = _harmed_s3[0]
     with server.reached():
         yield server
-    server.kill()
+    server.thaw()
+    if server.is_up:
+        LASTING_PROCESSES.add(server.pid)
+    else:
+        _harmed_s3.clear()
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,10 @@ class Seaweed:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     @contextmanager
     def reached(self, **changes: str) -> Iterator[None]:
         """Let this process, and those it starts, find the server; `changes` go on top."""

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -92,7 +93,9 @@ def main() -> None:
     wheel = kept(folder)
     if wheel is None:
         print(f"building Horovod {VERSION} for torch {version('torch')}: about five minutes, once", flush=True)
+        start = time.monotonic()
         wheel = build(folder)
+        print(f"built in {time.monotonic() - start:.0f} s", flush=True)
     pip("install", "--quiet", *(["-c", constraint] if constraint else []), str(wheel))
     print(f"horovod {VERSION}: {wheel}")
 

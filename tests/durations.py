@@ -1,0 +1,75 @@
+"""What tests take: seconds of the clock and of the processor, by folder, by file, and of the slowest, in a file."""
+
+import multiprocessing.forkserver as forkserver
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+__all__ = ["Durations"]
+
+SLOWEST = 50
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Sum:
+    """Tests, and the seconds they took; `cpu_s` holds those of processes that have ended, too."""
+
+    tests: int = 0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def __add__(self, other: "Sum") -> "Sum":
+        return Sum(self.tests + other.tests, self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+
+@dataclass
+class Durations:
+    """A plugin that measures every test, its fixtures included, and writes `path`."""
+
+    path: Path
+    tests: dict[str, Sum] = field(default_factory=dict)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        wall, cpu = time.monotonic(), _cpu_s()
+        result = yield
+        self.tests[item.nodeid] = Sum(1, time.monotonic() - wall, _cpu_s() - cpu)
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        slowest = sorted(self.tests.items(), key=lambda test: -test[1].wall_s)[:SLOWEST]
+        folders, files = self._by(lambda name: str(Path(name).parent)), self._by(str)
+        table = [*_lines("folder", folders), *_lines("file", files), *_lines("slowest", dict(slowest))]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text("".join(f"{line}\n" for line in table))
+        terminalreporter.section(f"durations ({self.path})")
+        terminalreporter.write("".join(f"{line}\n" for line in _lines("folder", folders)))
+
+    def _by(self, key: Callable[[str], str]) -> dict[str, Sum]:
+        sums: dict[str, Sum] = {}
+        for name, taken in self.tests.items():
+            group = key(name.partition("::")[0])
+            sums[group] = sums.get(group, Sum()) + taken
+        return {**sums, "all": sum(sums.values(), Sum())}
+
+
+def _lines(title: str, sums: dict[str, Sum]) -> Iterator[str]:
+    yield f"{'wall s':>8} {'CPU s':>8} {'tests':>6}  {title}"
+    for name, taken in sums.items():
+        yield f"{taken.wall_s:8.1f} {taken.cpu_s:8.1f} {taken.tests:6}  {name}"
+
+
+def _cpu_s() -> float:
+    """Return the processor's seconds of this process, of the one that ranks are forked from, and of their children."""
+    ours = os.times()
+    seconds = ours.user + ours.system + ours.children_user + ours.children_system
+    try:
+        stat = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/stat").read_text()
+    except OSError:  # not started yet
+        return seconds
+    return seconds + sum(int(ticks) for ticks in stat.rpartition(")")[2].split()[11:15]) / _TICKS_S
