@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import io
+import multiprocessing
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ __all__ = ["Rank", "main", "print_whole_lines"]
 
 #: what a rank that is done gives the others to be so too
 _TOGETHER_S = 5.0
+#: the path of a socket has at most 107 characters
+_LONGEST_FOLDER = 80
 
 
 def _stop_early(number: int, frame: FrameType | None) -> None:
@@ -39,6 +42,12 @@ def _stop_early(number: int, frame: FrameType | None) -> None:
 def _ignore_stops() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _put_sockets_into(folder: Path) -> None:
+    """Have multiprocessing keep its sockets in `folder`, which goes with the world however this process ends."""
+    if len(str(folder)) <= _LONGEST_FOLDER:
+        multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 
 def print_whole_lines() -> None:
@@ -63,6 +72,7 @@ class Rank:
 
     def run(self) -> int:
         """Train as the session says; write how it ended, and return the exit code."""
+        _put_sockets_into(self.session.folder)
         self._heartbeat = Heartbeat.of(self.world)  # kept: the launcher wants to know our process from here on
         if decided := self.session.outcomes():
             # Some rank has ended already: to go and meet the others now would be to wait for it in vain.

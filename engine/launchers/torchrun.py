@@ -24,6 +24,7 @@ class Torchrun(Launcher):
             "--max-restarts=0",
             "--monitor-interval=0.1",
             f"--shutdown-timeout={max(1, round(grace_s))}",
+            *("--log-dir", str(session.folder / "agent")),
             *("--module", "midstride.engine.worker", str(session.folder)),
         ]
 

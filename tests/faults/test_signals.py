@@ -79,6 +79,8 @@ def test_a_world_obeys_signals_to_any_of_its_processes(night: Night) -> None:
     assert (first.outcome, second.outcome) == ("stopped", "stopped")
     assert first.error.startswith(f"asked to stop, after step {stopped}; the run resumes from snapshot")
     assert second.resumed_step == stopped
+    left = [path.name for path in night.temporary.iterdir()]
+    assert not [name for name in left if name.startswith(("midstride-", "torchelastic_", "pymp-"))]
 
     train_forked(night.job, "night")
     train_forked(night.job, "calm")
