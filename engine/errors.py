@@ -17,6 +17,7 @@ EngineError                 the world ends with 1: a retry may help
 └── SnapshotError
     ├── SnapshotMissing     nothing committed there
     ├── SnapshotDamaged     committed, but its bytes are not those that were written
+    │   └── SnapshotUnreadable  they cannot be read
     ├── StoreSilent         the store did not answer for as long as it was waited for
     ├── ReadBackDiffers     ends with 2: a part did not take back the state it gave
     └── StoreUnsafe         ends with 2: the store cannot promise what was asked of it
@@ -43,6 +44,7 @@ __all__ = [
     "SnapshotDamaged",
     "SnapshotError",
     "SnapshotMissing",
+    "SnapshotUnreadable",
     "StopRequested",
     "StopSignal",
     "StoreSilent",
@@ -157,6 +159,10 @@ class SnapshotMissing(SnapshotError):
 
 class SnapshotDamaged(SnapshotError):
     """A committed snapshot whose bytes are not those that were written."""
+
+
+class SnapshotUnreadable(SnapshotDamaged):
+    """A file of a snapshot cannot be read: the disk, the permissions, or something else in its place."""
 
 
 class ReadBackDiffers(SnapshotError):

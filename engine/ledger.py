@@ -7,6 +7,7 @@ to a newer snapshot pays for the next one; the same error at the same step twice
 """
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,6 +17,8 @@ from midstride.engine.outcome import SUPERSEDED, Outcome
 from midstride.engine.snapshots.store import Store
 
 __all__ = ["Attempt", "Ledger", "Verdict", "fatal_snapshots", "judge"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,15 @@ class Ledger:
 
     def attempts(self) -> list[Attempt]:
         """Return all attempts, oldest first."""
-        return [_decode(self._store.read(name)) for name in self._names()]
+        found = [self._attempt(name) for name in self._names()]
+        return [attempt for attempt in found if attempt is not None]
+
+    def _attempt(self, name: str) -> Attempt | None:
+        try:
+            return _decode(self._store.read(name))
+        except (ValueError, TypeError, AttributeError, RecursionError, IsADirectoryError) as error:
+            log.warning("%s/%s is not what was written, that attempt does not count: %s", self._store.url, name, error)
+            return None
 
     def verdict(self, retries: int, *, after: int = 0) -> Verdict:
         """Say whether another attempt makes sense.

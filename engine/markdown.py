@@ -54,6 +54,8 @@ def facts_of(report: Report) -> list[tuple[str, str]]:
         facts.append(("best of other runs", f"{number(value)} ({run})"))
     facts += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", seconds(report.seconds))]
     facts.append(("snapshots", f"{report.snapshots} taken"))
+    if report.gaps:
+        facts.append(("gaps", "; ".join(report.gaps)))
     if report.set_aside:
         facts.append(("set aside", "; ".join(f"{name}: {why}" for name, why in report.set_aside.items())))
     facts.append(("restarts", str(report.restarts)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from midstride.engine.running import Running
 
-__all__ = ["MetricLog", "join_segments"]
+__all__ = ["MetricLog", "join_segments", "missing_steps"]
 
 
 #: one rank's share of a value that is reduced over the ranks: value, weight, reduction
@@ -127,6 +127,23 @@ def join_segments(segments: Iterable[str]) -> str:
         for row in csv.DictReader(io.StringIO(segment)):
             rows.append({name: value for name, value in row.items() if value != ""})
     return _text(rows)
+
+
+def missing_steps(segments: Iterable[str], until: int) -> list[tuple[int, int]]:
+    """Return the first and the last of the steps up to `until` that follow one another and have no row."""
+    there: set[int] = set()
+    for segment in segments:
+        header, *rows = csv.reader(io.StringIO(segment)) if segment else [["step"]]
+        if "step" not in header:
+            return []  # no metric log of a fit
+        column = header.index("step")
+        there.update(int(row[column]) for row in rows)
+    missing: list[tuple[int, int]] = []
+    for step in range(1, until + 1):
+        if step not in there:
+            extends = missing and missing[-1][1] == step - 1
+            missing.append((missing.pop()[0] if extends else step, step))
+    return missing
 
 
 def _text(rows: list[dict[str, Any]]) -> str:

@@ -23,7 +23,7 @@ from midstride.engine.requests import Asked, Request
 from midstride.engine.run import Resume, Run
 from midstride.engine.snapshots.codec import walk
 from midstride.engine.snapshots.history import Snapshot
-from midstride.engine.snapshots.place import Place
+from midstride.engine.snapshots.place import Place, snapshot_name
 from midstride.engine.snapshots.policy import Policy
 from midstride.engine.snapshots.writer import Taking
 from midstride.engine.state import restore_parts, state_of
@@ -68,6 +68,7 @@ class Recorder:
         self._feeds, self._data = feeds, data
         self._start = Start.of(feeds, trainer.world.size)
         self._facts = self._described(feeds.training, data)
+        self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
         self._write_s = 0.0  # seconds the last snapshot took until it was committed
 
     @staticmethod
@@ -84,6 +85,7 @@ class Recorder:
             self._fit(snapshot, tree, where)
             self._check(snapshot.manifest, where)
             restore_parts(self._parts, self._resharded(snapshot, tree))
+            self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
         else:
             walk(state_of(self._parts))  # what cannot be written is refused now, not at the first snapshot
         lease = self.run.begin(found[0] if found else None)
@@ -144,6 +146,7 @@ class Recorder:
             "strategy": trainer.strategy.facts(),
             "progress": progress.state_dict(),
             "left_out": list(trainer.samples.left_out),
+            "weights": dict(self._weights),
         }
         self.run.snapshot(place, state_of(self._parts), rows, facts, probe, committed)
         self._policy.taken(time.perf_counter() - began)
@@ -194,6 +197,8 @@ class Recorder:
         }
         weights = trainer.strategy.weights(module)
         place = Place(progress.step, progress.after)
+        if self.generation is not None:
+            self._weights[folder] = snapshot_name(place, self.generation)
         self.run.keep_weights(folder, place, trainer.logged.metrics.without_states(weights), facts)
 
     def _described(self, feed: Feed, data: object) -> dict[str, Any]:

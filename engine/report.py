@@ -50,6 +50,7 @@ class Report(Options):
     seconds: float = Field(0.0, description="Of all attempts together.")
     snapshots: int = Field(0, description="Taken by the attempts that count.")
     set_aside: dict[str, str] = Field({}, description="Snapshots that are not used again: name -> why.")
+    gaps: tuple[str, ...] = Field((), description="What of the metric log is damaged or missing.")
     failures: tuple[Failure, ...] = ()
     left_out: tuple[tuple[int, int], ...] = Field(
         (), description="Epoch and batch, from 0, of what was left out because its loss was not finite."
@@ -84,6 +85,7 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
         seconds=sum(attempt.ended - attempt.started for attempt in attempts if attempt.ended),
         snapshots=_taken(history),
         set_aside=dict(history.aside()),
+        gaps=_gaps(history),
         failures=_failures(attempts),
         left_out=_left_out(history),
         slow=tuple(f"attempt {attempt.number}: {words}" for attempt in attempts for words in attempt.slow),
@@ -98,9 +100,9 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
 def metric_rows(store: Store) -> list[dict[str, str]]:
     """Return the metric log of a run, finished or not, from its snapshots: one row a step."""
     try:
-        text = join_segments(History(store).rows())
+        text = join_segments(History(store).rows(faults=[]))
     except SnapshotError:
-        text = ""  # a hole in the log is for `snapshots verify` to tell; the report goes on without
+        text = ""  # which of its snapshots count nobody can say
     return list(csv.DictReader(io.StringIO(text)))
 
 
@@ -149,9 +151,16 @@ def _left_out(history: History) -> tuple[tuple[int, int], ...]:
 
 def _taken(history: History) -> int:
     try:
-        return len(history.rows())  # one segment for each, pruned ones too
+        return len(history.rows(faults=[]))  # one segment for each, pruned ones too
     except SnapshotError:
         return len(history.snapshots())
+
+
+def _gaps(history: History) -> tuple[str, ...]:
+    try:
+        return tuple(history.log_faults())
+    except SnapshotError as error:
+        return (str(error),)
 
 
 def _previous(job: TrainingJob, run: str) -> tuple[str, float] | None:

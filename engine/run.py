@@ -15,6 +15,7 @@ from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.place import Place
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.store import Store, Terms
+from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
 from midstride.engine.snapshots.writer import Taking, Writer
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.channel import Channel
@@ -75,9 +76,20 @@ class Run:
                 tree, fault = self._read(snapshot)
             faults = [text for text in self._strategy.gather(fault) if text]
             if not faults:
+                self._first(lambda: self._tell_damages(snapshot))
                 return snapshot, tree
             self._first(lambda: self._history.set_aside(snapshot, faults[0]))  # noqa: B023 - called at once
         return None
+
+    def _tell_damages(self, snapshot: Snapshot) -> None:
+        """Name what is damaged beside `snapshot` and does not keep the run from going on."""
+        self._history.set_damaged_aside(before=snapshot)
+        for fault in self._history.log_faults():
+            log.warning("%s: metrics.csv will have a gap. The training goes on", fault)
+        for folder in FOLDERS:
+            set_damaged_weights_aside(self.store, folder)
+        for fault in missing_weights(self.store, snapshot.manifest):
+            log.warning("%s: older ones count, or none", fault)
 
     def newest_facts(self) -> dict[str, Any]:
         """Return what the newest snapshot says of the run; nothing if there is none."""
@@ -189,7 +201,7 @@ class Run:
 
     def assemble_metric_log(self) -> None:
         """Write `metrics.csv` from the committed segments, for people and other programs; nothing here reads it."""
-        self._replace("metrics.csv", lambda: join_segments(self._history.rows()))
+        self._replace("metrics.csv", lambda: join_segments(self._history.rows(faults=[])))
 
     def resumes_from(self) -> str:
         """Say, in words, where the next life of this run begins."""

@@ -46,18 +46,20 @@ def seal(document: dict[str, Any]) -> bytes:
     return json.dumps({**plain, "checksum": xxh3_128(rest.encode()).hexdigest()}, indent=1).encode() + b"\n"
 
 
-def unseal(data: bytes, path: str) -> dict[str, Any]:
+def unseal(data: bytes, path: str, *keys: str) -> dict[str, Any]:
     """Return the document that `seal` made `data` of.
 
     Raises:
-        SnapshotDamaged: a single byte differs from what was written.
+        SnapshotDamaged: a single byte differs from what was written, or it is a document without some of `keys`.
     """
     try:
         document = json.loads(data)
         checksum = document.pop("checksum")
         whole = seal(document) == data
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SnapshotDamaged(f"{path} is not a sealed document: {error}") from error
     if not whole:
         raise SnapshotDamaged(f"{path} does not match its own checksum {checksum}")
+    if missing := [key for key in keys if key not in document]:
+        raise SnapshotDamaged(f"{path} holds another document: it says nothing of {', '.join(missing)}")
     return dict(document)

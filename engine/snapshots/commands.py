@@ -1,4 +1,4 @@
-"""`midstride snapshots list | verify | prune`: look at the snapshots of a run, or of all runs of a store."""
+"""`midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all runs of a store."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from midstride.engine.console import busy
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.lease import newest
+from midstride.engine.snapshots.repair import repairs
 from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.survey import Finding, survey
 
@@ -22,6 +23,7 @@ __all__ = ["Url", "runs_at", "snapshots"]
 
 Url = Annotated[str, Parameter(help="A run, or a store of runs: a folder or an fsspec URL.")]
 Keep = Annotated[int, Parameter(help="How many stay, beside the one that the newest life of the run resumed from.")]
+Yes = Annotated[bool, Parameter(name="--yes", help="Do it.", negative=())]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
 
 snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of all runs of a store.")
@@ -58,6 +60,32 @@ def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
     for name, went in result.items():
         print(f"{name}: {len(went['removed'])} removed, {len(went['kept'])} kept")
     return 0
+
+
+@snapshots.command
+def repair(url: Url, /, *, yes: Yes = False) -> int:
+    """Say what of each run is damaged and can be made anew; with --yes, do it, while no world advances the run."""
+    left = 0
+    with busy(f"reading all of {url}"), runs_at(url) as runs:
+        for name, store in runs:
+            left += _repair(name, store, yes)
+    if left and not yes:
+        print("nothing was changed: --yes does what is said here")
+    return 1 if left and not yes else 0
+
+
+def _repair(name: str, store: Store, yes: bool) -> int:
+    """Say what there is to do about a run, and do it if asked to; return how much of it can be done."""
+    done: set[str] = set()
+    while found := [one for one in repairs(store) if one.words not in done]:
+        for one in found:
+            print(f"{name}: {one.words}")
+            if yes and one.act is not None:
+                one.act()
+        done |= {one.words for one in found}
+        if not yes:
+            break
+    return sum(one.act is not None for one in found)
 
 
 def _prune(store: Store, keep: int) -> dict[str, list[str]]:

@@ -188,6 +188,7 @@ class Committer:
             "run": self._run,
             "run_id": self._lease.run_id,
             **{"step": taken.place.step, "after": taken.place.after, "generation": self._lease.generation},
+            **{"resumed_from": self._lease.resumed_from, "ancestors": self._lease.ancestors},
             "world_size": self._world.size,
             "files": files,
             "progress": parts[0].progress,

@@ -3,6 +3,7 @@
 A snapshot counts if its manifest is whole, if it belongs to this run and its lineage, and if it was not set aside.
 """
 
+import contextlib
 import json
 import logging
 import time
@@ -10,7 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
+from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
+from midstride.engine.metric_log import missing_steps
 from midstride.engine.snapshots.checksums import check_facts, facts_of, unseal
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import Place, parse_name, snapshot_name
@@ -22,6 +24,7 @@ __all__ = ["FORMAT", "MANIFEST", "ROWS", "SNAPSHOTS", "History", "Place", "Snaps
 FORMAT = 1  #: raised whenever the files of a snapshot change their meaning
 SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
 _ASIDE = "aside.json"
+_KEYS = ("format", "step", "after", "generation", "world_size", "files", "facts")
 
 log = logging.getLogger(__name__)
 
@@ -63,21 +66,68 @@ class History:
         return self._open(name, Lineage.of(self._store))
 
     def newest_good(self) -> Snapshot | None:
-        """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning."""
+        """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning.
+
+        Raises:
+            SnapshotUnreadable: none is good, and some cannot be read: nobody can say that they are damaged.
+        """
         lineage = Lineage.of(self._store)
+        unreadable: dict[str, SnapshotUnreadable] = {}
+        good = None
         for name, files in reversed(self._folders(lineage).items()):
-            if MANIFEST not in files or _ASIDE in files:
+            try:
+                if good := self._verified(name, files, lineage):
+                    break
+            except SnapshotUnreadable as error:
+                unreadable[name] = error
+            except SnapshotDamaged as error:
+                self._leave(name, error)
+        if unreadable and good is None:
+            raise next(iter(unreadable.values()))
+        for name, reason in unreadable.items():
+            self._leave(name, reason)
+        return good
+
+    def _verified(self, name: str, files: Collection[str], lineage: Lineage) -> Snapshot | None:
+        """Return the snapshot in the folder `name` if it was committed and is whole."""
+        if "" in files and parse_name(name):
+            self._ensure_folder(name)
+        if MANIFEST not in files or _ASIDE in files:
+            return None
+        try:
+            if (snapshot := self._open(name, lineage)) is not None:
+                self.verify(snapshot)
+            return snapshot
+        except SnapshotMissing:
+            return None  # pruned while it was read
+
+    def _ensure_folder(self, name: str) -> None:
+        """Raise why what lies in the place of a snapshot's folder is none."""
+        path = f"{SNAPSHOTS}/{name}"
+        with contextlib.suppress(FileNotFoundError), self._store.reading(path):
+            self._store.list(path)
+            self._store.size(path)
+            raise SnapshotUnreadable(f"{self._store.url}/{path} cannot be read: it is no folder")
+
+    def _leave(self, name: str, error: SnapshotDamaged) -> None:
+        log.warning("snapshot %s is set aside, an older one is taken: %s", name, error)
+        try:
+            self.set_aside(name, str(error))
+        except OSError as refused:  # there is no folder, or none that can be written: it is not taken all the same
+            log.warning("snapshot %s cannot be marked as set aside: %s", name, refused)
+
+    def set_damaged_aside(self, before: Snapshot) -> None:
+        """Set aside older snapshots whose manifest or metric rows are damaged, so that others can be removed."""
+        lineage = Lineage.of(self._store)
+        for name, files in self._folders(lineage).items():
+            if name >= before.name or MANIFEST not in files or _ASIDE in files:
                 continue
             try:
                 if (snapshot := self._open(name, lineage)) is not None:
-                    self.verify(snapshot)
-                    return snapshot
-            except SnapshotMissing:
-                continue  # pruned while it was read
+                    self._rows_of(snapshot)
             except SnapshotDamaged as error:
-                log.warning("snapshot %s is set aside, an older one is taken: %s", name, error)
+                log.warning("snapshot %s is set aside: %s", name, error)
                 self.set_aside(name, str(error))
-        return None
 
     def verify(self, snapshot: Snapshot) -> None:
         """Read every file of `snapshot` and compare it with the manifest.
@@ -90,7 +140,8 @@ class History:
         for name, expected in snapshot.manifest["files"].items():
             where = f"{self._store.url}/{folder}/{name}"
             try:
-                found = facts_of(self._store.stream(f"{folder}/{name}"))
+                with self._store.reading(f"{folder}/{name}"):
+                    found = facts_of(self._store.stream(f"{folder}/{name}"))
             except FileNotFoundError as error:
                 if not self._store.exists(f"{folder}/{MANIFEST}"):
                     raise SnapshotMissing(f"{self._store.url}/{folder} was removed while it was read") from error
@@ -106,28 +157,52 @@ class History:
     def aside(self) -> list[tuple[str, str]]:
         """Return name and reason of every snapshot that was set aside."""
         marked = [name for name, files in self._folders().items() if parse_name(name) and _ASIDE in files]
-        return [(name, json.loads(self._store.read(f"{SNAPSHOTS}/{name}/{_ASIDE}"))["reason"]) for name in marked]
+        return [(name, self._reason(name)) for name in marked]
 
-    def rows(self) -> list[str]:
+    def _reason(self, name: str) -> str:
+        try:
+            return str(json.loads(self._store.read(f"{SNAPSHOTS}/{name}/{_ASIDE}"))["reason"])
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            return f"its {_ASIDE} does not say why: {error}"
+
+    def log_faults(self) -> list[str]:
+        """Return, in words, what of the metric log is damaged, and which steps have no row."""
+        faults: list[str] = []
+        rows = self.rows(faults)
+        newest = self.snapshots()[-1:]
+        steps = newest[0].place.step - 1 if newest else 0  # the row of the last step may be open
+        gaps = [f"{first} to {last}" if last > first else str(first) for first, last in missing_steps(rows, steps)]
+        return [*faults, *([f"the metric log has no rows of steps {', '.join(gaps)}"] if gaps else [])]
+
+    def rows(self, faults: list[str] | None = None) -> list[str]:
         """Return the segments of the metric log up to the newest snapshot that counts, oldest first.
 
+        Args:
+            faults: gets, in words, why segments are not among them.
+
         Raises:
-            SnapshotDamaged: a segment is not what was written: the log would have a hole.
+            SnapshotDamaged: a segment is not what was written, and nobody asked for `faults`.
         """
         lineage = Lineage.of(self._store)
         folders = self._folders(lineage)
         committed = {snapshot.name: snapshot for snapshot in self._committed(lineage, folders)}
         end = max(committed, default="")
-        segments = {name: rows for name, rows in self._segments.read().items() if lineage.holds(name)}
+        removed, damages = self._segments.read()
+        segments = {name: rows for name, rows in removed.items() if lineage.holds(name)}
         for name, files in folders.items():
-            if name > end or MANIFEST not in files:
+            if name > end or MANIFEST not in files or name in segments:
                 continue
             try:  # also of one set aside: its share of the log may be whole
-                snapshot = committed.get(name) or self._open(name, lineage)
+                if snapshot := committed.get(name) or self._open(name, lineage):
+                    segments[name] = self._rows_of(snapshot)
             except _Foreign:
                 continue
-            if snapshot is not None:
-                segments[name] = self._rows_of(snapshot)
+            except SnapshotDamaged as error:
+                damages.append(str(error))
+        if faults is None and damages:
+            raise SnapshotDamaged(f"{damages[0]}: the metric log would have a hole")
+        if faults is not None:
+            faults += damages
         return [segments[name] for name in sorted(segments) if name <= end]
 
     def prune(self, keep: int, also: Collection[str] = ()) -> list[str]:
@@ -145,8 +220,17 @@ class History:
         return [snapshot.name for snapshot in old]
 
     def remove(self, snapshot: Snapshot, rows: str | None = None) -> None:
-        """Remove `snapshot`; its metric rows, read now unless they are known, move to a file of their own first."""
-        self._segments.add(snapshot.name, self._rows_of(snapshot) if rows is None else rows)
+        """Remove `snapshot`; its metric rows, read now unless they are known, move to a file of their own first.
+
+        One whose rows are damaged is set aside instead.
+        """
+        try:
+            rows = self._rows_of(snapshot) if rows is None else rows
+        except SnapshotDamaged as error:
+            log.warning("snapshot %s is set aside instead of removed: %s", snapshot.name, error)
+            self.set_aside(snapshot, str(error))
+            return
+        self._segments.add(snapshot.name, rows)
         # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
         self._store.remove_known(f"{SNAPSHOTS}/{snapshot.name}", [MANIFEST], [*snapshot.manifest["files"]])
 
@@ -155,6 +239,7 @@ class History:
         folders: dict[str, set[str]] = {}
         for path in sorted(self._store.find(SNAPSHOTS)):
             name, _, file = path.partition("/")
+            file = file.partition("/")[0]  # a folder may lie in the place of a file
             if lineage is None or lineage.holds(name):
                 folders.setdefault(name, set()).add(file)
         return folders
@@ -175,8 +260,9 @@ class History:
         parsed = parse_name(name)
         where = f"{self._store.url}/{SNAPSHOTS}/{name}/{MANIFEST}"
         try:
-            manifest = unseal(self._store.read(f"{SNAPSHOTS}/{name}/{MANIFEST}"), where)
-        except (FileNotFoundError, NotADirectoryError):
+            with self._store.reading(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
+                manifest = unseal(self._store.read(f"{SNAPSHOTS}/{name}/{MANIFEST}"), where, *_KEYS)
+        except FileNotFoundError:
             return None
         if parsed is None or manifest["format"] != FORMAT:
             raise SnapshotError(
@@ -196,9 +282,10 @@ class History:
         path = f"{SNAPSHOTS}/{snapshot.name}/{ROWS}"
         where = f"{self._store.url}/{path}"
         try:
-            data = self._store.read(path)
+            with self._store.reading(path):
+                data = self._store.read(path)
         except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{where} is missing: the metric log would have a hole") from error
+            raise SnapshotDamaged(f"{where} is missing") from error
         check_facts(where, snapshot.manifest["files"][ROWS], facts_of([data]))
         return data.decode()
 

@@ -2,22 +2,45 @@
 
 Every life of a run is a generation, and takes its number by creating `lease/NNNNNN.json` exclusively. The newest
 one counts. It says from which snapshot it resumed, so what an older one writes later is known to be stale.
+
+It also says from which that one's generation had resumed, and so on, back to one whose number is a multiple of 64: that
+one's lease has all the rest. However many lives a run had, two leases tell its lineage; manifests repeat what they say.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
 from midstride.engine.errors import SnapshotDamaged, Superseded
 from midstride.engine.snapshots.checksums import seal, unseal
+from midstride.engine.snapshots.place import parse_name
 from midstride.engine.snapshots.store import Store
 
-__all__ = ["Lease", "acquire", "ensure_newest", "leases", "newest", "read_lease", "superseded_by"]
+__all__ = [
+    "BLOCK",
+    "WAYS_OUT",
+    "Lease",
+    "acquire",
+    "ancestry",
+    "ensure_newest",
+    "generations",
+    "lease_document",
+    "lease_path",
+    "leases",
+    "newest",
+    "read_lease",
+    "superseded_by",
+]
 
 _FOLDER = "lease"
+#: a generation whose number is a multiple of this has its whole lineage in its lease
+BLOCK = 64
+#: where a lease is damaged or gone
+WAYS_OUT = "`midstride snapshots repair` makes it anew from the manifests; or start over under another run name."
 #: folders in which a world replaces files, beside the run's own
-_REPLACED = (_FOLDER, "best", "last", "metrics")
+_REPLACED = ("best", "last", "metrics")
 
 
 @dataclass(frozen=True)
@@ -28,21 +51,24 @@ class Lease:
         generation: which life of the run this is, from 1.
         resumed_from: name of the snapshot it continues; None for a fresh start.
         run_id: what tells this run from any other of the same name; made by the first generation.
+        ancestors: names of snapshots: `resumed_from`, the one from which its generation had resumed, and so on, up to
+            the first of a generation that is a multiple of `BLOCK`; empty if an older version wrote the lease.
     """
 
     generation: int
     resumed_from: str | None
     run_id: str = ""
+    ancestors: tuple[str, ...] = ()
 
 
 def leases(store: Store) -> list[Lease]:
     """Return every lease of the run in `store`, oldest first."""
-    return [read_lease(store, generation) for generation in _generations(store)]
+    return [read_lease(store, generation) for generation in generations(store)]
 
 
 def newest(store: Store) -> Lease | None:
     """Return the lease that counts; None before the first."""
-    numbers = _generations(store)
+    numbers = generations(store)
     return read_lease(store, numbers[-1]) if numbers else None
 
 
@@ -56,27 +82,62 @@ def acquire(store: Store, resumed_from: str | None, facts: dict[str, Any]) -> Le
     """
     while True:
         before = newest(store)
-        lease = Lease(
-            generation=before.generation + 1 if before else 1,
-            resumed_from=resumed_from,
-            run_id=before.run_id if before else uuid4().hex,
-        )
-        data = seal({**vars(lease), "facts": facts, "time": time.time(), "nonce": uuid4().hex})
-        path = _path(lease.generation)
+        number, run_id = (before.generation + 1, before.run_id) if before else (1, uuid4().hex)
+        lease = _with_ancestors(store, Lease(number, resumed_from, run_id))
+        data = lease_document(lease, facts)
+        path = lease_path(lease.generation)
         # A store may win for us, lose the answer, and refuse our second try: then the file there is ours.
         if store.create(path, data) or store.read(path) == data:
-            _fence(store)
+            _fence(store, path)
             return lease
 
 
-def _fence(store: Store) -> None:
+def lease_document(lease: Lease, facts: dict[str, Any]) -> bytes:
+    """Return what is written down of `lease`, with `facts`; no two of them are alike."""
+    return seal({**vars(lease), "facts": facts, "time": time.time(), "nonce": uuid4().hex})
+
+
+def ancestry(store: Store, lease: Lease) -> Iterator[str]:
+    """Yield the name of the snapshot from which `lease` resumed, then that from which its generation had, and so on.
+
+    Raises:
+        SnapshotDamaged: a lease on the way is missing or not what was written.
+    """
+    generation = lease.generation
+    while lease.resumed_from is not None:
+        for name in lease.ancestors or (lease.resumed_from,):
+            parsed = parse_name(name)
+            if parsed is None or parsed[1] >= generation:
+                raise SnapshotDamaged(
+                    f"generation {generation} of {store.url} says it resumed from {name!r}, "
+                    f"which is no snapshot of an older generation: {WAYS_OUT}"
+                )
+            generation = parsed[1]
+            yield name
+        if lease.ancestors and generation % BLOCK:
+            return
+        lease = read_lease(store, generation)
+
+
+def _with_ancestors(store: Store, lease: Lease) -> Lease:
+    names: list[str] = []
+    for name in ancestry(store, lease):
+        names.append(name)
+        parsed = parse_name(name)
+        if parsed and parsed[1] % BLOCK == 0 and lease.generation % BLOCK:
+            break
+    return replace(lease, ancestors=tuple(names))
+
+
+def _fence(store: Store, path: str) -> None:
     """Let no write of an older world end that it began before the lease was taken; what it begins now it asks for."""
     store.remove_drafts("", *_REPLACED)
+    store.remove_drafts(_FOLDER, upto=path.rpartition("/")[2])  # others may be about to take the next one
 
 
 def superseded_by(store: Store, lease: Lease) -> Lease | None:
     """Return the lease that took over from `lease`; None while it is the newest."""
-    numbers = _generations(store)
+    numbers = generations(store)
     return read_lease(store, numbers[-1]) if numbers and numbers[-1] > lease.generation else None
 
 
@@ -99,21 +160,27 @@ def read_lease(store: Store, generation: int) -> Lease:
     Raises:
         SnapshotDamaged: it is missing or not what was written, so nobody can say which snapshots count.
     """
-    path = _path(generation)
+    path = lease_path(generation)
     where = f"{store.url}/{path}"
     try:
-        document = unseal(store.read(path), where)
+        with store.reading(path):
+            document = unseal(store.read(path), where, "generation", "resumed_from", "run_id")
     except FileNotFoundError as error:
-        raise SnapshotDamaged(f"{where} is missing. Put it back, or start over under another run name.") from error
+        raise SnapshotDamaged(f"{where} is missing: {WAYS_OUT}") from error
     except SnapshotDamaged as error:
-        raise SnapshotDamaged(f"{error}. Put it back, or start over under another run name.") from error
-    return Lease(document["generation"], document["resumed_from"], document["run_id"])
+        raise SnapshotDamaged(f"{error}: {WAYS_OUT}") from error
+    if document["generation"] != generation:
+        raise SnapshotDamaged(f"{where} is the lease of generation {document['generation']}: {WAYS_OUT}")
+    ancestors = tuple(document.get("ancestors", ()))
+    return Lease(generation, document["resumed_from"], document["run_id"], ancestors)
 
 
-def _path(generation: int) -> str:
+def lease_path(generation: int) -> str:
+    """Return where the lease of `generation` lies in a run."""
     return f"{_FOLDER}/{generation:06d}.json"
 
 
-def _generations(store: Store) -> list[int]:
+def generations(store: Store) -> list[int]:
+    """Return the generations that have a lease, whole or not, oldest first."""
     stems = (name.removesuffix(".json") for name in store.list(_FOLDER) if name.endswith(".json"))
     return sorted(int(stem) for stem in stems if stem.isdigit())

@@ -7,7 +7,7 @@ so on back to the first. What a stale world commits later lies beyond that, and 
 from dataclasses import dataclass, field
 
 from midstride.engine.errors import SnapshotDamaged
-from midstride.engine.snapshots.lease import Lease, newest, read_lease
+from midstride.engine.snapshots.lease import WAYS_OUT, Lease, ancestry, lease_path, newest
 from midstride.engine.snapshots.place import Place, parse_name
 from midstride.engine.snapshots.store import Store
 
@@ -28,16 +28,21 @@ class Lineage:
 
     @classmethod
     def of(cls, store: Store) -> "Lineage":
-        """Follow the leases of the run in `store` from the newest one back."""
+        """Follow the leases of the run in `store` from the newest one back.
+
+        Raises:
+            SnapshotDamaged: a lease is missing or not what was written, so nobody can say which snapshots count.
+        """
         lease = newest(store)
+        while late := _committed_after(store, lease):
+            if (newer := newest(store)) == lease:
+                path = f"{store.url}/{lease_path(late[1])}"
+                raise SnapshotDamaged(f"{path} is missing, and snapshot {late[0]} is of that generation: {WAYS_OUT}")
+            lease = newer
         if lease is None:
             return cls()
-        lineage = cls(lease.run_id, {lease.generation: None})
-        while lease.resumed_from is not None:
-            place, generation = _parent(store, lease, lease.resumed_from)
-            lineage.ends[generation] = place
-            lease = read_lease(store, generation)
-        return lineage
+        parsed = (parse_name(name) for name in ancestry(store, lease))
+        return cls(lease.run_id, {lease.generation: None, **{one[1]: one[0] for one in parsed if one}})
 
     def holds(self, name: str) -> bool:
         """Whether the snapshot called `name` would count if it were committed."""
@@ -51,11 +56,14 @@ class Lineage:
         return end is None or place <= end
 
 
-def _parent(store: Store, lease: Lease, name: str) -> tuple[Place, int]:
-    parsed = parse_name(name)
-    if parsed is None or parsed[1] >= lease.generation:
-        raise SnapshotDamaged(
-            f"generation {lease.generation} of {store.url} says it resumed from {name!r}, "
-            "which is no snapshot of an older generation. Start over under another run name."
-        )
-    return parsed
+def _committed_after(store: Store, lease: Lease | None) -> tuple[str, int] | None:
+    """Return the name and the generation of a snapshot that was committed after `lease` was superseded, if one was."""
+    for name in reversed(store.list("snapshots")):
+        parsed = parse_name(name)
+        if (
+            parsed
+            and parsed[1] > (lease.generation if lease else 0)
+            and store.exists(f"snapshots/{name}/manifest.json")
+        ):
+            return name, parsed[1]
+    return None

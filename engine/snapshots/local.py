@@ -39,6 +39,8 @@ class LocalStore(Store):
         try:
             if check:
                 check()
+            if target.is_dir() and not target.is_symlink():
+                target.rmdir()  # in the way, and refused if anything is in it
             draft.replace(target)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -89,10 +91,19 @@ class LocalStore(Store):
 
     def find(self, path: str = "") -> dict[str, int]:  # noqa: D102
         found, top = {}, self._folder / path
-        for folder, _, names in os.walk(top):
+
+        def cannot_be_listed(error: OSError) -> None:
+            if Path(error.filename) != top:
+                found[Path(error.filename).relative_to(top).as_posix()] = 0  # who reads it learns why
+            elif not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise error
+
+        for folder, below, names in os.walk(top, onerror=cannot_be_listed):
             for file in (Path(folder, name) for name in names):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    found[file.relative_to(top).as_posix()] = file.stat().st_size
+                    found[file.relative_to(top).as_posix()] = _size(file)
+            if not names and not below and Path(folder) != top:
+                found[Path(folder).relative_to(top).as_posix()] = 0  # a folder, perhaps in the place of a file
         return found
 
     def size(self, path: str) -> int:  # noqa: D102
@@ -101,11 +112,12 @@ class LocalStore(Store):
             raise FileNotFoundError(errno.ENOENT, "a folder, not a file", str(target))
         return target.stat().st_size
 
-    def remove_drafts(self, *folders: str) -> None:  # noqa: D102
+    def remove_drafts(self, *folders: str, upto: str | None = None) -> None:  # noqa: D102
         for folder in folders:
             # A world that is about to start tries with a probe whether it may: that one is let be.
             for draft in (self._folder / folder).glob(".[!.]*.draft"):
-                draft.unlink(missing_ok=True)
+                if upto is None or draft.name[1:].rsplit(".", 2)[0] <= upto:
+                    draft.unlink(missing_ok=True)
 
     def remove(self, path: str) -> None:  # noqa: D102
         target = self._folder / path
@@ -117,6 +129,15 @@ class LocalStore(Store):
         except FileNotFoundError:
             return
         _sync_folder(target.parent)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return file.lstat().st_size  # a loop of links: who reads it learns why
 
 
 def _draft(target: Path, data: bytes | memoryview) -> Path:

@@ -143,12 +143,12 @@ class S3Store(RemoteStore):
             if errors := files.call_s3("delete_objects", Bucket=bucket, Delete=wanted).get("Errors"):
                 raise OSError(f"{errors[0].get('Key')} was not removed: {errors[0].get('Code')}")
 
-    def remove_drafts(self, *folders: str) -> None:
+    def remove_drafts(self, *folders: str, upto: str | None = None) -> None:
         """Abort the uploads of files directly in `folders`."""
         prefix = self._files.split_path(self.url)[1].rstrip("/") + "/"
         for upload in self._ask(lambda: self._uploads(self.url)):
-            folder = upload["Key"].removeprefix(prefix).rpartition("/")[0]
-            if folder in folders:
+            folder, _, file = upload["Key"].removeprefix(prefix).rpartition("/")
+            if folder in folders and (upto is None or file <= upto):
                 self._ask(lambda: self._abort(upload))  # noqa: B023 - called at once
 
     def unfinished(self, path: str) -> Sequence[str]:

@@ -6,9 +6,11 @@
 However long a run is, its files stay few: as soon as there are 64 of a kind, they are folded into one of the next.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 
+from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.snapshots.checksums import check_facts, facts_of, seal, unseal
 from midstride.engine.snapshots.store import Store
 
@@ -18,6 +20,7 @@ FOLDER = "metrics"
 #: so many files of one kind become one
 FOLD = 64
 _FOLDED = "folded-"
+_NAME = re.compile(r"folded-\d+-.+\.json|[^.].*\.[^.]+\.csv")
 
 
 class Segments:
@@ -40,24 +43,33 @@ class Segments:
         else:
             self._single += 1
 
-    def read(self) -> dict[str, str]:
-        """Return the rows by name of their snapshot, oldest first.
+    def read(self) -> tuple[dict[str, str], list[str]]:
+        """Return the rows by name of their snapshot, and in words which files are not what was written."""
+        rows, damaged = self._rows(self._files())
+        return rows, [*damaged.values()]
 
-        Raises:
-            SnapshotDamaged: a file is not what was written.
-        """
-        return self._rows(self._store.list())
-
-    def _rows(self, files: list[str]) -> dict[str, str]:
+    def _rows(self, files: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the rows in `files` by snapshot, and by file why those of it are not there."""
         rows: dict[str, str] = {}
+        damaged: dict[str, str] = {}
         for file in files:
-            rows.update(self._rows_of(file))
-        return dict(sorted(rows.items()))
+            try:
+                rows.update(self._rows_of(file))
+            except FileNotFoundError:
+                continue  # folded meanwhile
+            except SnapshotDamaged as error:
+                damaged[file] = str(error)
+        return dict(sorted(rows.items())), damaged
+
+    def _files(self) -> list[str]:
+        return [file for file in self._store.list() if _NAME.fullmatch(file)]
 
     def _rows_of(self, file: str) -> Mapping[str, str]:
-        data, where = self._store.read(file), f"{self._store.url}/{file}"
+        where = f"{self._store.url}/{file}"
+        with self._store.reading(file):
+            data = self._store.read(file)
         if file.startswith(_FOLDED):
-            rows: dict[str, str] = unseal(data, where)["rows"]
+            rows: dict[str, str] = unseal(data, where, "rows")["rows"]
             return rows
         name, _, digest = file.removesuffix(".csv").rpartition(".")
         check_facts(where, {"bytes": len(data), "xxh3_128": digest}, facts_of([data]))
@@ -66,15 +78,18 @@ class Segments:
     def _fold(self) -> int:
         """Make one of many where they are enough; return how many single ones are left."""
         by_level: dict[int, list[str]] = defaultdict(list)
-        for file in self._store.list():
+        for file in self._files():
             by_level[_level(file)].append(file)
         for level, files in sorted(by_level.items()):
             if len(files) < FOLD:
                 continue
-            rows = self._rows(files)
+            rows, damaged = self._rows(files)
+            whole = [file for file in files if file not in damaged]
+            if len(whole) < FOLD:
+                continue
             # The whole first, then its parts go: a kill in between leaves rows that are there twice, and alike.
             self._store.write(f"{_FOLDED}{level + 1}-{max(rows)}.json", seal({"rows": rows}))
-            for file in files:
+            for file in whole:
                 self._store.remove(file)
         single = len(by_level[0])
         return single if single < FOLD else 0

@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from midstride.engine.errors import StoreSilent, StoreUnsafe
+from midstride.engine.errors import SnapshotUnreadable, StoreSilent, StoreUnsafe
 from midstride.engine.snapshots.patience import is_passing
 
 __all__ = ["ONE_WORLD", "PASSWORD", "Store", "Terms", "holds_password"]
@@ -142,8 +142,11 @@ class Store(ABC):
                 self.remove(f"{path}/{file}")
         self.remove(path)
 
-    def remove_drafts(self, *folders: str) -> None:
-        """Remove what was begun directly in `folders` and not ended; its writer, if it lives, then fails."""
+    def remove_drafts(self, *folders: str, upto: str | None = None) -> None:
+        """Remove what was begun directly in `folders` and not ended; its writer, if it lives, then fails.
+
+        With `upto`, only what would have become a file whose name sorts up to that one.
+        """
 
     def unfinished(self, path: str) -> Sequence[str]:
         """Return the names directly below the folder `path` in which a write was begun and not ended, sorted.
@@ -195,6 +198,22 @@ class Store(ABC):
                 raise StoreSilent(f"{self.url} does not answer: {error}") from error
             elsewhere = ", or choose another place with snapshots.url." if done == "written" else "."
             raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Turn what keeps a file or folder at `path` from being read in the block into an error that names it.
+
+        Raises:
+            SnapshotUnreadable: it cannot be read; not for want of an answer, and not because it is gone.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if self.is_passing(error):
+                raise
+            raise SnapshotUnreadable(f"{self.url}/{path} cannot be read: {error.strerror or error}") from error
 
     def is_passing(self, error: BaseException) -> bool:
         """Whether `error` may be otherwise later."""

@@ -10,7 +10,7 @@ from midstride.engine.snapshots.lease import leases
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import parse_name
 from midstride.engine.snapshots.store import Store
-from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights, verify_weights
+from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, newest_weights, verify_weights
 
 __all__ = ["Finding", "survey"]
 
@@ -58,7 +58,8 @@ def survey(store: Store, *, read: bool = False) -> list[Finding]:
         read: read every byte of what counts, of the weights and of the metric log too; else manifests only.
     """
     try:
-        leases(store)
+        if read:
+            leases(store)
         lineage = Lineage.of(store)
     except SnapshotDamaged as error:
         return [Finding("lease", "damaged", str(error))]
@@ -67,7 +68,9 @@ def survey(store: Store, *, read: bool = False) -> list[Finding]:
     names = sorted({name for name in (*store.list(SNAPSHOTS), *store.unfinished(SNAPSHOTS)) if parse_name(name)})
     findings = [_snapshot(history, name, lineage, aside, read) for name in names if _has_files(store, name)]
     if read:
-        findings += _damages("metrics", history.rows)
+        findings += [Finding("metrics", "damaged", fault) for fault in history.log_faults()]
+        for snapshot in history.snapshots()[-1:]:
+            findings += [Finding("weights", "damaged", fault) for fault in missing_weights(store, snapshot.manifest)]
         for folder in FOLDERS:
             findings += _damages(folder, lambda folder=folder: _verify_weights(store, folder))  # type: ignore[misc]
     return findings

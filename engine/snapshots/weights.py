@@ -17,7 +17,7 @@ from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import Place, parse_name, snapshot_name
 from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.store import Store
-from midstride.engine.snapshots.weights_index import COPY, files_of, needed, newest_weights, weights_names
+from midstride.engine.snapshots.weights_index import COPY, files_of, needed, newest_weights, weights_names, with_way_out
 from midstride.engine.world import World
 
 __all__ = ["StagedWeights", "Weights", "WeightsFolder", "load_weights", "save_weights", "weights_at"]
@@ -147,6 +147,7 @@ def save_weights(
     target.sweep([])
 
 
+@with_way_out()
 def load_weights(store: Store, folder: str) -> Weights:
     """Return the weights in `folder` that count.
 
@@ -157,7 +158,8 @@ def load_weights(store: Store, folder: str) -> Weights:
     while (saved := newest_weights(store, folder)) is not None:
         where = f"{store.url}/{folder}/{saved.file}"
         try:
-            data = store.read(f"{folder}/{saved.file}")
+            with store.reading(f"{folder}/{saved.file}"):
+                data = store.read(f"{folder}/{saved.file}")
         except FileNotFoundError as error:
             if not store.exists(saved.path):
                 continue  # newer ones took their place meanwhile

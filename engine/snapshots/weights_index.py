@@ -8,8 +8,10 @@ folder with a `manifest.json` holds one set of weights: a copy, or what an older
 """
 
 import json
+import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,22 +21,27 @@ from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import Place, parse_name
 from midstride.engine.snapshots.store import Store
 
+log = logging.getLogger(__name__)
+
 __all__ = [
     "COPY",
     "FOLDERS",
     "SavedWeights",
     "metrics_of",
+    "missing_weights",
     "needed",
     "newest_weights",
-    "set_weights_aside",
+    "set_damaged_weights_aside",
     "verify_weights",
     "weights_names",
+    "with_way_out",
 ]
 
 FOLDERS = ("best", "last")
 #: what the manifest is called where a folder holds one set of weights only
 COPY = "manifest"
 _ASIDE = ".aside.json"
+_KEYS = ("files", "metrics", "facts", "state_dict")
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,20 @@ class SavedWeights:
         return facts
 
 
+@contextmanager
+def with_way_out() -> Iterator[None]:
+    """Say what to do about damaged weights in the error that the block raises of them."""
+    try:
+        yield
+    except SnapshotDamaged as error:
+        if "snapshots repair" in str(error):
+            raise
+        raise SnapshotDamaged(
+            f"{error}. `midstride snapshots repair` sets them aside, as resuming the run does: older ones count then"
+        ) from error
+
+
+@with_way_out()
 def newest_weights(store: Store, folder: str) -> SavedWeights | None:
     """Return the weights in `folder` ("best" or "last") that count; None if none were saved.
 
@@ -119,7 +140,8 @@ def verify_weights(store: Store, saved: SavedWeights) -> None:
     path = f"{saved.folder}/{saved.file}"
     where = f"{store.url}/{path}"
     try:
-        found = facts_of(store.stream(path))
+        with store.reading(path):
+            found = facts_of(store.stream(path))
     except FileNotFoundError as error:
         if not store.exists(saved.path):
             raise SnapshotMissing(f"{where} was removed while it was read") from error
@@ -127,9 +149,30 @@ def verify_weights(store: Store, saved: SavedWeights) -> None:
     check_facts(where, saved.expected, found)
 
 
-def set_weights_aside(store: Store, folder: str, name: str, reason: str) -> None:
-    """Mark weights as not to be read again."""
-    store.write(f"{folder}/{name}{_ASIDE}", json.dumps({"reason": reason, "time": time.time()}, indent=1).encode())
+def set_damaged_weights_aside(store: Store, folder: str) -> None:
+    """Mark the newest weights in `folder` as not to be read again, with a warning, until whole ones are the newest."""
+    lineage = Lineage.of(store)
+    for name in reversed(weights_names(store, folder, lineage)):
+        try:
+            verify_weights(store, _open(store, folder, name, lineage))
+            return
+        except (FileNotFoundError, SnapshotMissing):
+            continue  # newer ones took their place meanwhile
+        except SnapshotDamaged as error:
+            log.warning("weights %s/%s are set aside, older ones count: %s", folder, name, error)
+            marker = json.dumps({"reason": str(error), "time": time.time()}, indent=1)
+            store.write(f"{folder}/{name}{_ASIDE}", marker.encode())
+
+
+def missing_weights(store: Store, manifest: Mapping[str, Any]) -> list[str]:
+    """Return, in words, which weights a snapshot's `manifest` speaks of and nobody finds."""
+    lineage = Lineage.of(store)
+    told = manifest["facts"].get("weights", {})
+    return [
+        f"weights {store.url}/{folder}/{name}.json are missing"
+        for folder, name in told.items()
+        if f"{name}.json" not in store.list(folder) and lineage.holds(name)
+    ]
 
 
 def files_of(files: Collection[str], name: str) -> list[str]:
@@ -139,7 +182,8 @@ def files_of(files: Collection[str], name: str) -> list[str]:
 
 def _open(store: Store, folder: str, name: str, lineage: Lineage) -> SavedWeights:
     where = f"{store.url}/{folder}/{name}.json"
-    saved = SavedWeights(folder, name, unseal(store.read(f"{folder}/{name}.json"), where))
+    with store.reading(f"{folder}/{name}.json"):
+        saved = SavedWeights(folder, name, unseal(store.read(f"{folder}/{name}.json"), where, *_KEYS))
     if name != COPY:
         found = saved.manifest.get("name")
         if found != name:

@@ -143,6 +143,17 @@ def damage(file: str, how: Callable[[bytes], bytes | None]) -> Strike:
     return strike
 
 
+@contextmanager
+def unreadable(scene: Scene) -> Iterator[None]:
+    """A rank is killed, and then a folder lies where a file of the newest snapshot was."""
+    scene.plan.add("kill", rank=0, step=STEPS, phase="snapshot_write")
+    yield
+    scene.plan.assert_all_fired()
+    path = Path(scene.url, scene.newest, "rank-00001-of-00002.safetensors")
+    path.unlink()
+    path.mkdir()
+
+
 def torn(at: float) -> Callable[[bytes], bytes]:
     """Cut off at a share of its length."""
     return lambda data: data[: min(int(len(data) * at), len(data) - 1)]

@@ -19,6 +19,7 @@ from faults.strikes import (
     server,
     slow,
     torn,
+    unreadable,
     wrong_secret,
 )
 
@@ -203,6 +204,13 @@ ROWS = [
             Cell("tree", damage(_TREE, missing), "s3"),
         ],
         says=_ASIDE + " is missing, its manifest says {number} bytes",
+    ),
+    Row(
+        "A file of the newest snapshot cannot be read",
+        "It is set aside once an older one could be read, and that one is taken; where none can be, nothing is.",
+        KILLED,
+        [Cell("a folder in its place", unreadable)],
+        says=f"{_ASIDE} cannot be read: {{reason}}",
     ),
     Row(
         "The manifest of the newest snapshot is missing",

@@ -41,7 +41,10 @@ def keep_weights(job: TrainingJob, run: str) -> None:
     """Leave what a run leaves in its folder `best`, as far as whoever copies it looks at it."""
     store, data = Store.open(f"{job.run_url(run)}/best"), f"weights of {run}".encode()
     store.write("weights.safetensors", data)
-    store.write("manifest.json", seal({"files": {"weights.safetensors": facts_of([data])}}))
+    store.write(
+        "manifest.json",
+        seal({"files": {"weights.safetensors": facts_of([data])}, "metrics": {}, "facts": {}, "state_dict": {}}),
+    )
 
 
 def promote(job: TrainingJob, run: str, over: int | None) -> None:

@@ -1,12 +1,16 @@
 """Snapshots: committed or never happened, damaged ones found before use, one writer, nothing lost by pruning."""
 
+import contextlib
+import errno
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,8 @@ from midstride.engine.snapshots import segments
 from midstride.engine.snapshots.checksums import seal, unseal
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.snapshots.history import History, Place, Snapshot, snapshot_name
-from midstride.engine.snapshots.lease import Lease, acquire, leases, newest, superseded_by
+from midstride.engine.snapshots.lease import BLOCK, Lease, acquire, leases, newest, superseded_by
+from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.retention import Retention
 from midstride.engine.snapshots.staging import deal
@@ -318,6 +323,102 @@ def test_damage_is_found_and_the_newest_good_one_is_taken(
     assert caplog.text == ""
 
 
+def _make_folder_of(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _make_full_folder_of(path: Path) -> None:
+    _make_folder_of(path)
+    (path / "file").touch()
+
+
+def _link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _nest_deep(path: Path) -> None:
+    path.write_bytes(b"[" * 1_000_000)
+
+
+@contextlib.contextmanager
+def _unreadable(folder: Path) -> Iterator[None]:
+    """Nothing below `folder` can be read, whoever asks."""
+    real: Any = io.open
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(file: Any, *arguments: Any, **options: Any) -> Any:
+            if str(file).startswith(f"{folder}/") and "manifest" not in str(file):
+                raise OSError(errno.EIO, "Input/output error", str(file))
+            return real(file, *arguments, **options)
+
+        patch.setattr(io, "open", refuse)
+        yield
+
+
+#: what keeps a snapshot from being read -> what is said of it
+UNREADABLE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a folder in its place": (_make_folder_of, "cannot be read: Is a directory"),
+    "a full folder in its place": (_make_full_folder_of, "cannot be read: Is a directory"),
+    "a loop of links": (_link_to_itself, "cannot be read: Too many levels of symbolic links"),
+}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_what_cannot_be_read_is_set_aside_in_words_of_its_own(
+    store: Store, name: str, how: str, caplog: pytest.LogCaptureFixture
+):
+    good, bad = take(alone(store), 1, 2)
+    spoil, words = UNREADABLE[how]
+    spoil(file_of(store, bad, name))
+    assert History(store).newest_good() == good
+    ((aside, reason),) = History(store).aside()
+    assert aside == bad.name
+    assert words in reason
+    assert f"snapshot {bad.name} is set aside, an older one is taken" in caplog.text
+
+
+def test_a_manifest_nested_deep_and_a_file_instead_of_a_snapshot_are_damage(
+    store: Store, caplog: pytest.LogCaptureFixture
+):
+    good, second, third = take(alone(store), 1, 2, 3)
+    _nest_deep(file_of(store, second, "manifest.json"))
+    shutil.rmtree(file_of(store, third, ""))
+    file_of(store, third, "").touch()
+    assert History(store).newest_good() == good
+    assert "is not a sealed document: maximum recursion depth" in caplog.text
+    assert f"{third.name} cannot be read: it is no folder" in caplog.text
+
+
+def test_a_disk_that_cannot_be_read_is_no_damage(store: Store):
+    """Nothing is set aside before something else could be read: else a bad mount would start the run over."""
+    good, bad = take(alone(store), 1, 2)
+    with (
+        _unreadable(file_of(store, bad, "").parent),
+        pytest.raises(SnapshotDamaged, match="cannot be read: Input/output error"),
+    ):
+        History(store).newest_good()
+    assert History(store).aside() == []
+    with _unreadable(file_of(store, bad, "")):
+        assert History(store).newest_good() == good
+    assert [name for name, _ in History(store).aside()] == [bad.name]
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "manifest.json"])
+def test_damage_of_an_older_snapshot_stops_no_pruning(store: Store, name: str):
+    first, second = take(alone(store), 1, 2)
+    _flip(file_of(store, first, name), 0.5)
+    History(store).set_damaged_aside(before=second)
+    assert [aside for aside, _ in History(store).aside()] == [first.name]
+    third, fourth = take(alone(store, second.name, keep=2), 3, 4)
+    assert History(store).snapshots() == [third, fourth]
+    faults: list[str] = []
+    assert History(store).rows(faults) == ["2,row\n", "3,row\n", "4,row\n"]
+    assert name in faults[0]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_found(store: Store, name: str):
     good, bad = take(alone(store), 1, 2)
@@ -509,8 +610,35 @@ def test_a_damaged_lease_is_named(store: Store, damage: Callable[[Path], None]):
     (first,) = take(alone(store), 1)
     alone(store, first.name)
     damage(Path(store.url, "lease", "000001.json"))
-    with pytest.raises(SnapshotDamaged, match=r"lease/000001\.json .*start over under another run name"):
-        History(store).snapshots()
+    assert History(store).newest_good() == first, "the newest lease tells the whole lineage"
+    damage(Path(store.url, "lease", "000002.json"))
+    with pytest.raises(SnapshotDamaged, match=r"lease/00000[12]\.json .*start over under another run name"):
+        History(store).newest_good()
+
+
+def test_a_lease_that_is_gone_or_of_another_generation_is_named(store: Store):
+    (first,) = take(alone(store), 1)
+    take(alone(store, first.name), 2)
+    first_lease, second = (Path(store.url, "lease", f"00000{number}.json") for number in (1, 2))
+    second.write_bytes(first_lease.read_bytes())
+    with pytest.raises(SnapshotDamaged, match=r"000002\.json is the lease of generation 1"):
+        acquire(store, None, {})
+    second.unlink()
+    with pytest.raises(SnapshotDamaged, match=r"000002\.json is missing, and snapshot 000000000002-g000002 is of that"):
+        History(store).newest_good()
+
+
+def test_two_leases_tell_the_lineage_of_many_lives(store: Store, monkeypatch: pytest.MonkeyPatch):
+    name, lives = None, 3 * BLOCK + 7
+    for life in range(1, lives + 1):
+        acquire(store, name, {})
+        name = snapshot_name(Place(life), life)
+    asked: list[str] = []
+    whole = type(store).read
+    monkeypatch.setattr(type(store), "read", lambda self, path: asked.append(path) or whole(self, path))
+    ends = Lineage.of(store).ends
+    assert ends == {lives: None, **{life: Place(life) for life in range(1, lives)}}
+    assert len(asked) == 2
 
 
 # --- pruning --------------------------------------------------------------------------------------------------------
@@ -614,10 +742,10 @@ def test_a_kill_at_any_moment_of_folding_loses_nothing(store: Store, monkeypatch
         except Killed:
             calls.append("killed")
     assert ("killed" in calls) == (deadly < 6)  # two writes, four removals
-    assert list(kept.read().values()) == [f"{step},row\n" for step in range(4 if deadly else 3)]
+    assert list(kept.read()[0].values()) == [f"{step},row\n" for step in range(4 if deadly else 3)]
     for step in range(4 if deadly else 3, 12):
         kept.add(snapshot_name(Place(step), 1), f"{step},row\n")
-    assert sorted(kept.read().values()) == sorted(f"{step},row\n" for step in range(12))
+    assert sorted(kept.read()[0].values()) == sorted(f"{step},row\n" for step in range(12))
 
 
 def test_damaged_rows_are_named(store: Store):

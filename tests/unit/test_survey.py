@@ -10,6 +10,7 @@ from unit.writers import alone, take
 
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.place import Place
 from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.survey import survey
 from midstride.engine.snapshots.weights import save_weights
@@ -144,3 +145,52 @@ def test_who_may_not_read_is_told_why(s3: Seaweed, bucket: str, capsys: pytest.C
         f"{bucket}/runs cannot be read: InvalidAccessKeyId: The access key ID you provided does not exist in our "
         "records. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE.\n"
     )
+
+
+# --- repair ---------------------------------------------------------------------------------------------------------
+
+#: what is gone or damaged -> what is said of it before it is mended
+REPAIRED = {
+    "lease/000002.json": "write it anew: generation 2, resumed from 000000000003-g000001",
+    "lease/000001.json": "write it anew: generation 1, a fresh start",
+    "snapshots/000000000005-g000002/rank-00000-of-00001.json": "set snapshot 000000000005-g000002 aside",
+    "best/*.json": "set it aside: older weights count",
+}
+
+
+@pytest.mark.parametrize("how", ["flipped", "gone", "a folder"])
+@pytest.mark.parametrize("file", REPAIRED)
+def test_what_can_be_made_anew_is_said_and_done(
+    file: str, how: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open(folder)
+    take(alone(store, NAMES[2]), 4, 5)
+    newest, before = History(store).snapshots()[-1], History(store).snapshots()[-2]
+    (path,) = folder.glob(file)
+    if how == "flipped":
+        flip(path)
+    else:
+        path.unlink()
+        if how == "a folder":
+            path.mkdir()
+    assert run("snapshots", "repair", str(folder)) == (0 if (file[:4], how) == ("best", "gone") else 1)
+    assert (REPAIRED[file] in capsys.readouterr().out) == ((file[:4], how) != ("best", "gone"))
+    assert run("snapshots", "repair", str(folder), "--yes") == 0
+    assert run("snapshots", "repair", str(folder)) == 0
+    assert run("snapshots", "verify", str(folder)) == 0
+    assert History(store).newest_good() == (before if file.startswith("snapshots") else newest)
+
+
+def test_steps_without_rows_are_found(folder: Path) -> None:
+    store = Store.open(folder)
+    writer = alone(store, NAMES[2])
+    for step in (4, 5, 6):
+        writer.take(Place(step), {}, f"epoch,step\n0,{step - 1}\n", {})
+    writer.flush()
+    for name in NAMES:
+        store.remove(f"snapshots/{name}")
+    store.remove("metrics")
+    store.remove("snapshots/000000000005-g000002")
+    reasons = [finding.reason for finding in survey(store, read=True) if not finding.is_good]
+    assert reasons == ["the metric log has no rows of steps 1 to 2, 4"]
+    assert run("snapshots", "verify", str(folder)) == 1

@@ -1,0 +1,148 @@
+"""Repair: what of a run was damaged and can be made anew from what is whole. Needs no torch.
+
+Leases are made from the manifests, which repeat what they say. Damaged snapshots and weights are set aside, so that
+older ones count. What of the metric log nobody has is named and stays missing.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.metric_log import join_segments
+from midstride.engine.snapshots.checksums import unseal
+from midstride.engine.snapshots.history import MANIFEST, SNAPSHOTS, History
+from midstride.engine.snapshots.lease import Lease, generations, lease_document, lease_path, read_lease
+from midstride.engine.snapshots.place import parse_name
+from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights, set_damaged_weights_aside, verify_weights
+
+__all__ = ["Repair", "repairs"]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Something to be done, in words; `act` does it, and is None where nothing can be."""
+
+    words: str
+    act: Callable[[], object] | None
+
+
+def repairs(store: Store) -> list[Repair]:
+    """Return what there is to be done about the run in `store`; leases first: what else there is depends on them."""
+    if found := [*_leases(store)]:
+        return found
+    return [*_weights(store), *_snapshots(store), *_log(store)]
+
+
+def _leases(store: Store) -> Iterator[Repair]:
+    known = _told(store)
+    newest = max([*generations(store), *known], default=0)
+    for generation in range(1, newest + 1):
+        try:
+            read_lease(store, generation)
+            continue
+        except SnapshotDamaged as error:
+            path, fault = lease_path(generation), str(error).partition(": `")[0]
+        if (lease := known.get(generation)) is None and generation == newest:
+            lease = _empty(store, generation)
+        if lease is None:
+            if generation in generations(store):
+                yield Repair(
+                    f"{fault}; no snapshot is left of it, and none that counts came from one: remove it",
+                    partial(store.remove, path),
+                )
+            continue
+        origin = f"resumed from {lease.resumed_from}" if lease.resumed_from else "a fresh start"
+        yield Repair(f"{fault}; write it anew: generation {generation}, {origin}", _rewrite(store, path, lease))
+
+
+def _rewrite(store: Store, path: str, lease: Lease) -> Callable[[], None]:
+    def act() -> None:
+        store.remove(path)
+        store.create(path, lease_document(lease, {"repaired": True}))
+
+    return act
+
+
+def _told(store: Store) -> dict[int, Lease]:
+    """Return the leases that whole manifests and leases speak of, by generation."""
+    found: dict[int, Lease] = {}
+    for document in _documents(store):
+        names, run_id = [*document.get("ancestors", ())], document["run_id"]
+        if "ancestors" not in document:
+            continue  # of an older version
+        chain = [document["generation"], *(parsed[1] for name in names if (parsed := parse_name(name)))]
+        for at, generation in enumerate(chain):
+            rest = tuple(names[at:])
+            if at == 0 or rest:  # of the last of them nothing is known but that it was
+                found.setdefault(generation, Lease(generation, rest[0] if rest else None, run_id, rest))
+            elif generation % 64:
+                found.setdefault(generation, Lease(generation, None, run_id))
+    return found
+
+
+def _documents(store: Store) -> Iterator[dict[str, Any]]:
+    paths = [f"{SNAPSHOTS}/{name}/{MANIFEST}" for name in reversed(store.list(SNAPSHOTS)) if parse_name(name)]
+    for path in (*paths, *map(lease_path, reversed(generations(store)))):
+        try:
+            with store.reading(path):
+                document = unseal(store.read(path), path)
+        except (FileNotFoundError, SnapshotDamaged):
+            continue
+        if path.startswith(SNAPSHOTS) or lease_path(document["generation"]) == path:
+            yield document
+
+
+def _empty(store: Store, generation: int) -> Lease | None:
+    """Return a lease for a generation that has committed nothing: it goes on from whatever is the newest before it."""
+    named = {name: parsed for name in store.list(SNAPSHOTS) if (parsed := parse_name(name))}
+    older = {number for _, number in named.values() if number < generation}
+    for number in sorted(older, reverse=True):
+        lease = _told(store).get(number)
+        mine = [
+            name for name, (_, of) in named.items() if of == number and store.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")
+        ]
+        if lease and mine:
+            chain = (max(mine), *lease.ancestors)
+            return Lease(generation, chain[0], lease.run_id, chain)
+    return None
+
+
+def _weights(store: Store) -> Iterator[Repair]:
+    for folder in FOLDERS:
+        try:
+            if saved := newest_weights(store, folder):
+                verify_weights(store, saved)
+        except SnapshotDamaged as error:
+            yield Repair(
+                f"{error}; set it aside: older weights count, or none until the run goes on",
+                partial(set_damaged_weights_aside, store, folder),
+            )
+
+
+def _snapshots(store: Store) -> Iterator[Repair]:
+    history = History(store)
+    for name in reversed(store.list(SNAPSHOTS)):
+        if not parse_name(name) or name in dict(history.aside()):
+            continue
+        try:
+            if snapshot := history.opened(name):
+                history.verify(snapshot)
+        except SnapshotDamaged as error:
+            yield Repair(
+                f"{error}; set snapshot {name} aside: an older one is taken",
+                partial(history.set_aside, name, str(error)),
+            )
+
+
+def _log(store: Store) -> Iterator[Repair]:
+    history = History(store)
+    for fault in history.log_faults():
+        yield Repair(f"{fault}; nobody has those rows: the log keeps a gap", None)
+    text = join_segments(history.rows(faults=[])).encode()
+    if store.exists("metrics.csv") and len(store.read("metrics.csv")) > 0 and store.read("metrics.csv") != text:
+        yield Repair(
+            "metrics.csv is not what the snapshots say; write it anew", lambda: store.write("metrics.csv", text)
+        )
