@@ -1,10 +1,14 @@
 """numpy values as JSON and tensors: the dtype is kept, byte order, structure and units included."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from midstride.engine.snapshots.bounds import sizes
+from midstride.engine.snapshots.dtypes import numpy_dtype
 
 __all__ = ["array_of", "describe_dtype", "dtype_of", "scalar_of", "tensor_of"]
 
@@ -21,7 +25,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
 
 def dtype_of(description: Any) -> np.dtype[Any]:
     """Return the dtype that `describe_dtype` described."""
-    return np.lib.format.descr_to_dtype(description)
+    return numpy_dtype(description)
 
 
 def tensor_of(array: Array) -> tuple[Tensor, str]:
@@ -35,11 +39,17 @@ def tensor_of(array: Array) -> tuple[Tensor, str]:
 
 
 def array_of(tensor: Tensor, dtype: np.dtype[Any], shape: list[int], order: str) -> Array:
-    """Return the array that `tensor_of` was given."""
-    plain = np.ndarray(shape[::-1] if order == "F" else shape, dtype, buffer=bytearray(tensor.numpy().tobytes()))
+    """Return the array that `tensor_of` was given, in the memory of `tensor`."""
+    extents = sizes(shape)
+    flat = tensor.reshape(-1).view(torch.uint8).numpy()
+    if flat.nbytes != dtype.itemsize * prod(extents):
+        raise ValueError(f"{flat.nbytes} bytes for an array {extents} of {dtype}")
+    plain: Array = np.ndarray(extents[::-1] if order == "F" else extents, dtype, buffer=flat)
     return plain.T if order == "F" else plain
 
 
 def scalar_of(data: bytes, dtype: np.dtype[Any]) -> Any:
     """Return the numpy scalar of `dtype` whose bytes are `data`."""
+    if len(data) != dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes for a scalar of {dtype}")
     return np.ndarray((), dtype, buffer=data)[()]

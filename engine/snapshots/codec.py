@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from midstride.engine.errors import UnsupportedState
 from midstride.engine.snapshots.arrays import array_of, describe_dtype, dtype_of, scalar_of, tensor_of
 from midstride.engine.snapshots.differences import differences
+from midstride.engine.snapshots.dtypes import torch_dtype
 from midstride.engine.snapshots.pieces import Piece
 from midstride.engine.snapshots.tensors import Leaf, rebuild, stage
 
@@ -307,7 +308,7 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "Counter": lambda decoder, node: Counter(dict(decoder.pairs(node))),
     "defaultdict": lambda decoder, node: defaultdict(_FACTORIES[node["factory"]], decoder.pairs(node)),
     "Size": lambda decoder, node: torch.Size(node["value"]),
-    "dtype": lambda decoder, node: getattr(torch, node["value"]),
+    "dtype": lambda decoder, node: torch_dtype(node["value"]),
     "device": lambda decoder, node: torch.device(node["value"]),
     "tensor": _Decoder.strided,
     "sparse": _Decoder.sparse,

@@ -13,6 +13,7 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
 from midstride.engine.metric_log import missing_steps
+from midstride.engine.snapshots.bounds import check_files, sizes, sound
 from midstride.engine.snapshots.checksums import check_facts, facts_of, unseal
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import Place, parse_name, snapshot_name
@@ -257,18 +258,24 @@ class History:
 
     def _open(self, name: str, lineage: Lineage) -> Snapshot | None:
         """Return the snapshot in the folder `name`; None if it was never committed."""
-        parsed = parse_name(name)
         where = f"{self._store.url}/{SNAPSHOTS}/{name}/{MANIFEST}"
         try:
             with self._store.reading(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
                 manifest = unseal(self._store.read(f"{SNAPSHOTS}/{name}/{MANIFEST}"), where, *_KEYS)
         except FileNotFoundError:
             return None
+        with sound(where):
+            return self._checked(name, manifest, lineage, where)
+
+    def _checked(self, name: str, manifest: dict[str, Any], lineage: Lineage, where: str) -> Snapshot:
+        parsed = parse_name(name)
         if parsed is None or manifest["format"] != FORMAT:
             raise SnapshotError(
                 f"{where} has format {manifest['format']}, this version reads {FORMAT}. "
                 "Resume with the version that wrote it."
             )
+        check_files(manifest, where)
+        sizes([manifest["world_size"]])
         place, generation = parsed
         if lineage.run_id and manifest.get("run_id") != lineage.run_id:
             run, run_id = manifest.get("run"), manifest.get("run_id")

@@ -3,15 +3,18 @@
 import contextlib
 import errno
 import fcntl
+import io
+import mmap
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from uuid import uuid4
 
 import numpy as np
 
-from midstride.engine.errors import StoreUnsafe
+from midstride.engine.errors import SnapshotDamaged, StoreUnsafe
 from midstride.engine.snapshots.store import ONE_WORLD, Store, Terms
 
 __all__ = ["LocalStore"]
@@ -34,7 +37,7 @@ class LocalStore(Store):
     def write(  # noqa: D102
         self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None
     ) -> None:
-        target = self._folder / path
+        target = self._at(path)
         draft = _draft(target, data)
         try:
             if check:
@@ -48,7 +51,7 @@ class LocalStore(Store):
         _sync_folder(target.parent)
 
     def create(self, path: str, data: bytes) -> bool:  # noqa: D102
-        target = self._folder / path
+        target = self._at(path)
         draft = _draft(target, data)
         try:
             target.hardlink_to(draft)  # unlike rename, fails if the target is there; unlike O_EXCL, brings its content
@@ -75,22 +78,45 @@ class LocalStore(Store):
         return True
 
     def read(self, path: str) -> bytes:  # noqa: D102
-        return (self._folder / path).read_bytes()
+        with self._opened(path) as file:
+            return file.readall()
 
-    def stream(self, path: str) -> Iterator[bytes]:  # noqa: D102
-        with (self._folder / path).open("rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
+    def stream(self, path: str) -> Iterator[bytes | memoryview]:  # noqa: D102
+        # One buffer for all chunks, beside the heap: what is made of them would leave holes as wide as they are.
+        with self._opened(path) as file:
+            buffer = memoryview(mmap.mmap(-1, _CHUNK_BYTES))
+            while count := file.readinto(buffer):
+                yield buffer[:count]
+
+    def _at(self, path: str) -> Path:
+        """Return where `path` is; a document that was read may have named it."""
+        if path.startswith("/") or ".." in path.split("/"):
+            raise SnapshotDamaged(f"{path!r} leads out of {self.url}")
+        return self._folder / path
+
+    def _opened(self, path: str) -> io.FileIO:
+        """Open a file for reading, if it is one: a link leads elsewhere, a FIFO blocks.
+
+        The folders directly in this one may be links: snapshots may be kept on another disk.
+        """
+        target = self._at(path)
+        if any((self._folder / folder).is_symlink() for folder in [*PurePath(path).parents][:-2]):
+            raise OSError(errno.ELOOP, "its folder is a link, which is not followed", str(target))
+        file = io.open(target, "rb", buffering=0, opener=_unfollowed)  # noqa: SIM115, UP020 - as pathlib has it
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(target))
 
     def list(self, path: str = "") -> list[str]:  # noqa: D102
         try:
-            names = os.listdir(self._folder / path)  # noqa: PTH208 (names are wanted)
+            names = os.listdir(self._at(path))  # noqa: PTH208 (names are wanted)
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(name for name in names if not name.startswith("."))  # drafts are hidden
 
     def find(self, path: str = "") -> dict[str, int]:  # noqa: D102
-        found, top = {}, self._folder / path
+        found, top = {}, self._at(path)
 
         def cannot_be_listed(error: OSError) -> None:
             if Path(error.filename) != top:
@@ -107,7 +133,7 @@ class LocalStore(Store):
         return found
 
     def size(self, path: str) -> int:  # noqa: D102
-        target = self._folder / path
+        target = self._at(path)
         if target.is_dir():
             raise FileNotFoundError(errno.ENOENT, "a folder, not a file", str(target))
         return target.stat().st_size
@@ -120,7 +146,7 @@ class LocalStore(Store):
                     draft.unlink(missing_ok=True)
 
     def remove(self, path: str) -> None:  # noqa: D102
-        target = self._folder / path
+        target = self._at(path)
         try:
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
@@ -129,6 +155,10 @@ class LocalStore(Store):
         except FileNotFoundError:
             return
         _sync_folder(target.parent)
+
+
+def _unfollowed(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _size(file: Path) -> int:

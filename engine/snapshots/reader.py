@@ -1,17 +1,18 @@
 """The reader: one rank's tree out of one snapshot."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
-from safetensors.torch import load
-from torch import Tensor
-
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
+from midstride.engine.snapshots.bounds import sound
 from midstride.engine.snapshots.checksums import check_facts, facts_of
 from midstride.engine.snapshots.codec import decode
 from midstride.engine.snapshots.history import SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.place import part_name
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.tensor_file import read_tensors
+from midstride.engine.snapshots.tensors import FreshTensors
 
 __all__ = ["read", "read_part"]
 
@@ -27,12 +28,12 @@ def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
     if rank >= size:
         raise SnapshotError(f"snapshot {snapshot.name} was taken by {size} ranks, it has no part for rank {rank}")
     own = part_name(rank, size)
-    part = json.loads(_file(store, snapshot, f"{own}.json"))
-    tensors = _tensors(store, snapshot, f"{own}.safetensors")
-    for stem, names in part["elsewhere"].items():
-        dealt = _tensors(store, snapshot, f"{stem}.safetensors")
-        tensors.update({name: dealt[name] for name in names})
-    return decode(part["tree"], tensors)
+    with sound(f"{store.url}/{SNAPSHOTS}/{snapshot.name}/{own}.json"):
+        part = _part(store, snapshot, rank)
+        tensors = _tensors(store, snapshot, f"{own}.safetensors")
+        for stem, names in part["elsewhere"].items():
+            tensors.update(_tensors(store, snapshot, f"{stem}.safetensors", {*names}))
+        return decode(part["tree"], tensors)
 
 
 def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
@@ -42,21 +43,31 @@ def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
         SnapshotDamaged: the file it stands in is missing or differs from the manifest.
         SnapshotError: the snapshot has no such part: another version took it.
     """
-    tree = json.loads(_file(store, snapshot, f"{part_name(rank, snapshot.manifest['world_size'])}.json"))["tree"]
-    if name not in tree:
-        raise SnapshotError(f"snapshot {snapshot.name} of {store.url} has no part {name!r}: another version took it")
-    return decode(tree[name], {})
+    with sound(f"{store.url}/{SNAPSHOTS}/{snapshot.name}"):
+        part = _part(store, snapshot, rank)
+        if name not in part["tree"]:
+            raise SnapshotError(
+                f"snapshot {snapshot.name} of {store.url} has no part {name!r}: another version took it"
+            )
+        return decode(part["tree"][name], {})
 
 
-def _tensors(store: Store, snapshot: Snapshot, name: str) -> dict[str, Tensor]:
-    return load(_file(store, snapshot, name))
+def _part(store: Store, snapshot: Snapshot, rank: int) -> dict[str, Any]:
+    name = f"{part_name(rank, snapshot.manifest['world_size'])}.json"
+    part: dict[str, Any] = json.loads(_file(store, snapshot, name))
+    return part
+
+
+def _tensors(store: Store, snapshot: Snapshot, name: str, only: Collection[str] | None = None) -> FreshTensors:
+    return read_tensors(store, f"{SNAPSHOTS}/{snapshot.name}/{name}", snapshot.manifest["files"][name], only)
 
 
 def _file(store: Store, snapshot: Snapshot, name: str) -> bytes:
     path = f"{SNAPSHOTS}/{snapshot.name}/{name}"
     expected = snapshot.manifest["files"][name]
     try:
-        data = store.read(path)
+        with store.reading(path):
+            data = store.read(path)
     except FileNotFoundError as error:
         raise SnapshotDamaged(f"{store.url}/{path} is missing, its manifest says {expected['bytes']} bytes") from error
     check_facts(f"{store.url}/{path}", expected, facts_of([data]))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from midstride.engine.errors import StoreUnsafe
+from midstride.engine.errors import SnapshotDamaged, StoreUnsafe
 from midstride.engine.snapshots.patience import Patience
 from midstride.engine.snapshots.store import ONE_WORLD, Store, Terms
 
@@ -38,6 +38,8 @@ class RemoteStore(Store):
         return fsspec.filesystem(self._scheme, use_listings_cache=False)
 
     def _full(self, path: str) -> str:
+        if ".." in path.split("/"):  # a document that was read may have named it
+            raise SnapshotDamaged(f"{path!r} leads out of {self.url}")
         return f"{self.url}/{path}" if path else self.url
 
     def _ask(self, act: Callable[[], T]) -> T:
@@ -73,7 +75,7 @@ class RemoteStore(Store):
     def read(self, path: str) -> bytes:  # noqa: D102
         return self._ask(lambda: bytes(self._files.cat_file(self._full(path))))
 
-    def stream(self, path: str) -> Iterator[bytes]:  # noqa: D102
+    def stream(self, path: str) -> Iterator[bytes | memoryview]:  # noqa: D102
         size = self.size(path)
         for start in range(0, size, _CHUNK_BYTES):
             yield self._range(path, start, min(size, start + _CHUNK_BYTES))

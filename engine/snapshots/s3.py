@@ -7,7 +7,7 @@ AWS_ENDPOINT_URL, ...), ~/.aws, the machine's role, or fsspec's own configuratio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -114,6 +114,19 @@ class S3Store(RemoteStore):
         """Return a whole file; in one request, where it is not of the kind that may be large."""
         at_once = _PARTS_AT_ONCE if path.endswith(".safetensors") else 1
         return self._ask(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=at_once)))
+
+    def stream(self, path: str) -> Iterator[bytes | memoryview]:
+        """Return a file in chunks, a few of them fetched at once."""
+        full, size = self._full(path), self.size(path)
+        at_once = _PARTS_AT_ONCE * _PART_BYTES
+        for first in range(0, size, at_once):
+            starts = [*range(first, min(size, first + at_once), _PART_BYTES)]
+            yield from self._ask(lambda: self._ranges(full, starts, size))  # noqa: B023 - called at once
+
+    def _ranges(self, full: str, starts: Sequence[int], size: int) -> list[bytes]:
+        ends = [min(size, start + _PART_BYTES) for start in starts]
+        found: list[bytes] = self._files.cat_ranges([full] * len(starts), [*starts], ends, on_error="raise")
+        return found
 
     def _writer_of(self, full: str) -> str | None:
         bucket, key, _ = self._files.split_path(full)

@@ -113,8 +113,8 @@ class Store(ABC):
         """Return a whole file; FileNotFoundError if there is none."""
 
     @abstractmethod
-    def stream(self, path: str) -> Iterator[bytes]:
-        """Return a file in chunks; FileNotFoundError if there is none."""
+    def stream(self, path: str) -> Iterator[bytes | memoryview]:
+        """Return a file in chunks, each there until the next is asked for; FileNotFoundError if there is none."""
 
     @abstractmethod
     def list(self, path: str = "") -> list[str]:

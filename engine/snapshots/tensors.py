@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "Leaf", "Region", "copy_tensors", "rebuild", "stage"]
+from midstride.engine.snapshots.bounds import check_view, sizes
+from midstride.engine.snapshots.dtypes import torch_dtype
+
+__all__ = ["DTYPES", "FreshTensors", "Layout", "Leaf", "Region", "copy_tensors", "rebuild", "stage"]
 
 _ALIGN_BYTES = 16  # no element is larger
 
@@ -24,6 +27,12 @@ _NAMES = {
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL"},
     **{torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.complex64: "C64"},
 }
+#: and back
+DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class FreshTensors(dict[str, Tensor]):
+    """Tensors just read, by name, in memory that a tree rebuilt of them may keep: they are taken out one by one."""
 
 
 @dataclass(slots=True)
@@ -164,22 +173,47 @@ def rebuild(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], memory: dic
     """Return the tensor an entry stands for, in fresh memory.
 
     Args:
-        entry: what `stage` completed.
-        tensors: what `stage` returned; never shared with the result.
+        entry: what `stage` completed; of any other it asks for nothing beyond `tensors`.
+        tensors: what `stage` returned, never shared with the result; or `FreshTensors`, which are used up.
         memory: name -> memory already rebuilt, so that what shared it shares it again.
+
+    Raises:
+        ValueError: the entry and the tensor in the file do not go together.
     """
-    name, dtype, shape = entry["name"], getattr(torch, entry["dtype"]), entry["shape"]
-    strides = entry.get("strides") or _plain_strides(shape)
+    name, dtype, shape = entry["name"], torch_dtype(entry["dtype"]), sizes(entry["shape"])
+    strides = sizes(entry["strides"]) if entry.get("strides") else _plain_strides(shape)
+    if name not in memory and "offset" in entry:
+        memory[name] = _flat(tensors, name)
+    elif name not in memory:
+        memory[name] = _arranged(_flat(tensors, name).view(dtype), shape, strides)
     if "offset" in entry:
-        if name not in memory:
-            memory[name] = tensors[name].clone()
-        return memory[name].view(dtype).as_strided(shape, strides, entry["offset"])
-    if name not in memory:
-        raw = tensors[name]
-        if raw.dtype != dtype:
-            raw = raw.clone().view(dtype).reshape(shape)
-        memory[name] = torch.empty_strided(shape, strides, dtype=dtype).copy_(raw)
-    return memory[name].detach()
+        typed = memory[name].view(dtype)
+        check_view(typed.numel(), dtype.itemsize, shape, strides, entry["offset"])
+        found = typed.as_strided(shape, strides, entry["offset"])
+    else:
+        found = memory[name].detach()
+    if dtype == torch.bool and found.numel() and int(found.view(torch.uint8).amax()) > 1:
+        raise ValueError(f"tensor {name} of truth values holds others")
+    return found
+
+
+def _flat(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return the bytes of a tensor, for the result to keep."""
+    tensor = tensors.pop(name) if isinstance(tensors, FreshTensors) else tensors[name].clone()
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _arranged(flat: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Return the elements of `flat` in `shape`, laid out in memory as `strides` say."""
+    plain = flat.view(shape)
+    if strides == _plain_strides(shape):
+        return plain
+    target = torch.empty(flat.shape, dtype=flat.dtype)
+    check_view(target.numel(), target.itemsize, shape, strides)
+    arranged = target.as_strided(shape, strides)
+    if not _is_dense(arranged):
+        raise ValueError(f"strides {strides} for a tensor {shape} that shares its memory with no other")
+    return arranged.copy_(plain)
 
 
 class _Span:

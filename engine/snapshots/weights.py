@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors.torch import load
-
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
 from midstride.engine.snapshots.arena import Buffer
-from midstride.engine.snapshots.checksums import check_facts, facts_of, seal
+from midstride.engine.snapshots.bounds import sound
+from midstride.engine.snapshots.checksums import facts_of, seal
 from midstride.engine.snapshots.codec import decode
 from midstride.engine.snapshots.lease import Lease, ensure_newest
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import Place, parse_name, snapshot_name
 from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.tensor_file import read_tensors
 from midstride.engine.snapshots.weights_index import COPY, files_of, needed, newest_weights, weights_names, with_way_out
 from midstride.engine.world import World
 
@@ -156,17 +156,14 @@ def load_weights(store: Store, folder: str) -> Weights:
         SnapshotDamaged: the file is missing or differs from its manifest.
     """
     while (saved := newest_weights(store, folder)) is not None:
-        where = f"{store.url}/{folder}/{saved.file}"
-        try:
-            with store.reading(f"{folder}/{saved.file}"):
-                data = store.read(f"{folder}/{saved.file}")
-        except FileNotFoundError as error:
-            if not store.exists(saved.path):
-                continue  # newer ones took their place meanwhile
-            raise SnapshotDamaged(f"{where} is missing, its manifest says {saved.expected['bytes']} bytes") from error
-        check_facts(where, saved.expected, facts_of([data]))
         manifest = saved.manifest
-        return Weights(decode(manifest["state_dict"], load(data)), manifest["metrics"], manifest["facts"])
+        try:
+            with sound(f"{store.url}/{saved.path}"):
+                tensors = read_tensors(store, f"{folder}/{saved.file}", saved.expected)
+                return Weights(decode(manifest["state_dict"], tensors), manifest["metrics"], manifest["facts"])
+        except SnapshotDamaged:
+            if store.exists(saved.path):
+                raise  # else newer ones took their place meanwhile
     raise SnapshotMissing(f"no weights were saved in {store.url}/{folder}")
 
 

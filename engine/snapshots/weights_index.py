@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
+from midstride.engine.snapshots.bounds import check_files, sound
 from midstride.engine.snapshots.checksums import FileFacts, check_facts, facts_of, unseal
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import Place, parse_name
@@ -184,6 +185,10 @@ def _open(store: Store, folder: str, name: str, lineage: Lineage) -> SavedWeight
     where = f"{store.url}/{folder}/{name}.json"
     with store.reading(f"{folder}/{name}.json"):
         saved = SavedWeights(folder, name, unseal(store.read(f"{folder}/{name}.json"), where, *_KEYS))
+    with sound(where):
+        check_files(saved.manifest, where)
+        if len(saved.manifest["files"]) != 1:
+            raise SnapshotDamaged(f"{where} names {len(saved.manifest['files'])} files, and weights are in one")
     if name != COPY:
         found = saved.manifest.get("name")
         if found != name:

@@ -1,0 +1,75 @@
+"""Bounds of what is read: a snapshot may come from anywhere, and gets nothing that its own files do not hold.
+
+Checksums find damage, but a file that is made on purpose has the right one. So names stay in the folder, types come
+from fixed lists (`dtypes.py`), and no size is believed that no bytes stand behind. Needs no torch.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+from midstride.engine.errors import SnapshotDamaged, SnapshotError
+
+__all__ = ["check_files", "check_view", "sizes", "sound"]
+
+#: what an expanded tensor (strides of 0) may seem to hold, where its file is smaller
+_EXPANDED_BYTES = 2**30
+_MOST_DIMENSIONS = 64
+_FILE_NAME = re.compile(r"\w[\w.~-]*", re.ASCII)
+
+
+@contextmanager
+def sound(where: str) -> Iterator[None]:
+    """Take whatever goes wrong in the block, which reads a document, for damage of the file `where`.
+
+    Raises:
+        SnapshotDamaged: with what went wrong. Errors of a store, and those that say so already, stay as they are.
+    """
+    try:
+        yield
+    except (SnapshotError, OSError, MemoryError):
+        raise
+    except RecursionError as error:
+        raise SnapshotDamaged(f"{where} is nested deeper than anything this version writes") from error
+    except Exception as error:
+        raise SnapshotDamaged(f"{where} is not what this version writes: {type(error).__name__}: {error}") from error
+
+
+def check_files(manifest: Mapping[str, Any], where: str) -> None:
+    """Refuse a manifest whose files are not all in its own folder, with a size and a checksum each.
+
+    Raises:
+        SnapshotDamaged: naming the file.
+    """
+    for name, facts in manifest["files"].items():
+        if not _FILE_NAME.fullmatch(name):
+            raise SnapshotDamaged(f"{where} names a file {name!r}: it is not in its folder")
+        if type(facts["bytes"]) is not int or type(facts["xxh3_128"]) is not str:
+            raise SnapshotDamaged(f"{where} says of {name} neither size nor checksum: {facts}")
+
+
+def sizes(values: Any) -> tuple[int, ...]:
+    """Return a shape or strides; ValueError if they are no list of whole numbers from 0 on."""
+    if not isinstance(values, (list, tuple)) or len(values) > _MOST_DIMENSIONS:
+        raise ValueError(f"no shape or strides: {values!r:.80}")
+    if any(type(value) is not int or not 0 <= value < 2**63 for value in values):
+        raise ValueError(f"no shape or strides: {values!r:.80}")
+    return tuple(values)
+
+
+def check_view(elements: int, itemsize: int, shape: Sequence[int], strides: Sequence[int], offset: Any = 0) -> None:
+    """Refuse a view of so many `elements` in a row that sees memory beyond them, or seems to be far larger.
+
+    Raises:
+        ValueError: with what it would see, and what is there.
+    """
+    (start,), count = sizes([offset]), prod(shape)
+    if len(shape) != len(strides):
+        raise ValueError(f"strides {strides} for a shape {shape}")
+    end = start + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1 if count else start
+    if end > elements:
+        raise ValueError(f"a view of element {end} of {elements}")
+    if count * itemsize > max(elements * itemsize, _EXPANDED_BYTES):
+        raise ValueError(f"a view of {count} elements, of which there are {elements}")
