@@ -1,8 +1,9 @@
 """The audit: over all lives of a run, every epoch used the samples of its order, each once (law 3).
 
 Where samples stand in an order that is a function of seed and epoch, that order is made again and compared, by
-digest, with the indices that reached the training step. Elsewhere every place of an epoch must have been trained
-on once. The metric log must have one row a step.
+digest, with the indices that reached the training step. What a sampler gave is compared with what reached that step.
+Elsewhere (streams, several loaders) only the places of an epoch can be counted, not the samples in them: each must
+have been trained on once, and law 3 is not said to hold. The metric log must have one row a step.
 """
 
 import csv
@@ -42,6 +43,7 @@ class EpochAudit:
         left_over: samples that drop_last or limit_train_batches leave out.
         left_out: batches whose loss was not finite, left out of the weights.
         is_over: whether the epoch has come to its end.
+        is_counted: whether the samples were compared with those the epoch was to have; else only its places were.
         faults: what law 3 forbids, in words.
     """
 
@@ -56,6 +58,7 @@ class EpochAudit:
     left_over: int = 0
     left_out: tuple[int, ...] = ()
     is_over: bool = True
+    is_counted: bool = True
     faults: tuple[str, ...] = ()
 
 
@@ -79,8 +82,13 @@ class Audit:
 
     @property
     def is_clean(self) -> bool:
-        """Whether law 3 holds."""
+        """Whether nothing breaks law 3."""
         return not self.faults and not any(epoch.faults for epoch in self.epochs)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the samples of every epoch were compared with those that it was to have."""
+        return all(epoch.is_counted for epoch in self.epochs)
 
 
 def audit(url: str) -> Audit:
@@ -99,12 +107,13 @@ def audit(url: str) -> Audit:
     account = read_part(store, newest, 0, "samples")
     facts = newest.manifest["facts"]
     stretches = [Stretch(*one) for one in account["stretches"]]
+    planned = {one[0]: Stretch(*one) for one in account.get("planned", ())}
     epochs = []
     for number in dict.fromkeys(stretch.epoch for stretch in stretches):
         own = [stretch for stretch in stretches if stretch.epoch == number]
         left_out = tuple(batch for epoch, batch in account["left_out"] if epoch == number)
         is_over = number < facts["progress"]["epoch"]
-        epochs.append(_EpochAuditor(facts["identity"], own, is_over, left_out).audit())
+        epochs.append(_EpochAuditor(facts["identity"], own, is_over, left_out, planned.get(number)).audit())
     rows = list(csv.DictReader(io.StringIO(join_segments(history.rows()))))
     steps = [int(row["step"]) for row in rows]
     return Audit(newest.name, newest.place.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)))
@@ -118,6 +127,7 @@ class _EpochAuditor:
     stretches: Sequence[Stretch]
     is_over: bool
     left_out: tuple[int, ...]
+    planned: Stretch | None = None
     faults: list[str] = field(default_factory=list)
 
     def audit(self) -> EpochAudit:
@@ -131,7 +141,7 @@ class _EpochAuditor:
             "is_over": self.is_over,
         }
         if not self._is_known:
-            return EpochAudit(**plain, faults=tuple(self.faults))
+            return EpochAudit(**plain, is_counted=self._check_planned(), faults=tuple(self.faults))
         samples = int(self.identity["samples"])
         used, padding = np.zeros(samples, np.int64), 0
         for stretch in self.stretches:
@@ -169,6 +179,21 @@ class _EpochAuditor:
             at = max(at, stretch.end)
         if self._is_known and self.is_over and at < (end := self._limit(self.stretches[-1].world)):
             self.faults.append(f"{_batches(at, end)} never reached the training step")
+
+    def _check_planned(self) -> bool:
+        """Compare with what the epoch's sampler gave; return whether there is anything to compare."""
+        planned, used = self.planned, self.stretches
+        if planned is None or not self.is_over or any(one.world != planned.world for one in used):
+            return False
+        if (at := used[-1].end) < planned.end:
+            self.faults.append(f"{_batches(at, planned.end)} never reached the training step")
+        samples, digest = sum(one.samples for one in used), sum(one.digest for one in used) % (1 << 64)
+        if (samples, digest) != (planned.samples, planned.digest):
+            self.faults.append(
+                f"the {samples} samples that reached the training step are not the {planned.samples} that the epoch's "
+                "sampler gave"
+            )
+        return True
 
     def _order_of(self, stretch: Stretch, *, check: bool = True) -> tuple[Indices, int]:
         """Return the indices that belong to `stretch`, padding aside, and how many places are padding."""

@@ -126,7 +126,10 @@ def show_audit(run: str, audit: "Audit") -> None:
     console.print(table)
     for fault in audit.faults:
         console.print(escape(fault), style="red")
+    uncounted = [str(epoch.epoch) for epoch in audit.epochs if not epoch.is_counted]
     state = "law 3 holds" if audit.is_clean else "law 3 is broken"
+    if audit.is_clean and uncounted:
+        state = f"nothing breaks law 3, but the samples of epochs {', '.join(uncounted)} were not counted"
     console.print(f"up to snapshot {audit.snapshot}, {audit.rows} rows in the metric log: {state}")
 
 
@@ -143,4 +146,6 @@ def _verdict(epoch: "EpochAudit") -> str:
     if epoch.faults:
         return "; ".join(epoch.faults) + left_out
     over = "" if epoch.is_over else ", under way"
-    return ("each batch once" if epoch.expected is None else "each sample once") + over + left_out
+    if not epoch.is_counted:
+        return "each batch once, samples not counted" + over + left_out
+    return ("as its sampler gave them" if epoch.expected is None else "each sample once") + over + left_out

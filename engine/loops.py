@@ -94,9 +94,23 @@ class FitLoop:
             batch = trainer.received(next(batches))
             trainer.heartbeat.worked()
             trainer.heartbeat.batch()
+            if progress.batch == 0:
+                self._check_order()
             self.batch(batch)
         if progress.at_end:
             self.end_epoch()
+
+    def _check_order(self) -> None:
+        """Enter what the epoch's sampler gave; raise if ranks that share it were given different orders."""
+        trainer, order = self.trainer, self.loader.shared_order()
+        if (planned := self.loader.planned()) is not None:
+            trainer.samples.plan(self.progress.epoch, planned)
+        if order is not None and len({*(orders := trainer.strategy.gather(order))}) > 1:
+            raise UserError(
+                f"the ranks share what their samplers give, and in epoch {self.progress.epoch} those differ (digests "
+                f"{', '.join(orders)}): training has changed each of them alone. Exchange what they are told, by "
+                "torch.distributed.all_gather_object or the like, or say use_distributed_sampler=False."
+            )
 
     def batch(self, batch: Any) -> None:
         """Train on one batch; at the end of an accumulation window that is one step."""

@@ -6,7 +6,7 @@ digest of the indices, which `midstride audit` compares with those that the epoc
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -78,6 +78,20 @@ class SampleAccount:
         #: epoch and batch of those that were left out because their loss was not finite
         self.left_out: list[tuple[int, int]] = []
         self._open: list[Stretch] = []
+        #: what this rank's sampler gave for the newest epoch, and what those of all ranks gave for each
+        self._plan: Stretch | None = None
+        self._planned: list[Stretch] = []
+
+    def plan(self, epoch: int, batches: Iterable[Sequence[Any]]) -> None:
+        """Note what a sampler gives this rank in `epoch`, so that what it is trained on can be compared with it."""
+        plan = Stretch(epoch, 0, 0, self._world)
+        for batch, indices in enumerate(batches):
+            if {*map(type, indices)} != {int}:
+                return
+            plan.end = batch + 1
+            plan.samples += len(indices)
+            plan.digest = (plan.digest + digest_of(indices, batch, self._rank)) & _MASK
+        self._plan = plan
 
     def enter(self, epoch: int, batch: int, indices: Sequence[int] | None, samples: int) -> None:
         """Enter a batch of this rank that reaches the training step.
@@ -103,8 +117,16 @@ class SampleAccount:
 
     def settle(self, gather: Callable[[object], list[Any]]) -> None:
         """Put the ranks' shares together; every rank calls this at the same place."""
-        readers = dict(gather((self._rank, self._open)))  # several ranks may read the same samples
-        for shares in zip(*readers.values(), strict=True):
+        # Several ranks may read the same samples.
+        readers = {rank: (plan, shares) for rank, plan, shares in gather((self._rank, self._plan, self._open))}
+        plans = [plan for plan, _ in readers.values()]
+        if None not in plans:
+            whole = plans[0]
+            for plan in plans[1:]:
+                whole.add(plan)
+            self._planned.append(whole)
+        self._plan = None
+        for shares in zip(*(shares for _, shares in readers.values()), strict=True):
             whole = shares[0]
             for share in shares[1:]:
                 whole.add(share)
@@ -116,9 +138,11 @@ class SampleAccount:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was settled last."""
-        return {"stretches": [astuple(one) for one in self._settled], "left_out": list(self.left_out)}
+        state = {"stretches": [astuple(one) for one in self._settled], "left_out": list(self.left_out)}
+        return {**state, "planned": [astuple(one) for one in self._planned]} if self._planned else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back; what was entered since is struck out."""
         self._settled = [Stretch(*one) for one in state_dict["stretches"]]
-        self.left_out, self._open = list(state_dict["left_out"]), []
+        self._planned = [Stretch(*one) for one in state_dict.get("planned", ())]
+        self.left_out, self._open, self._plan = list(state_dict["left_out"]), [], None

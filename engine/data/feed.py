@@ -1,7 +1,7 @@
 """What a loop reads: batches from any place of any epoch, and what decides their order."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 __all__ = ["Feed", "Feeds"]
@@ -49,6 +49,17 @@ class Feed(ABC):
     def resize(self, batch_size: int) -> None:
         """Read `batch_size` samples at once on this rank; called only where `fixed_world` is None."""
         raise NotImplementedError(f"{type(self).__name__} has no resize: write one, or give the feed a fixed_world")
+
+    def planned(self) -> Iterable[Sequence[Any]] | None:
+        """Return what a sampler gives this rank in the epoch that is open, batch by batch.
+
+        None where there is no sampler, or its order is a function of the epoch.
+        """
+        return None
+
+    def shared_order(self) -> str | None:
+        """Return a digest of the order that all ranks share in the epoch that is open, where training may change it."""
+        return None
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

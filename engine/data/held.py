@@ -1,68 +1,123 @@
 """Generators that an object holds: found where a reader of its code would find them, seeded like the main ones."""
 
+import inspect
 import random
+import sys
 import types
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Generator", "get_state", "held_generators", "seeder", "set_state"]
+__all__ = ["Generator", "attributes_of", "get_state", "held_generators", "seeder", "set_state", "shared_generators"]
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LEAVES = (str, bytes, int, float, complex, Tensor, np.ndarray, np.generic, nn.Module, type, types.ModuleType)
-#: a longer container holds data, not transforms
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_FOLLOWED = (*_GENERATORS, *_CONTAINERS, types.FunctionType)
+#: the containers in a longer one hold data, not transforms
 _MANY = 256
+#: no more objects in one container are looked at
+_LONG = 10_000
 _DEEP = 8
-_CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
+#: in the path of what an instance does not have for itself
+_OUTSIDE = " ("
+#: what reading calls; and what in turn is named there
+_CALLED = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")
+_LIBRARIES = frozenset(
+    {"numpy", "torch", "torchdata", "torchvision", "pandas", "pyarrow", "datasets", "PIL", "midstride"}
+)
 
 
 def held_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
     """Return the generators that `owner` uses when it is read, by their paths in it.
 
-    Looked through: attributes, containers, wrapped data sets, transforms, and of functions the closure, the
-    defaults and the globals they name. What has a method `reseed(seed)` speaks for itself and is in the result
-    in place of what it holds. The main generators of torch, numpy and `random` are not, nor what `beside` holds.
+    Looked through: attributes, those of classes and in slots, containers, wrapped data sets, transforms, and of the
+    functions and methods that reading calls, closures, defaults and the globals they name. What has a method
+    `reseed(seed)` speaks for itself and is in the result in place of what it holds. The main generators of torch,
+    numpy and `random` are not, nor what `beside` holds.
     """
     found: dict[str, Any] = {}
     seen = {id(beside)}
     seen |= {id(torch.default_generator), id(np.random.mtrand._rand), id(random._inst)}
-    queue: list[tuple[str, object, int]] = [("", owner, 0)]
+    queue: deque[tuple[str, object, int]] = deque([("", owner, 0)])
     while queue:
-        path, value, depth = queue.pop(0)
+        path, value, depth = queue.popleft()
         if id(value) in seen or isinstance(value, (*_LEAVES, random.SystemRandom)) or value is None:
             continue
         seen.add(id(value))
-        if isinstance(value, _GENERATORS) or callable(getattr(value, "reseed", None)):
+        if isinstance(value, _GENERATORS) or callable(getattr(type(value), "reseed", None)):
             found[path.removeprefix(".") or type(value).__name__] = value
         elif depth < _DEEP:
             queue += [(f"{path}{step}", part, depth + 1) for step, part in _parts(value)]
     return found
 
 
+def shared_generators(owner: object) -> list[Any]:
+    """Return the generators that copies of `owner` share with it: globals, class attributes, closures."""
+    return [generator for path, generator in sorted(held_generators(owner).items()) if _OUTSIDE in path]
+
+
+def attributes_of(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an instance by name, those in slots too."""
+    yield from list(getattr(value, "__dict__", {}).items())
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, (dict, list, tuple, set, frozenset)):
-        if len(value) <= _MANY:
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"[{key!r}]", part) for key, part in items)
+    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        if len(value) > _MANY:
+            items = _unlike_data(value, items)
+        yield from ((f"[{key!r}]", part) for key, part in items)
     elif isinstance(value, types.FunctionType):
         yield from _used_by(value)
     elif isinstance(value, (types.MethodType, partial)):
         names = ("__self__", "__func__") if isinstance(value, types.MethodType) else ("func", "args", "keywords")
         yield from ((f".{name}", getattr(value, name)) for name in names)
     else:
-        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
-        for name in _CALLED:
-            if isinstance(function := getattr(type(value), name, None), types.FunctionType):
-                yield f".{name}", function
+        yield from ((f".{name}", part) for name, part in attributes_of(value))
+        yield from _used_by_class(type(value))
+
+
+def _unlike_data(value: Collection[Any], items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a long container that may be or hold generators; containers in it hold data."""
+    kinds = {*map(type, value.values() if isinstance(value, dict) else value)}
+    looked_at = tuple(kind for kind in kinds if not issubclass(kind, (*_LEAVES, *_CONTAINERS)))
+    found = ((key, part) for key, part in items if isinstance(part, looked_at)) if looked_at else iter(())
+    return islice(found, _LONG)
+
+
+def _used_by_class(kind: type) -> Iterator[tuple[str, object]]:
+    """Yield what class attributes hold, and the functions that reading an instance calls."""
+    if _is_library(kind.__module__):
+        return
+    names = [name for name in _CALLED if isinstance(inspect.getattr_static(kind, name, None), types.FunctionType)]
+    for name in names:  # grows by what they call in turn
+        function = getattr(
+            inspect.getattr_static(kind, name, None), "__func__", inspect.getattr_static(kind, name, None)
+        )
+        if isinstance(function, property):
+            function = function.fget
+        if isinstance(function, types.FunctionType):
+            yield f".{name}", function
+            names += [other for other in _names_in(function.__code__) if other not in names]
+        elif function is not None:
+            yield f" (class attribute {name})", function
 
 
 def _used_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    if function.__module__.partition(".")[0] in ("torch", "torchvision", "numpy"):
+    if _is_library(function.__module__):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -70,9 +125,44 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
         except ValueError:  # not bound yet
             continue
     yield " (its defaults)", (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    for name in function.__code__.co_names:
-        if isinstance(part := function.__globals__.get(name), (*_GENERATORS, types.FunctionType)):
+    names = _names_in(function.__code__)
+    for name in names:
+        part = function.__globals__.get(name)
+        if isinstance(part, types.ModuleType) and not _is_library(part.__name__):
+            inner = ((f"{name}.{other}", vars(part).get(other)) for other in names)
+            yield from ((f" (global {path})", value) for path, value in inner if value is not None)
+        elif isinstance(part, type):
+            yield from ((f" (global {name}){path}", value) for path, value in _called_on(part, names))
+        elif isinstance(part, (*_GENERATORS, *_CONTAINERS, types.FunctionType)) or not _is_library(
+            type(part).__module__
+        ):
             yield f" (global {name})", part
+
+
+def _called_on(kind: type, names: Iterable[str]) -> Iterator[tuple[str, object]]:
+    """Yield what `kind` has of `names`, and what making and calling an instance uses."""
+    if _is_library(kind.__module__):
+        return
+    for name in {*names, "__init__", *_CALLED}:
+        value = inspect.getattr_static(kind, name, None)
+        value = getattr(value, "__func__", value)
+        if value is not None and not isinstance(value, types.WrapperDescriptorType):
+            yield f".{name}", value
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    """Return the globals and attributes that `code` and the functions written in it name."""
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _names_in(constant)
+    return list(dict.fromkeys(names))
+
+
+@cache
+def _is_library(module: str | None) -> bool:
+    top = (module or "").partition(".")[0]
+    return top in sys.stdlib_module_names or top in _LIBRARIES
 
 
 def seeder(generator: Any) -> Callable[[int], object]:

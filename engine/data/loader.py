@@ -13,7 +13,7 @@ from midstride.engine.data.feed import Feed
 from midstride.engine.data.kept import MainGeneratorsKept
 from midstride.engine.data.order import Fetch, Order, Shard
 from midstride.engine.data.random import Rng, Seeds
-from midstride.engine.data.samplers import Dealt
+from midstride.engine.data.samplers import Dealt, Sampled
 from midstride.engine.data.seeded import SeededCollate, SeededDataset, few
 from midstride.engine.data.workers import TiedWorker, fetched, started
 from midstride.engine.seeds import mix
@@ -21,11 +21,15 @@ from midstride.engine.seeds import mix
 __all__ = ["ExactLoader"]
 
 
+#: samples that are read twice in each life: what draws where it cannot be found may do so for few of them
+PROBED = 64
+
+
 class _Places:
     """The batch sampler: what to fetch, from a place that is set before each pass."""
 
     def __init__(self, order: Order, key: int, *, probe: bool) -> None:
-        self.order, self.key, self._probe = order, key, probe
+        self.order, self.key, self._probe = order, key, PROBED if probe else 0
         self.epoch = self.start = self.count = 0
         #: the indices of what is fetched and not yet handed out
         self.under_way: deque[list[Any]] = deque()
@@ -38,8 +42,9 @@ class _Places:
         # No more than will be consumed: what workers fetch beyond a limit is time lost.
         for fetch in islice(self.order.fetches(mix(self.key, self.epoch), self.start), self.count):
             self.under_way.append(fetch.indices)
-            yield fetch._replace(probe=True) if self._probe else fetch
-            self._probe = False
+            probe = min(self._probe, len(fetch.indices))
+            self._probe -= probe
+            yield fetch._replace(probe=probe) if probe else fetch
 
 
 class ExactLoader(Feed):
@@ -146,6 +151,19 @@ class ExactLoader(Feed):
             indices = self._places.under_way.popleft()
             self.given = indices if {*map(type, indices)} == {int} else None
             yield batch
+
+    def planned(self) -> Iterator[list[Any]] | None:
+        """Return what a sampler gives this rank in the epoch that is open, batch by batch."""
+        if not isinstance(self.order.sequence, Sampled):
+            return None
+        return (fetch.indices for fetch in islice(self.order.fetches(0, 0), len(self)))
+
+    def shared_order(self) -> str | None:
+        """Return a digest of what a sampler gives all ranks in the epoch that is open."""
+        order = self.order
+        if not isinstance(order.sequence, Sampled) or getattr(order, "own", False) or getattr(order, "size", 1) == 1:
+            return None
+        return order.sequence.digest()
 
     def _where(self, number: int) -> str:
         rank = getattr(self.order, "rank", 0)

@@ -27,14 +27,14 @@ class Fetch(NamedTuple):
         first: place of its first sample in the epoch, over all ranks.
         stride: places from one sample to the next.
         indices: what the data set is asked for.
-        probe: find out whether the data set gives the same sample again.
+        probe: samples for which to find out whether the data set gives the same again.
     """
 
     key: int
     first: int
     stride: int
     indices: list[Any]
-    probe: bool = False
+    probe: int = 0
 
 
 class Sequence(ABC):

@@ -75,7 +75,7 @@ class Seeds:
         """Return the samples of one batch, each read as if it were alone in the world.
 
         Raises:
-            NotExact: read again with the same seeds, the first sample was another.
+            NotExact: read again with the same seeds, a sample was another.
         """
         if self._quiet and not fetch.probe:
             self._unseen = self.seen or peeks(), dataset
@@ -104,8 +104,8 @@ class Seeds:
         if self._held.grew(dataset):  # generators made at the first reading
             held = self._held.of(dataset)
             samples, self.seen = seeded(), None
-        if fetch.probe:
-            self._compare(samples[0], one(0), dataset, fetch.indices[0])
+        for number in range(fetch.probe):
+            self._compare(samples[number], one(number), dataset, fetch.indices[number])
         return samples
 
     def _compare(self, sample: Any, again: Any, dataset: Any, index: Any) -> None:

@@ -1,24 +1,35 @@
-"""What a sampler carries from one epoch to the next: its counters, its generators, or what it says itself."""
+"""What a sampler carries from one epoch to the next: its counters, its generators, or what it says itself.
+
+Values are filled in place: who shares a tensor, a list or a generator with the sampler (a training step that writes
+its weights) goes on sharing it after a resume.
+"""
 
 import copy
+import sys
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from midstride.engine.data.held import get_state, held_generators, set_state
-from midstride.engine.errors import UnsupportedState
+from midstride.engine.data.held import Generator, attributes_of, get_state, held_generators, set_state
+from midstride.engine.data.in_place import filled
+from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.snapshots.codec import differences, walk
 
-__all__ = ["SamplerState"]
+__all__ = ["SamplerState", "wrapped"]
 
 _LONG = 10_000
+_GENERATORS = "generators/"
+#: what a sampler may hold and is not part of it
+_OTHERS = (nn.Module, Dataset, DataLoader, Generator)
 State = dict[str, Any]
 
 
 class SamplerState:
-    """The state of a sampler, and of those it wraps, as it differs from when it was built.
+    """The state of a sampler, and of the objects it holds, as it differs from when it was built.
 
     A sampler is built anew in every life, so what never changes (weights, indices) is in no snapshot.
 
@@ -28,60 +39,95 @@ class SamplerState:
     """
 
     def __init__(self, sampler: Any, dataset: object) -> None:
-        self._samplers = dict(_nested(sampler))
-        self._generators = held_generators(sampler, beside=dataset)
-        self._dataset = dataset
-        self._built = self._whole()
-
-    @property
-    def samplers(self) -> list[Any]:
-        """The sampler and those it wraps."""
-        return list(self._samplers.values())
+        self._sampler, self._dataset = sampler, dataset
+        self._built = self.whole()
 
     def taken(self) -> State:
         """Return what differs from when the sampler was built, copied."""
         built = self._built
-        return {path: v for path, v in self._whole().items() if path not in built or _differ(built[path], v)}
+        return {path: v for path, v in self.whole().items() if path not in built or _differ(built[path], v)}
 
     def put(self, state: State) -> None:
-        """Put the sampler where it was when `taken` returned `state`."""
-        wanted = copy.deepcopy({**self._built, **state})
-        for path in self._whole().keys() - wanted.keys():
-            owner, _, name = path.partition("/")
-            delattr(self._samplers[owner], name)
-        for path, value in wanted.items():
-            owner, _, name = path.partition("/")
-            if owner == "generators":
-                set_state(self._generators[name], value)
-            elif name == "":
-                self._samplers[owner].load_state_dict(value)
-            else:
-                setattr(self._samplers[owner], name, value)
+        """Put the sampler where it was when `taken` returned `state`.
 
-    def _whole(self) -> State:
+        Raises:
+            NotExact: a part of it is not there.
+        """
+        self.fill({**self._built, **state})
+
+    def whole(self) -> State:
+        """Return all of it, copied."""
         state: State = {}
-        for path, sampler in self._samplers.items():
-            if _says_itself(sampler):
-                state[f"{path}/"] = copy.deepcopy(sampler.state_dict())
+        for path, owner in self._owners().items():
+            if _says_itself(owner):
+                state[f"{path}/"] = copy.deepcopy(owner.state_dict())
                 continue
-            for name, value in getattr(sampler, "__dict__", {}).items():
-                if value is not self._dataset and _is_plain(value):
+            for name, value in attributes_of(owner):
+                if _is_plain(value):
                     state[f"{path}/{name}"] = _copied(value)
-        return state | {f"generators/{name}": get_state(g) for name, g in self._generators.items()}
+        generators = held_generators(self._sampler, beside=self._dataset)
+        return state | {_GENERATORS + name: get_state(g) for name, g in generators.items()}
+
+    def fill(self, wanted: State) -> None:
+        """Put the sampler where it was when `whole` returned `wanted`."""
+        owners, now = self._owners(), self.whole()
+        generators = held_generators(self._sampler, beside=self._dataset)
+        for path in now.keys() - wanted.keys():
+            owner, _, name = path.rpartition("/")
+            if owner in owners:
+                delattr(owners[owner], name)
+        for path, value in wanted.items():
+            owner, _, name = path.rpartition("/")
+            if path.startswith(_GENERATORS):
+                set_state(_there(generators, path.removeprefix(_GENERATORS)), value)
+            elif name == "":
+                _there(owners, owner).load_state_dict(copy.deepcopy(value))
+            elif path not in now or _differ(now[path], value):
+                there = _there(owners, owner)
+                setattr(there, name, filled(getattr(there, name, None), value))
+
+    def _owners(self) -> dict[str, Any]:
+        """Return the sampler and the objects it is made of, by path."""
+        owners: dict[str, Any] = {}
+        seen, queue = {id(self._dataset)}, deque([("sampler", self._sampler)])
+        while queue:
+            path, value = queue.popleft()
+            if id(value) in seen or isinstance(value, (*_OTHERS, type)) or value is None:
+                continue
+            seen.add(id(value))
+            if isinstance(value, (list, tuple, deque, dict)) and len(value) <= _LONG and not _is_plain(value):
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                queue += [(f"{path}[{key!r}]", item) for key, item in items]
+            elif _says_itself(value) or _is_object(value):
+                owners[path] = value
+                queue += [] if _says_itself(value) else [(f"{path}.{name}", v) for name, v in attributes_of(value)]
+        return owners
 
 
-def _nested(sampler: Any) -> Iterator[tuple[str, Any]]:
-    path, seen = "sampler", set[int]()
+def _there(parts: dict[str, Any], name: str) -> Any:
+    if name not in parts:
+        raise NotExact(f"there is no {name} yet when it is built")
+    return parts[name]
+
+
+def wrapped(sampler: Any) -> Iterator[Any]:
+    """Yield `sampler` and those it wraps."""
+    seen = set[int]()
     while sampler is not None and id(sampler) not in seen:
         seen.add(id(sampler))
-        yield path, sampler
+        yield sampler
         inner = [getattr(sampler, name, None) for name in ("sampler", "batch_sampler")]
         sampler = next((value for value in inner if hasattr(value, "__iter__") and hasattr(value, "__dict__")), None)
-        path += ".sampler"
 
 
-def _says_itself(sampler: Any) -> bool:
-    return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
+def _says_itself(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether `value` is of a user's class, or a sampler: of other libraries' objects nothing is known."""
+    library = type(value).__module__.partition(".")[0]
+    return isinstance(value, Sampler) or not (library in sys.stdlib_module_names or library in ("torch", "numpy"))
 
 
 def _is_plain(value: Any) -> bool:
@@ -103,7 +149,7 @@ def _differ(a: Any, b: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.clone()
+        return value.detach().clone()
     if isinstance(value, (list, tuple)) and len(value) > _LONG:
         return copy.copy(value)
     return copy.deepcopy(value)

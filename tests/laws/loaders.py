@@ -3,11 +3,11 @@
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from laws.lives import BATCH, SampleData, Samples
+from laws.lives import BATCH, SampleData, Samples, Tangled
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -282,6 +282,97 @@ class Persistent(Loaded):
         return {"shuffle": True, "worker_init_fn": drawing, **more}
 
 
+class Ranked(Sampler[Any]):
+    """The items by what is remembered of them; an item is a tuple."""
+
+    def __init__(self, table: "Table") -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table.losses)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from sorted(self.table.losses, key=lambda index: (-self.table.losses[index], index))
+
+
+class Table:
+    """Keeps losses; in slots, with a generator of its own."""
+
+    __slots__ = ("generator", "losses")
+
+    def __init__(self, samples: int) -> None:
+        self.losses = {index: 0.0 for index in range(samples)}
+        self.generator = random.Random(4)
+
+    def note(self, index: int) -> None:
+        self.losses[index] = self.losses[index] / 2 + self.generator.random()
+
+
+class ByScore(Sampler[int]):
+    """The items by a score that no state of the sampler holds: whoever trains gives it."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.score = samples, float
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(range(self.samples), key=lambda index: (self.score(index), index)))
+
+
+class Mining(Tangled):
+    """Tells the sampler of its data what it has seen of each sample, as importance sampling does."""
+
+    def on_fit_start(self) -> None:
+        if isinstance(Mined.sampler, ByScore):
+            Mined.sampler.score = self.score
+
+    def score(self, index: int) -> float:
+        return float(self.first.weight.detach().flatten()[index])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        sampler = Mined.sampler
+        parts = [batch[2].tolist()] * self.trainer.world.size
+        if len(parts) > 1:
+            torch.distributed.all_gather_object(parts, batch[2].tolist())
+        for index in itertools.chain(*parts):
+            if isinstance(sampler, WeightedRandomSampler):
+                sampler.weights[index] = 1 + (index + batch_idx) % 7
+            elif isinstance(sampler, Ranked):
+                sampler.table.note(index)
+        return super().training_step(batch, batch_idx)
+
+
+class Mined(Loaded):
+    """Its sampler hears of the training step."""
+
+    module: ClassVar = Mining
+    sampler: ClassVar[Any] = None
+
+    def options(self, samples: Samples) -> dict[str, Any]:
+        sampler = WeightedRandomSampler(torch.ones(len(samples), dtype=torch.double), len(samples))
+        if samples is self.training:
+            Mined.sampler = sampler
+        return {"sampler": sampler}
+
+
+class HardestFirst(Mined):
+    def options(self, samples: Samples) -> dict[str, Any]:
+        sampler = Ranked(Table(len(samples)))
+        if samples is self.training:
+            Mined.sampler = sampler
+        return {"sampler": sampler}
+
+
+class ReadsTheModule(Mined):
+    def options(self, samples: Samples) -> dict[str, Any]:
+        sampler = ByScore(len(samples))
+        if samples is self.training:
+            Mined.sampler = sampler
+        return {"sampler": sampler}
+
+
 def drawing(worker: int) -> None:
     """What many write against alike workers."""
     np.random.seed(torch.initial_seed() % 2**32)
@@ -309,4 +400,7 @@ LOADERS: dict[str, type[SampleData]] = {
     "generators that the data hold": Held,
     "a hook that reseeds": Reseeded,
     "persistent workers": Persistent,
+    "weights that training writes": Mined,
+    "losses that training keeps": HardestFirst,
+    "a sampler that reads the module": ReadsTheModule,
 }

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,7 @@ def test_a_killed_run_ends_with_the_same_bits(
 ) -> None:
     data: type[SampleData] = LOADERS[case["kind"]]
     ranks = case["ranks"]
+    plain = Setting(ranks, "every step", module=getattr(data, "module", Tangled), data=data)
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     places = [PLACES[(case["place"] + number) % len(PLACES)] for number in range(case["deaths"])]
@@ -153,10 +155,9 @@ def test_a_killed_run_ends_with_the_same_bits(
         plan.add("kill", rank=step % ranks, step=step, phase=phase)
     lives = 0
     while len(plan.fired()) < len(places):
-        setting = Setting(ranks, "every step", workers=(case["workers"] + lives) % 3, data=data)
+        setting = replace(plain, workers=(case["workers"] + lives) % 3)
         assert -9 in live(setting, tmp_path, plan)
         lives += 1
-    setting = Setting(ranks, "every step", workers=case["workers"], data=data)
-    assert live(setting, tmp_path, plan) == [0] * ranks
+    assert live(replace(plain, workers=case["workers"]), tmp_path, plan) == [0] * ranks
     plan.assert_all_fired()
-    assert_alike(tmp_path, undisturbed(Setting(ranks, "every step", data=data)))
+    assert_alike(tmp_path, undisturbed(plain))

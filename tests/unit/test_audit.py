@@ -1,13 +1,14 @@
 """The audit: law 3 told from a run's folder, and every breach of it told by name."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.audit import audit
@@ -132,7 +133,7 @@ def test_ranks_put_their_shares_together_and_a_stretch_is_one_line_however_often
     for batches in (range(2), range(2, 3)):
         for account, order in zip(accounts, orders, strict=True):
             entered(account, order, 0, batches)
-        shares = [(rank, list(account._open)) for rank, account in enumerate(accounts)]
+        shares = [(rank, None, list(account._open)) for rank, account in enumerate(accounts)]
         accounts[0].settle(lambda _, shares=shares: shares)
         accounts[1]._open = []
     digest = sum(digest_of(o.indices(0)[b * 2 : b * 2 + 2], b, o.rank) for o in orders for b in range(3)) % (1 << 64)
@@ -149,3 +150,47 @@ def test_what_was_entered_after_the_last_snapshot_is_struck_out() -> None:
     entered(account, order, 0, range(3, 6))
     account.settle(lambda mine: [mine])
     assert [one[1:3] for one in account.state_dict()["stretches"]] == [(0, 6)]
+
+
+class Own(Sampler[int]):
+    """A sampler with repetition and without a rule."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([0, 0, 3, 9, 8, 7, 1, 2])
+
+
+class Numbers(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([torch.tensor([float(number)]) for number in range(10)])
+
+
+@pytest.mark.parametrize(("enter", "fault"), [(ENTER, None), (exchanged, "the 8 .* not the 8 that"), BREACHES[0]])
+def test_what_a_sampler_gave_is_compared_with_what_was_trained_on(
+    enter: Enter, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SampleAccount, "enter", enter)
+    data: Any = DataLoader(TensorDataset(torch.arange(10.0)[:, None]), 3, sampler=Own())
+    Trainer(max_epochs=2, snapshots={"every_steps": 1}).fit(Line(), data, run=str(tmp_path))
+    found = audit(str(tmp_path))
+    assert [epoch.is_counted for epoch in found.epochs] == [True, True]
+    assert found.epochs[0].faults == ()
+    assert found.is_clean == (fault is None)
+    assert fault is None or any(re.search(fault, one) for one in found.epochs[1].faults)
+
+
+class FirstLine(Line):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step([batch], batch_idx)
+
+
+def test_a_law_is_not_said_to_hold_for_samples_that_were_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trainer(max_epochs=2, snapshots={"every_steps": 1}).fit(FirstLine(), DataLoader(Numbers(), 3), run=str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(arguments=["audit", str(tmp_path)])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "law 3 holds" not in out
+    assert "nothing breaks law 3, but the samples of epochs 0, 1 were not counted" in out
+    assert "each batch once, samples not counted" in out

@@ -1,6 +1,7 @@
 """Generators that data hold are found where a reader of the code would find them."""
 
 import random
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,66 @@ def drawing(x: float, generator: Any) -> float:
     return x + float(generator.random())
 
 
+def rolled(x: int) -> int:
+    return x + int(GLOBAL.integers(3))
+
+
+class ByHelper(Plain):
+    """Its helpers draw: a function, a method, a static one, another class."""
+
+    def __getitem__(self, index: int) -> int:
+        return rolled(index)
+
+
+class ByMethod(Plain):
+    def __getitem__(self, index: int) -> int:
+        return self._shifted(index)
+
+    def _shifted(self, index: int) -> int:
+        return self._rolled(index) + 1
+
+    @staticmethod
+    def _rolled(index: int) -> int:
+        return index + int(GLOBAL.integers(3))
+
+
+class ByClass(Plain):
+    rng = random.Random(2)
+
+    def __getitem__(self, index: int) -> int:
+        return index + self.rng.randrange(3)
+
+
+class Noise:
+    def __call__(self, x: int) -> int:
+        return x + int(GLOBAL.integers(3))
+
+
+class MadeAnew(Plain):
+    def __getitem__(self, index: int) -> int:
+        return Noise()(index)
+
+
+TABLE = {"noise": [GLOBAL]}
+
+
+class ByTable(Plain):
+    def __getitem__(self, index: int) -> int:
+        return sum(int(one.integers(3)) for one in TABLE["noise"])
+
+
+class Streamed(Plain):
+    def __iter__(self) -> Any:
+        yield rolled(1)
+
+
+class Slotted:
+    __slots__ = ("rng",)
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+
 class Reseeded(Plain):
     def reseed(self, seed: int) -> None:
         self.seed = seed
@@ -56,6 +117,17 @@ HOLDERS: dict[str, tuple[Any, list[str]]] = {
     "a closure": (Plain(transform=closed_over(GENERATOR)), ["transform (its generator)"]),
     "a partial": (Plain(transform=partial(drawing, generator=GENERATOR)), ["transform.keywords['generator']"]),
     "a hook": (Plain(inner=Reseeded(rng=GENERATOR)), ["inner"]),
+    "a global of a helper": (ByHelper(), ["__getitem__ (global rolled) (global GLOBAL)"]),
+    "a global of a method": (ByMethod(), ["_rolled (global GLOBAL)"]),
+    "a class attribute": (ByClass(), [" (class attribute rng)"]),
+    "an object made anew": (MadeAnew(), ["__getitem__ (global Noise).__call__ (global GLOBAL)"]),
+    "a table of the module": (ByTable(), ["__getitem__ (global TABLE)['noise'][0]"]),
+    "an iterable's": (Streamed(), ["__iter__ (global rolled) (global GLOBAL)"]),
+    "a deque": (Plain(queue=deque([GENERATOR])), ["queue[0]"]),
+    "slots": (Plain(inner=Slotted(GENERATOR)), ["inner.rng"]),
+    "a long list": (Plain(many=[*[None] * 999, GENERATOR]), ["many[999]"]),
+    "a long list of objects": (Plain(many=[*[Plain() for _ in range(999)], Plain(rng=GENERATOR)]), ["many[999].rng"]),
+    "data": (Plain(many=[(1, "a")] * 1000, more=[[1.0]] * 1000), []),
     "the main ones": (Plain(a=torch.default_generator, b=np.random.mtrand._rand, c=random._inst), []),  # type: ignore[attr-defined]
     "the system's": (Plain(rng=random.SystemRandom()), []),
 }

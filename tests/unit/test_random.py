@@ -1,5 +1,6 @@
 """Random numbers in the data: functions of the place, whoever reads it, and nobody else's are touched."""
 
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine.data.loader import ExactLoader
 from midstride.engine.data.reading import training_loader
+from midstride.engine.errors import NotExact
 from midstride.engine.seeds import Generators, mix, rank_seed
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.testing import run_ranks
@@ -84,6 +86,12 @@ def test_batches_are_functions_of_their_place(source: str, first: int) -> None:
         assert len(set(values)) == len(values)
         again = {sample[0]: sample[1] for batch in loader(source, first=first).batches(2) for sample in batch[0]}
         assert not {again[index] for index in again if index >= first} & set(values), "numbers of another epoch"
+
+
+def test_what_draws_for_one_sample_in_ten_where_nobody_finds_it_is_refused() -> None:
+    plain: Any = DataLoader(Drawn(lambda: float(os.urandom(1)[0]) + os.urandom(1)[0] / 256, first=21), 4, shuffle=True)
+    with pytest.raises(NotExact, match=r"Drawn\[2[12]\] gave another sample when it was read again"):
+        list(training_loader(plain, World(), seed=5, shard=False, limit=1.0).batches(0))
 
 
 def test_seeds_are_those_of_splitmix64() -> None:

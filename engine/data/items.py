@@ -1,0 +1,64 @@
+"""The items of an epoch as a snapshot holds them: arrays where they are numbers or lists of numbers."""
+
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from midstride.engine.errors import UnsupportedState
+from midstride.engine.snapshots.codec import walk
+
+__all__ = ["Items", "as_items", "digest_of_items", "pack_items", "unpack_items"]
+
+#: indices as an array, anything else as a list
+Items = list[Any] | NDArray[np.int64]
+
+
+def as_items(given: list[Any]) -> Items:
+    """Return what a sampler gave, as an array if it is plain indices."""
+    return np.array(given, dtype=np.int64) if all(type(item) is int for item in given) else given
+
+
+def digest_of_items(items: Items) -> str:
+    """Return a digest of `items` in their order."""
+    return xxhash.xxh3_64_hexdigest(repr(items).encode() if isinstance(items, list) else items.tobytes())
+
+
+def pack_items(items: Items) -> dict[str, Any] | None:
+    """Return `items` in a form that a snapshot holds; None if there is none."""
+    if not isinstance(items, list):
+        return {"indices": _smallest(items)}
+    if not items:
+        return {"items": []}
+    kinds = {*map(type, items)}
+    if len(kinds) == 1 and issubclass(kind := next(iter(kinds)), np.integer):
+        return {"indices": np.array(items, dtype=kind), "scalars": True}
+    if kinds <= {list} and all(type(index) is int for item in items for index in item):
+        flat = np.array([index for item in items for index in item], dtype=np.int64)
+        return {"indices": _smallest(flat), "sizes": _smallest(np.array([len(item) for item in items], dtype=np.int64))}
+    try:
+        walk(items)
+    except UnsupportedState:
+        return None
+    return {"items": items}
+
+
+def unpack_items(packed: dict[str, Any]) -> Items:
+    """Return the items that `pack_items` was given."""
+    if "items" in packed:
+        return list(packed["items"])
+    if "scalars" in packed:
+        return list(packed["indices"])
+    indices = packed["indices"].astype(np.int64)
+    if "sizes" not in packed:
+        return indices  # type: ignore[no-any-return]
+    ends = np.cumsum(packed["sizes"].astype(np.int64))
+    return [part.tolist() for part in np.split(indices, ends[:-1])]
+
+
+def _smallest(indices: NDArray[np.int64]) -> NDArray[Any]:
+    """Return `indices` in the smallest type that holds them."""
+    if len(indices) == 0:
+        return indices
+    return indices.astype(np.promote_types(np.min_scalar_type(indices.min()), np.min_scalar_type(indices.max())))

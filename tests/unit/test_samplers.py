@@ -1,0 +1,204 @@
+"""Samplers stay the objects they are, and an epoch's items outlive a death."""
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.data.items import as_items, pack_items, unpack_items
+from midstride.engine.data.sampler_state import SamplerState
+from midstride.engine.data.samplers import Sampled
+from midstride.engine.errors import NotExact
+from midstride.engine.snapshots.codec import decode, differences, encode
+
+EPOCHS, SAMPLES, BATCH = 6, 24, 4
+
+
+class Shown:
+    """An item of a type that nothing writes."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"Shown({self.index})"
+
+
+class By(Sampler[Any]):
+    """Ordered by `score`, which others hold too; each item made by `kind`."""
+
+    def __init__(self, kind: Any = int) -> None:
+        self.score, self.kind = list(range(SAMPLES)), kind
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.kind(index) for index in np.argsort(self.score, kind="stable").tolist()])
+
+
+class Learner(TrainingModule):
+    """Writes the weights of a sampler while it trains."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.layer, self.weights, self.seen = nn.Linear(1, 1), [weights], list[int]()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.seen += batch.tolist()
+        write(self.weights[0], batch)
+        return self.layer(batch[:, None].float()).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def write(weights: Tensor, batch: Tensor) -> None:
+    weights[batch[batch % 6 == 0]] = 50.0
+
+
+def weighted() -> Any:
+    generator = torch.Generator().manual_seed(3)
+    return WeightedRandomSampler(torch.ones(SAMPLES, dtype=torch.double), SAMPLES, generator=generator)
+
+
+def test_importance_sampling_draws_what_plain_pytorch_draws() -> None:
+    sampler, expected = weighted(), list[int]()
+    for _ in range(EPOCHS):
+        for batch in DataLoader(range(SAMPLES), BATCH, sampler=sampler):  # type: ignore[arg-type,var-annotated]
+            expected += batch.tolist()
+            write(sampler.weights, batch)
+    assert sum(index % 6 == 0 for index in expected) > EPOCHS * SAMPLES // 2
+    sampler = weighted()
+    module = Learner(sampler.weights)
+    loader: Any = DataLoader(range(SAMPLES), BATCH, sampler=sampler)  # type: ignore[arg-type]
+    Trainer(max_epochs=EPOCHS, enable_progress_bar=False).fit(module, loader)
+    assert module.seen == expected
+
+
+ITEMS: dict[str, list[Any]] = {
+    "small": [0, 255, 3],
+    "larger": [0, 70_000],
+    "largest": [0, 2**40],
+    "negative": [-1, 200],
+    "batches": [[1, 2], [3], [], [70_000]],
+    "numpy": [np.int64(3), np.int64(4)],
+    "tensors": [torch.tensor(3), torch.tensor(4)],
+    "tuples": [(1, "a"), (2, "b")],
+    "names": ["a", "b"],
+    "bool": [True, 0],
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_items_come_back_as_they_were(name: str) -> None:
+    encoded = encode(pack_items(as_items(ITEMS[name])))
+    found = unpack_items(decode(encoded.document, encoded.tensors))
+    assert not differences(ITEMS[name], found if isinstance(found, list) else found.tolist())
+
+
+def sampled(sampler: Any) -> Sampled:
+    return Sampled(sampler, range(SAMPLES), 5, "train")
+
+
+def resumed(first: Sampled, sampler: Any) -> Sampled:
+    """Return the sequence of another life, in the middle of epoch 0 of `first`."""
+    encoded = encode(first.state_dict())
+    again = sampled(sampler)
+    again.load_state_dict(decode(encoded.document, encoded.tensors))
+    again.open(0, resumed=True)
+    return again
+
+
+def test_items_outlive_a_sampler_that_would_give_others() -> None:
+    sampler = By()
+    first = sampled(sampler)
+    first.open(0, resumed=False)
+    before = first.items()
+    sampler.score.reverse()
+    again = By()
+    second = resumed(first, again)
+    assert second.items() == before
+    assert again.score == sampler.score
+    second.open(1, resumed=False)
+    first.open(1, resumed=False)
+    assert second.items() == first.items() != before
+
+
+def test_items_that_cannot_be_written_are_found_again_or_refused() -> None:
+    first = sampled(By(Shown))
+    first.open(0, resumed=False)
+    assert repr(resumed(first, By(Shown)).items()) == repr(first.items())
+    other = By(Shown)
+    state = copy.deepcopy(first.state_dict())
+    again = sampled(other)
+    again.load_state_dict(state)
+    other.kind = lambda index: Shown(-index)
+    with pytest.raises(NotExact, match=r"By gives another order in epoch 0 than before the run died .* plain numbers"):
+        again.open(0, resumed=True)
+
+
+def test_an_older_snapshot_is_refused_in_words() -> None:
+    with pytest.raises(NotExact, match="older version, which did not keep the items of an epoch"):
+        sampled(By()).load_state_dict({"begin": {}, "now": {}})
+
+
+class Deep(Sampler[int]):
+    """Holds everything in objects, containers and slots."""
+
+    class Table:
+        __slots__ = ("numbers", "tensor")
+
+        def __init__(self) -> None:
+            self.numbers, self.tensor = {"a": [1, 2], "b": deque([1], maxlen=3)}, torch.zeros(3)
+
+    def __init__(self) -> None:
+        self.table, self.parts, self.array = Deep.Table(), [Deep.Table(), torch.Generator()], np.zeros(2)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_what_a_sampler_holds_is_filled_in_place() -> None:
+    sampler, other = Deep(), Deep()
+    state, live = SamplerState(sampler, None), SamplerState(other, None)
+    sampler.table.numbers["a"].append(5)
+    sampler.table.numbers["c"] = [7]  # type: ignore[assignment]
+    sampler.table.numbers["b"].append(2)
+    sampler.table.tensor += 2
+    sampler.parts[0].tensor += 1
+    torch.rand(1, generator=sampler.parts[1])
+    sampler.array[1] = 3
+    table = other.table
+    held = [table.numbers, table.numbers["a"], table.numbers["b"], table.tensor, other.parts[0].tensor, other.array]
+    encoded = encode(state.taken())
+    live.put(decode(encoded.document, encoded.tensors))
+    assert not differences(live.whole(), state.whole())
+    now = [table.numbers, table.numbers["a"], table.numbers["b"], table.tensor, other.parts[0].tensor, other.array]
+    assert [*map(id, held)] == [*map(id, now)]
+    live.put({})
+    assert not differences(live.whole(), SamplerState(Deep(), None).whole())
+
+
+class Late(By):
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Late, 1), (By, 0)])
+def test_a_sampler_that_plain_pytorch_would_ask_item_by_item_is_named_once(
+    kind: type[By], told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = kind()
+    sequence = sampled(sampler)
+    for epoch in range(3):
+        sequence.open(epoch, resumed=False)
+        sampler.score.reverse()
+    assert sum("takes effect with the next one" in record.getMessage() for record in caplog.records) == told
