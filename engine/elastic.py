@@ -16,7 +16,7 @@ from midstride.engine.errors import NotExact
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.state import Stateful
 
-__all__ = ["Resharded", "Start", "fit_feeds", "of_first", "reshard"]
+__all__ = ["Resharded", "Start", "fit_feeds", "of_first", "padded_anew", "reshard"]
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,17 @@ def _fit(feed: Feed, name: str, began: int, batch_size: int | None, *, was: int,
             f"numbers: {', '.join(map(str, worlds))}."
         )
     feed.resize(began * batch_size // size)
+
+
+def padded_anew(samples: int, was: int, size: int) -> str | None:
+    """Return, in words, how the end of an epoch of `samples` differs between worlds of `was` and `size` ranks."""
+    then, now = -samples % was, -samples % size
+    if then == now:
+        return None
+    return (
+        f"{samples} samples are no multiple of the ranks: {was} ranks padded the last batch of an epoch with {then} "
+        f"samples from its start, {size} pad it with {now}. From that batch on the run is another one"
+    )
 
 
 def of_first(name: str, states: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from midstride.engine.data.feed import Feed, Feeds
-from midstride.engine.elastic import Resharded, Start, fit_feeds, reshard
+from midstride.engine.elastic import Resharded, Start, fit_feeds, padded_anew, reshard
 from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
 from midstride.engine.identity import (
     FREE_ARGUMENTS,
@@ -261,6 +261,9 @@ class Recorder:
                     "from here on",
                     *(world.size, was),
                 )
+                samples = saved["identity"].get("samples")
+                if samples is not None and (words := padded_anew(samples, was, world.size)) is not None:
+                    log.warning("%s", words)
             for line in changed_bits(saved["bits"], self._facts["bits"]):
                 log.warning("%s", line)
 

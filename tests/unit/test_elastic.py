@@ -5,6 +5,7 @@ import torchmetrics
 from torch import nn
 
 from midstride.engine import TrainingModule
+from midstride.engine.elastic import padded_anew
 from midstride.engine.logged import Logged
 from midstride.engine.metrics import Metrics
 from midstride.engine.parts import Gradients
@@ -69,3 +70,10 @@ def test_metrics_and_logged_values_are_counted_once() -> None:
     steps = [logged.state_dict()["steps"]["each"] for _, _, logged in new]
     assert steps[0] == [(1.0, 3.0), (1.5, 2.0), (2.0, 1.0)]
     assert [weight for _, weight in steps[1]] == [0.0] * 3  # adds nothing, and what comes next stands where it should
+
+
+def test_an_end_that_is_padded_anew_is_put_in_words() -> None:
+    assert padded_anew(70, 2, 1) is None
+    words = padded_anew(70, 3, 7)
+    assert words is not None
+    assert "70 samples are no multiple of the ranks: 3 ranks padded the last batch of an epoch with 2" in words
