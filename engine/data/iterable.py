@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterDataPipe
 from midstride.engine.data.dealing import Asks, Place, Turn, shards_in_turn
 from midstride.engine.data.feed import Feed
 from midstride.engine.data.kept import MainGeneratorsKept
-from midstride.engine.data.shards import Ended, Note, ShardReader
+from midstride.engine.data.notes import Ended, Note
+from midstride.engine.data.shards import ShardReader
 from midstride.engine.data.workers import TiedWorker, fetched, started
 from midstride.engine.errors import NotExact, UserError
 
@@ -31,6 +32,7 @@ class IterableFeed(Feed):
         name: of the loader, for messages.
         key: hash that sets this loader's random numbers apart from every other's, on every rank.
         limit: a share of the batches, or a number of them.
+        tries: read some of it more than once, to see whether it gives the same again and its state is to be trusted.
         agree: returns whether something is true on every rank; called by all of them at the same batch, so that
             all end an epoch with the same one. Without it each rank reads its own to its end.
     """
@@ -45,6 +47,7 @@ class IterableFeed(Feed):
         name: str,
         key: int,
         limit: float,
+        tries: bool = False,
         agree: Callable[[bool], bool] | None = None,
     ) -> None:
         dataset: Any = loader.dataset
@@ -70,6 +73,7 @@ class IterableFeed(Feed):
             key=key,
             where=self.name,
         )
+        self._reader.tries = tries
         self._asks = Asks()
         self._loader = _rebuilt(loader, self._reader, self._asks, key)
         self._place = Place.start(max(1, self.shards))
@@ -125,25 +129,29 @@ class IterableFeed(Feed):
         """Return the place as of the last batch handed out, by shard."""
         place = self._place
         states = {
-            shard: {"batch": note.batch, "due": note.due, "state": pickle.loads(note.data)}
-            for shard, note in sorted(place.notes.items())
+            shard: {"batch": note.batch, "due": note.due, "state": pickle.loads(note.data), **_digest(note)}
+            for shard, note in sorted(place.starts().items())
         }
+        digests = {"digests": list(place.digests)} if None not in place.digests else {}
         return {
             "shards": self.shards,
             "read": list(place.read),
             "ended": list(place.ended),
             "turn": place.turn,
             "states": states,
+            **digests,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take the place back; the data are read as so many shards as they were then."""
         self.shards = state_dict["shards"]
         notes = {
-            shard: Note(note["batch"], note["due"], pickle.dumps(note["state"]))
+            shard: Note(note["batch"], note["due"], pickle.dumps(note["state"]), note.get("digest"))
             for shard, note in state_dict["states"].items()
         }
-        self._place = Place(list(state_dict["read"]), list(state_dict["ended"]), state_dict["turn"], notes)
+        digests = state_dict.get("digests", [None] * len(state_dict["read"]))  # of older versions
+        read, ended = list(state_dict["read"]), list(state_dict["ended"])
+        self._place = Place(read, ended, state_dict["turn"], digests=list(digests), before=notes)
 
     def _read(self, epoch: int, place: Place) -> Iterator[Turn]:
         """Read ahead of `place`, in turn."""
@@ -172,8 +180,8 @@ class IterableFeed(Feed):
                 ended[shard] = True
                 news.append(shard)
                 continue
-            batch, note = answer
-            yield Turn(batch, shard, note, tuple(news))
+            batch, digest, notes = answer
+            yield Turn(batch, shard, digest, notes, tuple(news))
             news.clear()
 
     def _where(self, epoch: int) -> str:
@@ -217,6 +225,10 @@ def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: Asks, key: int)
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
+
+
+def _digest(note: Note) -> dict[str, Any]:
+    return {} if note.digest is None else {"digest": note.digest}
 
 
 def _as_it_is(answer: Any) -> Any:

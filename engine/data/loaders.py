@@ -77,7 +77,8 @@ class Loaders:
         if _is_iterable(loader):
             check_loader(loader, "train")
             key = mix(mix(seed, 0), self._world.rank)
-            return IterableFeed(loader, name=name, key=key, limit=limit, agree=trainer.strategy.all_agree)
+            tries, agree = trainer.options.rng == "lazy", trainer.strategy.all_agree
+            return IterableFeed(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
         return training_loader(loader, self._world, seed=seed, shard=self._shard, limit=limit, rng=trainer.options.rng)
 
     def evaluation(self, stage: str) -> list[Feed]:
@@ -106,7 +107,7 @@ class Loaders:
         if _is_iterable(loader):
             check_loader(loader, stage)
             key = mix(mix(mix(trainer.seed, 1 + _STAGES.index(stage)), number), self._world.rank)
-            return IterableFeed(loader, name=name, key=key, limit=limit)
+            return IterableFeed(loader, name=name, key=key, limit=limit, tries=trainer.options.rng == "lazy")
         return evaluation_loader(
             loader,
             self._world,

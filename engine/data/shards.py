@@ -7,67 +7,25 @@ iterator, and its own random numbers for every batch.
 
 import copy
 import logging
-import pickle
 from collections.abc import Callable
-from itertools import islice, repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import Dataset, default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
-from midstride.engine.data.generators import seed_generators
+from midstride.engine.data.notes import Ask, Note
 from midstride.engine.data.seeded import Failure
-from midstride.engine.data.sources import Source, source_of
-from midstride.engine.errors import EngineError, NotExact, UserCodeError
-from midstride.engine.seeds import mix
+from midstride.engine.data.shard import Shard
+from midstride.engine.data.trial import Trial, try_stream
+from midstride.engine.errors import EngineError
 
-__all__ = ["Ask", "Ended", "Note", "ShardReader"]
+__all__ = ["ShardReader"]
 
 log = logging.getLogger(__name__)
-#: a state larger than this travels with every second batch only, one of three times this with every third, ...
-STATE_BYTES = 16 * 1024
-#: sets what opening a shard draws apart from what its batches draw
-_OPENING = (1 << 64) - 1
-
-
-class Note(NamedTuple):
-    """A state that a shard can go on from.
-
-    Args:
-        batch: batches of the shard read before it was taken.
-        due: the batch with which the next one will be taken.
-        data: the state, pickled.
-    """
-
-    batch: int
-    due: int
-    data: bytes
-
-
-class Ask(NamedTuple):
-    """A batch that is wanted.
-
-    Args:
-        number: of the pass over the data, so that one broken off is not mistaken for the next.
-        epoch: decides the random numbers.
-        shard: of the data.
-        batch: of the shard.
-        note: with the first batch of a resumed pass, where to go on from.
-    """
-
-    number: int
-    epoch: int
-    shard: int
-    batch: int
-    note: Note | None
-
-
-class Ended(NamedTuple):
-    """The answer where a shard has no batch left."""
 
 
 class ShardReader(Dataset[Any]):
-    """A data set of answers: to an `Ask` it gives `(batch, note)`, `Ended` or a `Failure`; to None it gives None.
+    """A data set of answers: to an `Ask` `(batch, digest, notes)`, `Ended` or a `Failure`; to None, None.
 
     Args:
         dataset: the user's, iterable.
@@ -98,8 +56,11 @@ class ShardReader(Dataset[Any]):
         self.copies = True
         # Torch's own draw nothing, and seeding costs as much as they do on small batches.
         self.collate_draws = collate is not default_collate and collate is not default_convert
+        #: whether to try the stream before it is trusted, which reads some of it more than once
+        self.tries = False
         self._uncopied = False
-        self._open: dict[int, _Shard] = {}
+        self._trial: Trial | None = None
+        self._open: dict[int, Shard] = {}
 
     def __getitem__(self, ask: Ask | None) -> Any:
         if ask is None:
@@ -108,7 +69,7 @@ class ShardReader(Dataset[Any]):
         outer = torch_worker._worker_info
         try:
             if shard is None or shard.number != ask.number:
-                shard = self._open[ask.shard] = _Shard(self, ask)
+                shard = self._open[ask.shard] = self._opened(ask)
             else:
                 torch_worker._worker_info = shard.info
             return shard.read()
@@ -118,9 +79,44 @@ class ShardReader(Dataset[Any]):
         finally:
             torch_worker._worker_info = outer
 
-    def fresh(self) -> Any:
+    def _opened(self, ask: Ask) -> Shard:
+        """Return a shard where `ask` wants it: from its state if that can be trusted, else from its start."""
+        if self._trial is None:
+            self._trial = self._tried(ask) if self.tries else Trial()
+        stateful = self._trial.refused is None
+        if ask.note is None or not stateful:
+            return Shard(self, ask, None, stateful=stateful)
+        try:
+            return Shard(self, ask, ask.note, stateful=True)
+        except EngineError as error:
+            log.warning(
+                "%s\nIts state does not bring it back to batch %d: all batches before that are read again.",
+                *(error, ask.batch),
+            )
+            return Shard(self, ask, None, stateful=False)
+
+    def _tried(self, ask: Ask) -> Trial:
+        """Try the stream on copies, and say if its state is of no use."""
+        begin = ask._replace(batch=0, note=None, digest=None)
+        self.fresh(copied=True)
+        if self._uncopied:
+            return Trial("it cannot be copied, so its state cannot be tried")
+
+        def opened(note: Note | None, stateful: bool) -> Shard:
+            return Shard(self, begin._replace(batch=note.batch if note else 0), note, stateful=stateful, copied=True)
+
+        trial = try_stream(opened, self.batch_size or 1, self.where)
+        if trial.refused is not None and ask.shard == 0:
+            log.warning(
+                "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "
+                "was read of the epoch; here %d batches took %.2f s.",
+                *(self.where, trial.refused, trial.batches, trial.seconds),
+            )
+        return trial
+
+    def fresh(self, *, copied: bool = False) -> Any:
         """Return the data set as it was given: what one pass changes in it does not reach another."""
-        if not self.copies or self._uncopied:
+        if not (self.copies or copied) or self._uncopied:
             return self.dataset
         try:
             return copy.deepcopy(self.dataset)
@@ -134,86 +130,3 @@ class ShardReader(Dataset[Any]):
             )
             self._uncopied = True
             return self.dataset
-
-
-class _Shard:
-    """One shard in one pass."""
-
-    def __init__(self, reader: ShardReader, ask: Ask) -> None:
-        self.reader, self.number, self.shard = reader, ask.number, ask.shard
-        self.key = mix(mix(reader.key, ask.epoch), ask.shard)
-        self.position, self.due = (ask.note.batch, ask.note.due) if ask.note else (0, 1)
-        self.over = False
-        dataset = reader.fresh()
-        seed = mix(self.key, _OPENING)
-        self.info: Any = None
-        if reader.shards:
-            self.info = torch_worker.WorkerInfo(
-                id=ask.shard, num_workers=reader.shards, seed=seed >> 1, dataset=dataset
-            )
-        torch_worker._worker_info = self.info
-        seed_generators(seed)
-        if reader.init is not None and reader.shards:
-            self._calling("worker_init_fn", reader.init, ask.shard)
-        state = pickle.loads(ask.note.data) if ask.note else None
-        self.source: Source = self._calling("__iter__", source_of, dataset, ask.epoch, seed, state)
-        # Not iter(), which islice would call each time: a data set that is its own iterator would start over.
-        self.stream = map(next, repeat(self.source.iterator))
-        self._return_to(ask.batch)
-
-    def read(self) -> Any:
-        """Return the next batch, and a note if one is due."""
-        samples = self._calling("__next__", self._samples)
-        if samples is None:
-            return Ended()
-        reader = self.reader
-        if reader.collate_draws:
-            seed_generators(mix(self.key, 2 * self.position + 1))
-        batch = self._calling("collate_fn", reader.collate, samples)
-        self.position += 1
-        return batch, self._note()
-
-    def _samples(self) -> Any:
-        """Return the samples of the next batch; None if there are none."""
-        if self.over:
-            return None
-        seed_generators(mix(self.key, 2 * self.position))
-        wanted = self.reader.batch_size or 1
-        samples = list(islice(self.stream, wanted))
-        self.over = len(samples) < wanted
-        if not samples or (self.over and self.reader.drop_last):
-            return None
-        return samples if self.reader.batch_size is not None else samples[0]
-
-    def _note(self) -> Note | None:
-        if self.position < self.due:
-            return None
-        state = self.source.state(self.position * (self.reader.batch_size or 1))
-        if state is None:
-            return None
-        data = pickle.dumps(state)
-        self.due = self.position + 1 + len(data) // STATE_BYTES
-        return Note(self.position, self.due, data)
-
-    def _return_to(self, batch: int) -> None:
-        """Read, without collating, what was read before."""
-        while self.position < batch:
-            if self._calling("__next__", self._samples) is None:
-                raise NotExact(
-                    f"{self._where()} ended after {self.position} batches, and the run had read {batch} of it: "
-                    "resume with the data it had, or start over under another run name."
-                )
-            self.position += 1
-
-    def _calling(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except EngineError:
-            raise
-        except Exception as error:
-            raise UserCodeError.of(f"{self._where()}, batch {self.position}, {what}", error) from error
-
-    def _where(self) -> str:
-        reader = self.reader
-        worker = f", worker {self.shard} of {reader.shards}" if reader.shards else ""
-        return f"{reader.where}{worker}"

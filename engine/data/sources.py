@@ -19,7 +19,7 @@ from midstride.engine.seeds import mix
 from midstride.engine.snapshots.codec import encode
 from midstride.engine.state import Stateful
 
-__all__ = ["Source", "source_of"]
+__all__ = ["Source", "replayed", "source_of"]
 
 
 class Source(Protocol):
@@ -40,15 +40,30 @@ def source_of(dataset: Any, epoch: int, key: int, state: Any) -> Source:
         key: of what its sampler draws.
         state: what `Source.state` gave.
     """
-    for part in (dataset, getattr(dataset, "sampler", None)):
-        if callable(set_epoch := getattr(part, "set_epoch", None)):
-            set_epoch(epoch)
+    _set_epoch(dataset, epoch)
     if isinstance(dataset, Stateful) and not _is_own_iterator(dataset):
         return _StatefulDataset(dataset, state)
-    if hasattr(dataset, "sampler") and hasattr(type(dataset), "__next__") and not isinstance(dataset, Stateful):
+    if _takes_indices(dataset):
         return _Sampled(dataset, key, state)
     iterator = iter(dataset)
     return _StatefulIterator(iterator, state) if isinstance(iterator, Stateful) else _Replayed(iterator)
+
+
+def replayed(dataset: Any, epoch: int, key: int) -> Source:
+    """Return the samples of `dataset` in `epoch` from its start, whatever it says of its place."""
+    _set_epoch(dataset, epoch)
+    return _Sampled(dataset, key, None) if _takes_indices(dataset) else _Replayed(iter(dataset))
+
+
+def _takes_indices(dataset: Any) -> bool:
+    """Return whether each sample takes one index of a sampler, as far as can be seen."""
+    return hasattr(dataset, "sampler") and hasattr(type(dataset), "__next__") and not isinstance(dataset, Stateful)
+
+
+def _set_epoch(dataset: Any, epoch: int) -> None:
+    for part in (dataset, getattr(dataset, "sampler", None)):
+        if callable(set_epoch := getattr(part, "set_epoch", None)):
+            set_epoch(epoch)
 
 
 def _is_own_iterator(dataset: Any) -> bool:

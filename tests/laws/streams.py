@@ -122,6 +122,57 @@ class Picky(Drawn):
         return self.samples[index]
 
 
+NOISE = random.Random(8)
+
+
+class Noisy(Stream):
+    """Draws from a global, in a helper, for one sample in five."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, sample in enumerate(super().__iter__()):
+            yield louder(sample) if number % 5 == 4 and self.samples.noise else sample
+
+
+def louder(sample: Any) -> Any:
+    return sample[0] + NOISE.random(), *sample[1:]
+
+
+class Buffered(Remembering):
+    """Mixes what it reads in a buffer that its state leaves out, as Hugging Face's `shuffle` does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer = []
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) > 3:
+                yield buffer.pop(self.at % 3)
+        yield from buffer
+
+
+class Arguing(Stream):
+    """Its `state_dict` wants to be told how many samples were taken, as those of streaming libraries do."""
+
+    def state_dict(self, num_samples: int) -> dict[str, Any]:
+        return {"at": num_samples}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise AssertionError("there is no such state")
+
+
+class Failing(Remembering):
+    """Gives a state that it does not take back."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise KeyError("at")
+
+
+class Late(Remembering):
+    """From its tenth sample on its state is wrong."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at + (self.at > 9)}
+
+
 class Batched(Stream):
     """Gives whole batches."""
 
@@ -185,6 +236,11 @@ ITERABLES: dict[str, Make] = {
     "uneven": over(Uneven),
     "state": over(Remembering),
     "iterator with state": over(Cursor, persistent_workers=True),
+    "global generator": over(Noisy),
+    "state without its buffer": over(Buffered),
+    "state that wants arguments": over(Arguing),
+    "state that is not taken back": over(Failing),
+    "state that is wrong later": over(Late),
     "sampler": over(Drawn, persistent_workers=True),
     "sampler, picky": over(Picky),
     "batches of its own": over(Batched, batch_size=None),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from laws.axes import product
 from laws.lives import Setting, assert_alike, live
+from laws.stream_packages import PACKAGES
 from laws.streams import ITERABLES, STREAMS, Several, StreamData
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, default_collate
@@ -21,6 +22,8 @@ from midstride.engine import Trainer
 from midstride.engine.data.feed import Feed
 from midstride.engine.data.loaders import Loaders
 from midstride.engine.faults import FaultPlan
+from midstride.engine.snapshots.codec import decode, encode
+from midstride.engine.testing import run_ranks
 
 SEED = 7
 AXES: dict[str, list[Any]] = {"kind": list(STREAMS), "ranks": [1, 3], "workers": [(0, 2), (2, 0), (2, 1)]}
@@ -117,3 +120,35 @@ def silent(name: str, workers: int) -> DataLoader[Any]:
         dataset.sampler = range(len(dataset.sampler))
     loader.collate_fn = default_collate if loader.batch_size is not None else loader.collate_fn
     return loader
+
+
+def _three_resumes(kind: str, workers: int, folder: str) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(PACKAGES[kind](Path(folder)), 4, num_workers=workers)
+
+    plain = [batch["x"].tolist() for batch in loader()]
+    found, state = list[list[int]](), None
+    for stop in (2, 7, 11, None):
+        feed = feed_of(loader())
+        if state is not None:
+            feed.load_state_dict(state)
+        batches = feed.batches(0, len(found))
+        for batch in batches:
+            found.append(batch["x"].tolist())
+            if len(found) == stop:
+                encoded = encode(feed.state_dict())
+                state = decode(encoded.document, encoded.tensors)
+                break
+        batches.close()  # type: ignore[attr-defined]
+    assert found == plain, f"{kind}: {found} and by plain PyTorch {plain}"
+
+
+def _every_package(workers: int, folder: str) -> None:
+    for kind in PACKAGES:
+        _three_resumes(kind, workers, folder)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_streams_of_other_libraries_lose_nothing_over_three_resumes(workers: int, tmp_path: Path) -> None:
+    # In one process of its own: to import these libraries takes seconds, and they leave threads and settings behind.
+    assert run_ranks(_every_package, workers, str(tmp_path)) == [0]
