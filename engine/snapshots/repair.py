@@ -13,7 +13,7 @@ from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.metric_log import join_segments
 from midstride.engine.snapshots.checksums import unseal
 from midstride.engine.snapshots.history import MANIFEST, SNAPSHOTS, History
-from midstride.engine.snapshots.lease import Lease, generations, lease_document, lease_path, read_lease
+from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
 from midstride.engine.snapshots.place import parse_name
 from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights, set_damaged_weights_aside, verify_weights
@@ -69,17 +69,19 @@ def _rewrite(store: Store, path: str, lease: Lease) -> Callable[[], None]:
 def _told(store: Store) -> dict[int, Lease]:
     """Return the leases that whole manifests and leases speak of, by generation."""
     found: dict[int, Lease] = {}
-    for document in _documents(store):
-        names, run_id = [*document.get("ancestors", ())], document["run_id"]
-        if "ancestors" not in document:
-            continue  # of an older version
+    documents = [*_documents(store)]
+    of_leases = {document["run_id"] for document in documents if "files" not in document}
+    for document in documents:
+        run_id = document["run_id"]
+        if "ancestors" not in document or (of_leases and run_id not in of_leases):
+            continue  # of an older version, or a snapshot of another run
+        names = document["ancestors"]
         chain = [document["generation"], *(parsed[1] for name in names if (parsed := parse_name(name)))]
         for at, generation in enumerate(chain):
             rest = tuple(names[at:])
-            if at == 0 or rest:  # of the last of them nothing is known but that it was
-                found.setdefault(generation, Lease(generation, rest[0] if rest else None, run_id, rest))
-            elif generation % 64:
-                found.setdefault(generation, Lease(generation, None, run_id))
+            if at and not rest and generation % BLOCK == 0:
+                continue  # what it resumed from only its own lease and its own manifests tell
+            found.setdefault(generation, Lease(generation, rest[0] if rest else None, run_id, rest))
     return found
 
 
@@ -88,7 +90,7 @@ def _documents(store: Store) -> Iterator[dict[str, Any]]:
     for path in (*paths, *map(lease_path, reversed(generations(store)))):
         try:
             with store.reading(path):
-                document = unseal(store.read(path), path)
+                document = unseal(store.read(path), path, "generation", "run_id")
         except (FileNotFoundError, SnapshotDamaged):
             continue
         if path.startswith(SNAPSHOTS) or lease_path(document["generation"]) == path:

@@ -628,6 +628,19 @@ def test_a_lease_that_is_gone_or_of_another_generation_is_named(store: Store):
         History(store).newest_good()
 
 
+def test_leases_as_an_older_version_wrote_them_are_followed_one_by_one(store: Store):
+    name = None
+    for life in range(1, 5):
+        document = {"generation": life, "resumed_from": name, "run_id": "one", "facts": {}, "time": 0.0, "nonce": "n"}
+        store.create(f"lease/{life:06d}.json", seal(document))
+        name = snapshot_name(Place(life), life)
+    assert Lineage.of(store).ends == {4: None, 3: Place(3), 2: Place(2), 1: Place(1)}
+    lease = acquire(store, name, {})
+    assert lease.ancestors == tuple(snapshot_name(Place(life), life) for life in (4, 3, 2, 1))
+    store.remove("lease/000002.json")
+    assert Lineage.of(store).ends == {5: None, **{life: Place(life) for life in range(1, 5)}}
+
+
 def test_two_leases_tell_the_lineage_of_many_lives(store: Store, monkeypatch: pytest.MonkeyPatch):
     name, lives = None, 3 * BLOCK + 7
     for life in range(1, lives + 1):

@@ -20,6 +20,7 @@ from unit.writers import alone, take
 from midstride.engine.errors import SnapshotError, Superseded
 from midstride.engine.snapshots import local
 from midstride.engine.snapshots.arena import LONG_WAIT_S, Arena, Buffer
+from midstride.engine.snapshots.checksums import seal, unseal
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.snapshots.history import History, Place
 from midstride.engine.snapshots.lease import acquire
@@ -429,6 +430,28 @@ def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
     else:
         writer.deliver()
     assert value_of(store) == 2.0
+
+
+def test_weights_as_an_older_version_wrote_them_are_read_and_give_way(writer: Writer, store: Store) -> None:
+    writer.keep("best", Place(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.deliver()
+    (name,) = [file for file in store.list("best") if file.endswith(".json")]
+    manifest = unseal(store.read(f"best/{name}"), name)
+    ((file, facts),) = manifest["files"].items()
+    old = f"weights-{1:012d}-{facts['xxh3_128'][:8]}.safetensors"
+    store.write(f"best/{old}", store.read(f"best/{file}"))
+    known = {key: manifest[key] for key in ("format", "metrics", "facts", "state_dict", "time")}
+    store.write("best/manifest.json", seal({**known, "files": {old: facts}}))
+    for path in (name, file):
+        store.remove(f"best/{path}")
+    newer = alone(store, keep=1)
+    assert value_of(store) == 1.0
+    take(newer, 1)
+    assert value_of(store) == 1.0
+    newer.keep("best", Place(2), {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
+    take(newer, 2, 3)
+    assert value_of(store) == 2.0
+    assert all("-g000002" in path for path in store.list("best"))
 
 
 # --- past the page cache --------------------------------------------------------------------------------------------
