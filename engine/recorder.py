@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from midstride.engine.options import SnapshotOptions
 from midstride.engine.parts import parts_of
 from midstride.engine.requests import Asked, Request
 from midstride.engine.run import Resume, Run
+from midstride.engine.settings import Settings
 from midstride.engine.snapshots.codec import walk
 from midstride.engine.snapshots.history import Snapshot
 from midstride.engine.snapshots.place import Place, snapshot_name
@@ -69,6 +71,7 @@ class Recorder:
         self._start = Start.of(feeds, trainer.world.size)
         self._facts = self._described(feeds.training, data)
         self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
+        self._settings = Settings(trainer)
         self._write_s = 0.0  # seconds the last snapshot took until it was committed
 
     @staticmethod
@@ -86,11 +89,14 @@ class Recorder:
             self._check(snapshot.manifest, where)
             restore_parts(self._parts, self._resharded(snapshot, tree))
             self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
+            self._say(self._settings.compare(snapshot.manifest["facts"], self._facts))
         else:
             walk(state_of(self._parts))  # what cannot be written is refused now, not at the first snapshot
         lease = self.run.begin(found[0] if found else None)
         self._tell(lease.generation, lease.resumed_from)
-        self.run.write("run.json", json.dumps({"run": self.run.name, **self._facts}, indent=2))
+        self.run.write(
+            "run.json", json.dumps({"run": self.run.name, **self._facts, **self._settings.facts()}, indent=2)
+        )
         return found is not None
 
     @property
@@ -142,6 +148,7 @@ class Recorder:
         trainer.samples.settle(trainer.strategy.gather)
         facts = {
             **self._facts,
+            **self._settings.facts(),
             "start": self._start.facts(),
             "strategy": trainer.strategy.facts(),
             "progress": progress.state_dict(),
@@ -264,7 +271,11 @@ class Recorder:
                 samples = saved["identity"].get("samples")
                 if samples is not None and (words := padded_anew(samples, was, world.size)) is not None:
                     log.warning("%s", words)
-            for line in changed_bits(saved["bits"], self._facts["bits"]):
+        self._say(changed_bits(saved["bits"], self._facts["bits"]))
+
+    def _say(self, lines: Iterable[str]) -> None:
+        if self._trainer.world.is_first:
+            for line in lines:
                 log.warning("%s", line)
 
     def _tell(self, generation: int, resumed_from: str | None) -> None:

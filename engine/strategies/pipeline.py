@@ -1,5 +1,6 @@
 """A module too large for one device: its layers in stages, one a process, and batches that flow through in parts."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +23,8 @@ from midstride.engine.world import World
 
 __all__ = ["Pipeline"]
 
+log = logging.getLogger(__name__)
+
 
 class Pipeline(ProcessGroup):
     """Cut `self.sequential_module` into stages, each on a process of its own (`torch.distributed.pipelining`).
@@ -32,7 +35,8 @@ class Pipeline(ProcessGroup):
 
     Args:
         balance: layers of each stage, such as [2, 3]; "size" (by itself) makes the bytes that each keeps alike, "time"
-            the seconds that it takes. What was measured is part of the snapshots: later lives cut alike.
+            the seconds that it takes. What was measured is part of the snapshots: later lives cut alike. Two runs may
+            measure different seconds, and then end with different bits.
         stages: processes a pipeline; all of them by itself.
         micro_batches: equal parts in which a batch flows, at most; as many as stages by itself.
         schedule: "1f1b" holds the activations of as many parts as there are stages, "gpipe" those of all.
@@ -205,6 +209,13 @@ class Pipeline(ProcessGroup):
         balance: list[int] | UserError = self.gather(found)[0]
         if isinstance(balance, UserError):
             raise balance
+        if self._by == "time" and first_batch is not None and self.world.is_first:
+            log.warning(
+                "balance: time has measured the layers and cuts them into %s. Later lives of this run cut alike; "
+                "another run may measure other seconds, cut elsewhere, and end with other bits. "
+                "To cut it alike: balance: %s",
+                *(balance, balance),
+            )
         return balance
 
     def _costs(self, module: TrainingModule, layers: nn.Sequential, batch: Any) -> list[float]:

@@ -1,6 +1,7 @@
 """Pipelines beyond the laws: values counted once, weights that are whole, a cut that stays, what is refused."""
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,7 @@ def fit(run: str, module: dict[str, Any], max_epochs: int, arguments: dict[str, 
         snapshots={"every_steps": 1},
         enable_progress_bar=False,
     )
+    logging.getLogger("midstride").addHandler(logging.FileHandler(f"{run}.log"))
     try:
         trainer.fit(Counts(**module), StreamData(), run=run)
     except EngineError as error:
@@ -167,6 +169,7 @@ def test_a_cut_by_time_stays_and_other_stages_are_refused(tmp_path: Path) -> Non
     assert run_ranks(fit, str(run), {"first_s": 0.2}, 1, timed, processes=2) == [0, 0]
     assert run_ranks(fit, str(run), {"last_s": 0.2}, 2, timed, processes=2) == [0, 0]
     first, *others = cuts(run)
+    assert tmp_path.joinpath("run.log").read_text().count(f"To cut it alike: balance: {first}") == 1
     assert first[0] <= 2  # where the pause is in the later life, that would be 4 or more
     assert all(cut == first for cut in others)
     assert run_ranks(fit, str(run), {}, 3, {"balance": [2, 2, 2]}, processes=3) == [2, 2, 2]

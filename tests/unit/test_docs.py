@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import yaml
 from fork_server import run_program
 
 from midstride.engine.job import TrainingJob
+from midstride.engine.testing import run_ranks
 from midstride.flows.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +69,11 @@ def run(*command: str) -> None:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_here(folder: str, program: str) -> None:
+    os.chdir(folder)
+    runpy.run_path(program, run_name="__main__")
 
 
 @page
@@ -130,6 +137,13 @@ runpy.run_path("test_model.py")["test_resumes_exactly"]()
 def test_a_newcomer_gets_started() -> None:
     write_files(ROOT / "docs/get-started.md")
     run_page(NEWCOMER)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_reader_can_see_that_the_bits_are_those_of_a_plain_script(ranks: int) -> None:
+    write_files(ROOT / "docs/exact-resume.md")
+    assert run_ranks(run_here, str(Path.cwd()), "by_hand.py", processes=ranks) == [0] * ranks
+    assert Path("runs/by-hand/last").exists()
 
 
 def test_the_site_is_whole(tmp_path: Path) -> None:

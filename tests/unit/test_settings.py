@@ -1,0 +1,109 @@
+"""What another life asks for, and what its snapshot brings along: each setting that does not take effect is named."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.store import Store
+
+
+class Line(TrainingModule):
+    def __init__(self, lr: float = 0.1, gamma: float = 0.5, weight: float = 1.0) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer, self.weight, self.steps = nn.Linear(2, 1), weight, 0
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.steps += 1
+        return self.layer(batch[0]).square().mean() * self.weight
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, self.hparams["gamma"])]
+
+
+def fit(run: Path, epochs: int, accept: tuple[str, ...] = (), **arguments: Any) -> None:
+    data = DataLoader(TensorDataset(torch.ones(4, 2)), 2)
+    trainer = Trainer(max_epochs=epochs, accept_change=accept, snapshots={"every_steps": 1})
+    trainer.fit(Line(**arguments), data, run=str(run))
+
+
+def facts(run: Path) -> list[dict[str, Any]]:
+    """What run.json and the newest manifest say."""
+    newest = History(Store.open(str(run))).snapshots()[-1]
+    return [json.loads((run / "run.json").read_text()), newest.manifest["facts"]]
+
+
+#: arguments of the second life -> what is said, and what is recorded as asked for in vain
+ROWS: dict[str, tuple[dict[str, Any], list[str], dict[str, Any]]] = {
+    "a learning rate": (
+        {"lr": 0.01},
+        [
+            "module_args differs, as accepted: the snapshot has {'gamma': 0.5, 'lr': 0.1",
+            "SGD: lr is asked to be 0.01 now, and stays 0.05: the snapshot brings it along",
+            "StepLR: base_lrs is asked to be [0.01] now, and stays [0.1]",
+            "to train on with what is asked for now: set it in a hook",
+        ],
+        {"SGD: lr": {"asked": 0.01, "in_force": 0.05}, "StepLR: base_lrs": {"asked": [0.01], "in_force": [0.1]}},
+    ),
+    "a scheduler's": (
+        {"gamma": 0.25},
+        ["StepLR: gamma is asked to be 0.25 now, and stays 0.5"],
+        {"StepLR: gamma": {"asked": 0.25, "in_force": 0.5}},
+    ),
+    "the module's own": (
+        {"weight": 3.0},
+        ["the module's weight is asked to be 3.0 now, and stays 1.0"],
+        {"the module's weight": {"asked": 3.0, "in_force": 1.0}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_what_a_snapshot_overrides_is_named_and_recorded(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments, words, overridden = ROWS[case]
+    fit(tmp_path, 1)
+    with caplog.at_level(logging.WARNING):
+        fit(tmp_path, 2, ("module_args",), **arguments)
+    for word in words:
+        assert sum(word in record.getMessage() for record in caplog.records) == 1, (word, caplog.messages)
+    assert "steps" not in caplog.text
+    assert [found["overridden"] for found in facts(tmp_path)] == [overridden] * 2
+    at_start, at_end = (found["in_force"]["SGD: lr"] for found in facts(tmp_path))
+    assert (at_start, at_end) == (0.05, 0.025)
+    caplog.clear()
+    fit(tmp_path, 3, ("module_args",), **arguments)  # the next life knows still what the run began with
+    assert facts(tmp_path)[0]["overridden"].keys() == overridden.keys()
+
+
+def test_a_learning_rate_that_no_argument_tells_of_is_named_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path, 1)
+    configure = Line.configure_optimizers
+
+    def edited(self: Line) -> Any:
+        optimizers, schedulers = configure(self)
+        optimizers[0].param_groups[0]["momentum"] = 0.9
+        return optimizers, schedulers
+
+    monkeypatch.setattr(Line, "configure_optimizers", edited)
+    fit(tmp_path, 2)
+    assert "SGD: momentum is asked to be 0.9 now, and stays 0" in caplog.text
+
+
+def test_an_undisturbed_resume_says_nothing_of_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(tmp_path, 1)
+    fit(tmp_path, 2)
+    assert "asked" not in caplog.text
+    assert not any("overridden" in found for found in facts(tmp_path))
