@@ -41,6 +41,11 @@ Accepted = Annotated[
     ),
 ]
 
+Resumes = Annotated[
+    bool,
+    Parameter(help="Also break a few steps off in several places, on the CPU, and compare the bits.", negative=()),
+]
+
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
 app.command(snapshots)
 app.command(champion)
@@ -67,17 +72,20 @@ def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> 
 
 
 @app.command
-def check(job: JobFile, /, *, date: Date = None, overrides: Overrides | None = None) -> int:
+def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overrides: Overrides | None = None) -> int:
     """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
     from midstride.engine.check import faults_in
     from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
+    from midstride.engine.resume_check import faults_in_resuming
 
     loaded = TrainingJob.load(job, overrides or ())
     if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
         print("trying a step of it, and a batch of each evaluation", file=sys.stderr)
     if faults := faults_in(loaded, date):
         raise JobError.of(job, faults)
-    print(f"{job} is in order")
+    if resume and (faults := faults_in_resuming(loaded)):
+        raise JobError.of(job, faults)
+    print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
     if elsewhere := [*faults_elsewhere(loaded), *doubts_elsewhere(loaded)]:
         print("\n  ".join(["in a deployment it would not be:", *elsewhere]))
     return 0

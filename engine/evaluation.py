@@ -7,6 +7,7 @@ import torch
 from midstride.engine.data.loaders import Loaders
 from midstride.engine.errors import UserError
 from midstride.engine.loops import EvaluationLoop
+from midstride.engine.module import TrainingModule
 from midstride.engine.progress import Progress
 from midstride.engine.turns import turns, without_trace
 
@@ -18,6 +19,7 @@ __all__ = ["evaluate", "predict"]
 
 def evaluate(trainer: "Trainer", stage: Literal["validate", "test"], data: Any) -> dict[str, float]:
     """Return the reduced values of `stage` on `data`, as `Trainer.test` takes them; the fit before keeps its place."""
+    _ensure_written(trainer, f"{'validation' if stage == 'validate' else stage}_step")
     trainer.strategy.place(trainer.module)
     loaders = Loaders(trainer, trainer.module, evaluate=data).evaluation(stage)
     if not loaders:
@@ -28,6 +30,12 @@ def evaluate(trainer: "Trainer", stage: Literal["validate", "test"], data: Any) 
         return EvaluationLoop(trainer, stage, loaders).run()
     finally:
         trainer.progress = fitted
+
+
+def _ensure_written(trainer: "Trainer", step: str) -> None:
+    kind = type(trainer.module)
+    if getattr(kind, step) is getattr(TrainingModule, step):
+        raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Write it.")
 
 
 def predict(trainer: "Trainer", data: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """A fit: its parts put together, resumed from where the run stands, trained to the end."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from midstride.engine.closures import closure_faults
@@ -13,11 +14,14 @@ from midstride.engine.recorder import Recorder
 from midstride.engine.run import Resume, Run
 from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.strategies.base import Strategy, TrainingStep
+from midstride.engine.untrained import idle_evaluation, untrained_parameters
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
 __all__ = ["Fit", "recall"]
+
+log = logging.getLogger(__name__)
 
 
 def recall(trainer: "Trainer", run: str | None, resume: Resume) -> None:
@@ -48,6 +52,10 @@ class Fit:
         trainer.optimizers, trainer.schedulers = read_optimizers(configured, module)
         if refused := self.mismatches(strategy):
             raise JobError("\n".join(refused))
+        if trainer.world.is_first:
+            idle = idle_evaluation(trainer, len(self.feeds.validation))
+            for line in [*untrained_parameters(trainer.optimizers, module), *idle]:
+                log.warning("%s", line)
         strategy.configured(trainer.optimizers, [config.scheduler for config in trainer.schedulers])
         one = module.automatic_optimization and len(trainer.optimizers) == 1
         trainer.wrapped = strategy.wrap(TrainingStep(module), one_backward=one)
@@ -106,6 +114,9 @@ class Fit:
             seed_everything(rank_seed(trainer.seed, trainer.world.rank), trainer.strategy.generator)
         loop = trainer.loop = self._loop()
         trainer.reporter.say(self._words())
+        if resumed and loop.is_done():
+            progress = trainer.progress
+            trainer.reporter.say(f"nothing is left to train: {progress.epoch} epochs, {progress.step} steps are done")
         generation = trainer.recorder.generation if trainer.recorder is not None else None
         trainer.reporter.begin(trainer.progress, loop.batches, trainer.options, generation)
         return loop

@@ -35,7 +35,9 @@ class Losses:
         self._step = f"{type(trainer.module).__name__}.training_step"
         # A float16 loss may overflow: the scaler then skips the step.
         self.finite_only = trainer.precision.name != "16"
-        self._had_one = self._told = False
+        #: whether the batch in hand has had a loss
+        self.had_one = False
+        self._told = False
 
     def read(self, outputs: Any) -> Tensor | None:
         """Return the loss in the outputs of a training step; None if the batch is to be skipped.
@@ -57,7 +59,7 @@ class Losses:
                 f"{self._step} returned a loss without a gradient: nothing that trains took part in it, or it was cut "
                 "off by detach(), item(), torch.tensor(...) or torch.no_grad(). Return the loss as it was computed."
             )
-        self._had_one = True
+        self.had_one = True
         return loss
 
     def check_finite(self, loss: Tensor) -> None:
@@ -75,7 +77,7 @@ class Losses:
 
     def begin(self) -> None:
         """Note that another batch comes next."""
-        self._had_one = False
+        self.had_one = False
 
     def end(self, index: int, *, last: bool) -> None:
         """Note that batch `index` of the epoch was trained on; `last`: the fit ends with it.
@@ -85,7 +87,7 @@ class Losses:
         """
         progress = self._trainer.progress
         # On several processes a step without a loss is refused at once; of a pipeline, one stage has the loss.
-        if self._trainer.world.size > 1 or self._had_one or progress.skipped < index:
+        if self._trainer.world.size > 1 or self.had_one or progress.skipped < index:
             return
         progress.skipped += 1
         over = last or self._feed.at_end

@@ -4,6 +4,7 @@ torchmetrics is imported only where the user has imported it: it costs seconds.
 """
 
 import copy
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 __all__ = ["Metrics", "is_metric"]
+
+log = logging.getLogger(__name__)
 
 #: reductions by which states can be put together without ending there
 _MERGED = frozenset({"dim_zero_sum", "dim_zero_max", "dim_zero_min", "dim_zero_cat"})
@@ -61,6 +64,7 @@ class Metrics:
         self._paths = {id(m): name for name, m in self._modules.items() if is_metric(m)}
         self._metrics: dict[str, Metric] = {}
         self._collections: dict[str, Any] = {}
+        self._told: set[str] = set()
         for path, part in self._modules.items():
             if library is not None and isinstance(part, library.MetricTracker):
                 raise NotExact(
@@ -87,6 +91,16 @@ class Metrics:
         for metric in metrics:  # only now: one may be logged under two names
             metric.reset()
         return values
+
+    def look_for_graphs(self) -> None:
+        """Warn of metrics that hold predictions with the graph they came from: it stays in memory until the reset."""
+        if hanging := [path for path, metric in self._metrics.items() if path not in self._told and _hangs(metric)]:
+            self._told.update(hanging)
+            log.warning(
+                "the metric %s was given predictions that hang on a graph: the graph of every batch stays in memory, "
+                "and no snapshot can hold it. Give it predictions.detach()",
+                ", ".join(hanging),
+            )
 
     def without_states(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return `weights` without what metrics have seen, which a persistent state would put among them."""
@@ -169,6 +183,12 @@ def _together(path: str, metric: "Metric", ranks: Sequence[dict[str, Any]]) -> d
 def _as_kept(metric: "Metric", name: str, value: Any) -> Any:
     """Return `value` as the metric keeps it between updates: lists stay lists."""
     return [value] if isinstance(metric._defaults[name], list) and isinstance(value, Tensor) else value
+
+
+def _hangs(metric: "Metric") -> bool:
+    values = [getattr(metric, name) for name in metric._defaults]
+    tensors = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
 
 
 def _state_of(metric: "Metric") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from midstride.engine.errors import UserError
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
-__all__ = ["DataModule", "ModuleHooks", "TrainingModule"]
+__all__ = ["DataModule", "ModuleHooks", "TrainingModule", "ensure_module"]
 
 
 class ModuleHooks:
@@ -243,3 +243,15 @@ class DataModule:
     def predict_dataloader(self) -> Any:
         """Return the loader to predict on, or a list of them."""
         return None
+
+
+def ensure_module(module: object, verb: str) -> None:
+    """Refuse what `verb` of a Trainer cannot be done to.
+
+    Raises:
+        UserError: `module` is no TrainingModule, or the class of one.
+    """
+    if isinstance(module, type):
+        raise UserError(f"{verb} was given the class {module.__name__}: give an instance, {module.__name__}(...)")
+    if not isinstance(module, TrainingModule):
+        raise UserError(f"{verb} was given a {type(module).__name__}: derive it from TrainingModule")

@@ -15,6 +15,7 @@ from midstride.engine.errors import NoLoss
 from midstride.engine.hooks import step_end
 from midstride.engine.leaving_out import LeavingOut
 from midstride.engine.losses import Losses
+from midstride.engine.untrained import check_gradients
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
@@ -37,6 +38,7 @@ class Optimization:
         self._several = len(trainer.optimizers) > 1
         self._forward_only = nullcontext[None]()
         self._end = step_end(self.module, "training_step")
+        self._looks = len(trainer.optimizers) == 1
         self._again = False  # whether a closure evaluates a batch not for the first time
         #: whether the batch that was trained on last ended with a step
         self.stepped = False
@@ -67,6 +69,8 @@ class Optimization:
                 outputs = self._gradients(batch, index, extra)
                 if self.stepped:
                     self._step(optimizer)
+        if index == 0:
+            trainer.logged.metrics.look_for_graphs()
         self.losses.end(index, last=self.stepped and trainer.progress.step + 1 == trainer.options.max_steps)
         trainer.precision.update()
         return outputs
@@ -127,12 +131,19 @@ class Optimization:
         trainer = self.trainer
         trainer.strategy.reduce_gradients(self.module.parameters())
         trainer.strike("optimizer_step")
+        self._first_step(optimizer)
         trainer.precision.unscale(optimizer)
         self._clip(optimizer)
         trainer.hooks.call("on_before_optimizer_step", optimizer)
         trainer.precision.step(optimizer)
         trainer.hooks.call("on_before_zero_grad", optimizer)
         optimizer.zero_grad()
+
+    def _first_step(self, optimizer: Optimizer) -> None:
+        """Look once whether the loss reaches anything that is trained."""
+        if self._looks and self.losses.had_one:
+            self._looks = False
+            check_gradients(optimizer, self.module)
 
     def _clip(self, optimizer: Optimizer) -> None:
         options = self.trainer.options

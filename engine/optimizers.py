@@ -110,25 +110,69 @@ def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], 
     """Return the optimizers and schedulers in what `configure_optimizers` returned.
 
     Raises:
-        UserError: it is none of the shapes that are understood.
+        UserError: it is none of the shapes that are understood, or its parts do not belong together.
     """
+    where = f"{type(module).__name__}.configure_optimizers"
+    found = _read(returned, where)
+    if found is None:
+        raise UserError(
+            f"{where} returned {_in_words(returned)}; an optimizer, a list of them, ([optimizers], [schedulers]), or "
+            '{"optimizer": ..., "lr_scheduler": ...} is needed.'
+        )
+    optimizers, schedulers = found
+    if getattr(module, "automatic_optimization", True):
+        _check_schedulers(optimizers, schedulers, where)
+    return optimizers, schedulers
+
+
+def _check_schedulers(optimizers: list[Optimizer], schedulers: list[SchedulerConfig], where: str) -> None:
+    """Refuse schedulers that the engine would step in vain."""
+    groups = {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+    for config in schedulers:
+        name, of = type(config.scheduler).__name__, getattr(config.scheduler, "optimizer", None)
+        if isinstance(of, Optimizer) and not any(id(group) in groups for group in of.param_groups):
+            raise UserError(
+                f"{where} returned a {name} of an optimizer that it did not return: it would change the learning rate "
+                "of nothing that is stepped. Build the scheduler with the optimizer that is returned."
+            )
+        if isinstance(config.scheduler, ReduceLROnPlateau) and config.monitor is None:
+            raise UserError(
+                f"{where} returned a {name} that watches nothing: say which logged value, as in "
+                '{"scheduler": ..., "monitor": "val/loss"}.'
+            )
+
+
+def _read(returned: Any, where: str) -> tuple[list[Optimizer], list[SchedulerConfig]] | None:
     if isinstance(returned, Optimizer):
         return [returned], []
-    if isinstance(returned, dict) and "optimizer" in returned:
-        schedulers = [_scheduler(returned["lr_scheduler"])] if "lr_scheduler" in returned else []
+    if isinstance(returned, dict) and isinstance(returned.get("optimizer"), Optimizer):
+        if unknown := set(returned) - {"optimizer", "lr_scheduler", "monitor"}:
+            raise UserError(f"{where} returned the keys {sorted(unknown)}; there are: lr_scheduler, monitor, optimizer")
+        schedulers = (
+            [_scheduler(returned["lr_scheduler"], returned.get("monitor"))] if "lr_scheduler" in returned else []
+        )
         return [returned["optimizer"]], schedulers
-    if isinstance(returned, (list, tuple)) and returned:
-        if all(isinstance(entry, Optimizer) for entry in returned):
-            return list(returned), []
-        if all(isinstance(entry, dict) for entry in returned):
-            pairs = [read_optimizers(entry, module) for entry in returned]
-            return [o for os, _ in pairs for o in os], [s for _, ss in pairs for s in ss]
-        if len(returned) == 2 and all(isinstance(entry, (list, tuple)) for entry in returned):
-            return list(returned[0]), [_scheduler(entry) for entry in returned[1]]
-    raise UserError(
-        f"{type(module).__name__}.configure_optimizers returned {type(returned).__name__}; an optimizer, a list of "
-        'them, (optimizers, schedulers), or {"optimizer": ..., "lr_scheduler": ...} is needed.'
-    )
+    if not isinstance(returned, (list, tuple)) or not returned:
+        return None
+    if all(isinstance(entry, Optimizer) for entry in returned):
+        return list(returned), []
+    if all(isinstance(entry, dict) for entry in returned):
+        pairs = [_read(entry, where) for entry in returned]
+        return None if None in pairs else ([o for p in pairs if p for o in p[0]], [s for p in pairs if p for s in p[1]])
+    if len(returned) == 2 and all(isinstance(entry, (list, tuple)) for entry in returned):
+        optimizers, schedulers = list(returned[0]), [_scheduler(entry) for entry in returned[1]]
+        return (optimizers, schedulers) if optimizers and all(isinstance(o, Optimizer) for o in optimizers) else None
+    return None
+
+
+def _in_words(returned: Any) -> str:
+    """Say what a value is made of."""
+    if isinstance(returned, (list, tuple)):
+        inner = ", ".join(map(_in_words, returned))
+        return f"[{inner}]" if isinstance(returned, list) else f"({inner})"
+    if isinstance(returned, dict):
+        return "{" + ", ".join(f"{key!r}: {_in_words(value)}" for key, value in returned.items()) + "}"
+    return "None" if returned is None else type(returned).__name__
 
 
 def lazy_tensors(module: nn.Module) -> str:
@@ -146,12 +190,19 @@ def lazy_tensors(module: nn.Module) -> str:
     )
 
 
-def _scheduler(entry: Any) -> SchedulerConfig:
-    if not isinstance(entry, dict):
-        return SchedulerConfig(entry, monitor=None)
+def _scheduler(entry: Any, monitor: str | None = None) -> SchedulerConfig:
+    entry = entry if isinstance(entry, dict) else {"scheduler": entry}
     known = {"scheduler", "interval", "frequency", "monitor"}
     if unknown := set(entry) - known - {"name", "strict", "reduce_on_plateau"}:
         raise UserError(f"lr_scheduler has the keys {sorted(unknown)}; there are: {', '.join(sorted(known))}")
+    scheduler = entry.get("scheduler")
+    if isinstance(scheduler, Optimizer) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+        raise UserError(f"lr_scheduler is {_in_words(entry)}; a scheduler of torch.optim.lr_scheduler is needed.")
     if entry.get("interval", "epoch") not in ("epoch", "step"):
         raise UserError(f"lr_scheduler has interval {entry['interval']!r}; there are: epoch, step")
-    return SchedulerConfig(**{key: entry[key] for key in known if key in entry})
+    frequency = entry.get("frequency", 1)
+    if type(frequency) is not int or frequency < 1:
+        raise UserError(
+            f"lr_scheduler has frequency {frequency!r}; a whole number of epochs or steps is needed, from 1"
+        )
+    return SchedulerConfig(**{"monitor": monitor, **{key: entry[key] for key in known if key in entry}})

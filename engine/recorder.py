@@ -87,6 +87,7 @@ class Recorder:
             where = f"{self.run.store.url}/snapshots/{snapshot.name}"
             self._fit(snapshot, tree, where)
             self._check(snapshot.manifest, where)
+            self._settings.check(snapshot.manifest["facts"], where)
             restore_parts(self._parts, self._resharded(snapshot, tree))
             self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
             self._say(self._settings.compare(snapshot.manifest["facts"], self._facts))

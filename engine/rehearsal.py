@@ -62,13 +62,15 @@ def _fitted(job: TrainingJob, module: "TrainingModule", data: "DataModule") -> "
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep back what a Trainer says about its world, which is not the job's."""
-    said = logging.getLogger("midstride")
-    said.disabled = True
+    """Keep back what a Trainer says about its world, which is not the job's, and what is said twice or refused."""
+    said = [logging.getLogger(name) for name in ("midstride", "midstride.engine.fit", "midstride.engine.losses")]
+    for logger in said:
+        logger.disabled = True
     try:
         yield
     finally:
-        said.disabled = False
+        for logger in said:
+            logger.disabled = False
 
 
 def _shortened(job: TrainingJob, batches: int) -> TrainingJob:

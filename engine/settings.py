@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from midstride.engine.errors import IdentityChanged
 from midstride.engine.identity import described
 
 if TYPE_CHECKING:
@@ -32,10 +33,25 @@ class Settings:
 
     def __init__(self, trainer: "Trainer") -> None:
         self._trainer = trainer
+        self._kinds = [type(o).__name__ for o in trainer.optimizers]
+        self._kinds += [type(config.scheduler).__name__ for config in trainer.schedulers]
         self._asked = _configured(trainer)
         self._attributes = _attributes(trainer.module)
         self._began_with: dict[str, Any] = dict(self._asked)
         self._overridden: dict[str, dict[str, Any]] = {}
+
+    def check(self, saved: Mapping[str, Any], where: str) -> None:
+        """Refuse other kinds of optimizers and schedulers than the snapshot has the state of.
+
+        Raises:
+            IdentityChanged: naming both.
+        """
+        before, now = saved.get("kinds", self._kinds), self._kinds
+        if before != now:
+            raise IdentityChanged(
+                f"{where} has the state of {_listed(before)}, and configure_optimizers returned {_listed(now)}: start "
+                "the run with those it had, or start over under another run name."
+            )
 
     def compare(self, saved: Mapping[str, Any], running: Mapping[str, Any]) -> list[str]:
         """Return a line for each setting that is other than the run began with, once the state is given back.
@@ -77,6 +93,7 @@ class Settings:
     def facts(self) -> dict[str, Any]:
         """Return what the run began with, what is in force now, and what is asked for in vain."""
         return {
+            "kinds": self._kinds,
             "settings": self._began_with,
             "in_force": _configured(self._trainer),
             **({"overridden": self._overridden} if self._overridden else {}),
@@ -101,6 +118,10 @@ def _configured(trainer: "Trainer") -> dict[str, Any]:
 def _is_setting(key: str, value: Any) -> bool:
     """Return whether an attribute of a scheduler is one: not a count of its own, and short."""
     return not key.startswith("_") and (type(value) in _PLAIN or (isinstance(value, (list, dict)) and len(value) <= 16))
+
+
+def _listed(kinds: list[str]) -> str:
+    return ", ".join(kinds) or "none"
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from midstride.engine.launchers.script import tie_to_first_rank
 from midstride.engine.logged import Logged
 from midstride.engine.loops import FitLoop
 from midstride.engine.metrics import Metrics
-from midstride.engine.module import DataModule, TrainingModule
+from midstride.engine.module import DataModule, TrainingModule, ensure_module
 from midstride.engine.optimizers import SchedulerConfig
 from midstride.engine.options import SnapshotOptions, TrainerOptions, checked_options, short_precision
 from midstride.engine.placement import UNSAID, Machine, Wishes, place
@@ -163,7 +164,7 @@ class Trainer:
         data: Any = None,
         val_dataloaders: Any = None,
         *,
-        run: str | None = None,
+        run: str | os.PathLike[str] | None = None,
         resume: Resume = "auto",
     ) -> None:
         """Train `module` on `data` to the end, from the newest good snapshot of `run` if there is one.
@@ -175,6 +176,9 @@ class Trainer:
             run: folder or fsspec URL of the run; the same one again resumes. None keeps nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
+        if resume not in ("auto", "never") and type(resume) is not int:
+            raise UserError(f'resume={resume!r}: "auto", "never" or the step of a snapshot, a number, is needed')
+        run = None if run is None else os.fspath(run)
         kept = run is not None and self.snapshots is not None
         with self._ready(module, data, "fit"), Determinism(self.options.deterministic, on=kept):
             self._start_over()
@@ -281,6 +285,7 @@ class Trainer:
     @contextmanager
     def _ready(self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | None = None) -> Iterator[None]:
         """Meet the other ranks and get module and data ready for `stage`, with the weights at `ckpt_path` if given."""
+        ensure_module(module, stage)
         if refused := self._refusals(module):
             raise JobError("\n".join(refused))
         if self.device.type == "cuda":

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.data.combined import CombinedFeed, CombinedLoader, leaves
 from midstride.engine.data.feed import Feed
@@ -48,7 +48,7 @@ class Loaders:
         """Return what is trained on."""
         given = self._call("train_dataloader") if self._train_on is None else self._train_on
         if given is None:
-            raise UserError(f"there is no training loader: write {type(self._owner).__name__}.train_dataloader.")
+            raise UserError(self._no_loader())
         limit = self._trainer.options.limit_train_batches
         if isinstance(given, (dict, list, tuple)):
             given = CombinedLoader(given, "max_size_cycle")
@@ -69,6 +69,15 @@ class Loaders:
         if self._shard:
             _check_alike(facts)
         return feed
+
+    def _no_loader(self) -> str:
+        kind, owner = type(self._owner).__name__, self._owner
+        if isinstance(owner, Dataset):
+            return f"fit was given a {kind}, a data set, to train on: put it into a DataLoader"
+        if callable(getattr(owner, "train_dataloader", None)):
+            return f"there is no training loader: write {kind}.train_dataloader, and return one."
+        needed = "a DataLoader, a list or dict of them, or what has a train_dataloader"
+        return f"fit was given a {kind} to train on; {needed}, is needed."
 
     def _train(self, loader: Any, name: str, number: int, limit: float) -> Feed:
         """Return training loader `number`; the first is ordered by the run's seed, each other by one of its own."""
@@ -120,6 +129,10 @@ class Loaders:
         )
 
     def _call(self, name: str) -> Any:
+        if isinstance(self._owner, type):
+            raise UserError(
+                f"the data are the class {self._owner.__name__}: give an instance, {self._owner.__name__}()"
+            )
         method = getattr(self._owner, name, None)
         return None if method is None else calling(f"{type(self._owner).__name__}.{name}", method)
 

@@ -30,6 +30,21 @@ class Data(DataModule):
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.arange(32.0).view(16, 2)), batch_size=4)
 
+calls = []
+
+class Remembers(Net):
+    def training_step(self, batch, batch_idx):
+        calls.append(batch_idx)
+        return super().training_step(batch, batch_idx) * len(calls)
+
+class Silent(Net):
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+
+class Picky(Net):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) if batch_idx else None
+
 class Judged(Net):
     def validation_step(self, batch, batch_idx):
         self.log("val/loss", self.layer(batch[0]).mean())
@@ -110,6 +125,23 @@ def test_check_tries_a_step_and_says_no_more_than_is_wrong(
     assert shown.startswith(f"1 fault in {job}:")
     assert said in shown
     assert "samples a step" not in shown
+
+
+def test_check_resumes_a_few_steps_where_it_is_asked_to(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", job, "--resume") == 0
+    assert capsys.readouterr().out == f"{job} is in order, and resumes exactly\n"
+    assert run("check", job, "--resume", "--set", "module=cli_model:Remembers") == 2
+    told = capsys.readouterr().err
+    assert "resumed after step 1, at a step, the run ends otherwise than undisturbed" in told
+    assert "global cli_model.calls" in told
+
+
+def test_check_sees_a_step_without_a_loss_and_leaves_those_be_that_skip_a_batch(
+    job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", job, "--set", "module=cli_model:Silent") == 2
+    assert "Silent.training_step returned no loss for any of the 4 batches" in capsys.readouterr().err
+    assert run("check", job, "--set", "module=cli_model:Picky") == 0
 
 
 def test_check_tries_a_night(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

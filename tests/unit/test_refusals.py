@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torchmetrics import CatMetric
 
 from midstride.engine import BestCheckpoint, Callback, Trainer, TrainingModule
 from midstride.engine.errors import (
@@ -235,6 +237,20 @@ class Curved(Module):
         return torch.optim.LBFGS(self.parameters())
 
 
+def configured(make: Callable[[Module, Any], Any]) -> Module:
+    """A module whose optimizers are what `make` returns for it and an SGD over it."""
+
+    class Configured(Module):
+        def configure_optimizers(self) -> Any:
+            return make(self, torch.optim.SGD(self.parameters(), lr=0.1))
+
+    return Configured()
+
+
+def made_anew(module: Module, batch_idx: int) -> Tensor:
+    return torch.tensor(module.layer(torch.ones(1, 2)).mean().item(), requires_grad=True)
+
+
 def cut_off(module: Module, batch_idx: int) -> Tensor:
     return module.layer(torch.ones(1, 2)).mean().detach()
 
@@ -320,6 +336,55 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "a column's name": ({"module": Module(unlogged("step", 1.0))}, UserError, ["'step'", "column"]),
     "no number": ({"module": Module(unlogged("x", None))}, UserError, ["'x'", "NoneType"]),
     "a vector": ({"module": Module(unlogged("x", torch.ones(3)))}, UserError, ["'x'", "(3,)", "mean()"]),
+    "no optimizer returned": ({"module": configured(lambda m, o: None)}, UserError, ["returned None; an optimizer"]),
+    "an optimizer for a scheduler": (
+        {"module": configured(lambda m, o: ([o], [o]))},
+        UserError,
+        ["lr_scheduler is {'scheduler': SGD}", "torch.optim.lr_scheduler"],
+    ),
+    "no lists": (
+        {"module": configured(lambda m, o: (o, StepLR(o, 1)))},
+        UserError,
+        ["returned (SGD, StepLR)", "([optimizers], [schedulers])"],
+    ),
+    "a mistyped key": (
+        {"module": configured(lambda m, o: {"optimizer": o, "lr_schedulers": StepLR(o, 1)})},
+        UserError,
+        ["'lr_schedulers'", "lr_scheduler, monitor, optimizer"],
+    ),
+    "no scheduler in it": (
+        {"module": configured(lambda m, o: {"optimizer": o, "lr_scheduler": {"interval": "step"}})},
+        UserError,
+        ["{'interval': str}", "a scheduler"],
+    ),
+    "a scheduler that is never due": (
+        {
+            "module": configured(
+                lambda m, o: {"optimizer": o, "lr_scheduler": {"scheduler": StepLR(o, 1), "frequency": 0}}
+            )
+        },
+        UserError,
+        ["frequency 0", "from 1"],
+    ),
+    "a plateau of nothing": (
+        {"module": configured(lambda m, o: ([o], [ReduceLROnPlateau(o)]))},
+        UserError,
+        ["ReduceLROnPlateau that watches nothing", '"monitor": "val/loss"'],
+    ),
+    "a scheduler of another optimizer": (
+        {"module": configured(lambda m, o: ([o], [StepLR(torch.optim.SGD(m.parameters(), lr=1.0), 1)]))},
+        UserError,
+        ["StepLR of an optimizer that it did not return"],
+    ),
+    "another module's parameters": (
+        {"module": configured(lambda m, o: torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))},
+        UserError,
+        ["none of the 2 parameters of SGD a gradient", "nothing is trained"],
+    ),
+    "a loss made anew": ({"module": Module(made_anew)}, UserError, ["none of the 2 parameters of SGD a gradient"]),
+    "a class for a module": ({"module": Module}, UserError, ["the class Module", "Module(...)"]),
+    "a module that does not train": ({"module": nn.Linear(2, 1)}, UserError, ["a Linear", "TrainingModule"]),
+    "a data set for a loader": ({"data": Numbers()}, UserError, ["a Numbers, a data set", "DataLoader"]),
     "lazy layers": ({"module": Lazy()}, JobError, ["layer.weight, layer.bias of Lazy", "no shape yet", "torch.zeros"]),
     "a closure over a window": (
         {"module": Curved(), "accumulate_grad_batches": 2, "precision": "16", "on_nan": "skip"},
@@ -502,3 +567,75 @@ def test_a_fit_that_had_no_loss_is_not_finished_by_starting_it_again(tmp_path: P
         with pytest.raises(NoLoss, match="any of the 4 batches"):
             fit(tmp_path / "run", module=Module(sometimes(4)))
     assert not (tmp_path / "run" / "last").exists()
+
+
+class Validates(Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", 1.0)
+
+
+class Holds(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = CatMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        predicted = self.layer(batch)
+        self.seen.update(predicted)
+        return predicted.mean()
+
+
+#: what is given -> what is said of it, once
+SAID: dict[str, tuple[dict[str, Any], str]] = {
+    "a validation without data": ({"module": Validates()}, "Validates.validation_step is never called"),
+    "a monitor without a validation": (
+        {"callbacks": [BestCheckpoint("val/loss")]},
+        "BestCheckpoint looks at val/loss after a validation, and there is none",
+    ),
+    "validation data without a step": (
+        {"data": Validated(DataLoader(Numbers(), 2))},
+        "there are validation loaders, and Module has no validation_step",
+    ),
+    "parameters in no optimizer": (
+        {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight], lr=0.1))},
+        "1 of 2 parameters of Configured that collect gradients are in no optimizer: they do not change: layer.bias",
+    ),
+    "parameters of another module": (
+        {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight, m.layer.bias, torch.ones(1)], lr=0.1))},
+        "1 of 3 parameters that the optimizers train are not the module's",
+    ),
+    "a metric that holds graphs": ({"module": Holds()}, "the metric seen was given predictions that hang on a graph"),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_takes_no_part_is_named(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    arguments, words = SAID[case]
+    fit(**arguments)
+    assert sum(words in message for message in caplog.messages) == 1, caplog.messages
+
+
+def test_an_evaluation_without_a_step_is_refused() -> None:
+    with pytest.raises(UserError, match="Module has no test_step: nothing would be evaluated"):
+        Trainer(enable_progress_bar=False).test(Module(), DataLoader(Numbers(), 2))
+
+
+def test_another_kind_of_optimizer_is_refused_with_both(tmp_path: Path) -> None:
+    fit(tmp_path)
+    with pytest.raises(IdentityChanged, match=r"the state of SGD, and configure_optimizers returned SGD, StepLR"):
+        fit(tmp_path, module=stepped(), max_epochs=2)
+
+
+def stepped() -> Module:
+    class Stepped(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [StepLR(optimizer, 1)]
+
+    Stepped.__qualname__, Stepped.__module__ = Module.__qualname__, Module.__module__
+    return Stepped()
+
+
+def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match='resume=\'always\': "auto", "never" or the step'):
+        Trainer(max_epochs=1).fit(Module(), DataLoader(Numbers(), 2), run=tmp_path, resume="always")  # type: ignore[arg-type]
