@@ -32,6 +32,9 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
     if report.left_out:
         batches = ", ".join(f"{batch} of epoch {epoch}" for epoch, batch in report.left_out)
         parts += ["## Left out", f"The loss of these batches was not finite; they moved nothing: {batches}."]
+    if report.overridden:
+        lines = "\n".join(f"- {name}: {values}" for name, values in report.overridden.items())
+        parts += ["## Without effect", f"The snapshot brought along what the run began with:\n\n{lines}"]
     if report.slow:
         parts += ["## Slow ranks", "\n".join(f"- {words}" for words in report.slow)]
     if report.files:

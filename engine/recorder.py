@@ -262,16 +262,11 @@ class Recorder:
     def _check(self, manifest: dict[str, Any], where: str) -> None:
         saved, world = manifest["facts"], self._trainer.world
         check_identity(saved["identity"], self._facts["identity"], where=where, accepted=self._trainer.accept_change)
-        if world.is_first:
-            if (was := manifest["world_size"]) != world.size:
-                log.warning(
-                    "%d ranks were %d: the same samples in the same batches, but sums may differ in their last bits "
-                    "from here on",
-                    *(world.size, was),
-                )
-                samples = saved["identity"].get("samples")
-                if samples is not None and (words := padded_anew(samples, was, world.size)) is not None:
-                    log.warning("%s", words)
+        if (was := manifest["world_size"]) != world.size:
+            self._say([_other_world(world.size, was)])
+            samples = saved["identity"].get("samples")
+            if samples is not None and (words := padded_anew(samples, was, world.size)) is not None:
+                self._say([words])
         self._say(changed_bits(saved["bits"], self._facts["bits"]))
 
     def _say(self, lines: Iterable[str]) -> None:
@@ -285,3 +280,10 @@ class Recorder:
             return
         log.info("generation %d resumes from snapshot %s", generation, resumed_from)
         trainer.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=trainer.progress.step)
+
+
+def _other_world(size: int, was: int) -> str:
+    return (
+        f"{size} ranks were {was}: the same samples in the same batches, but sums may differ in their last bits from "
+        "here on"
+    )

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -55,6 +55,9 @@ class Report(Options):
     left_out: tuple[tuple[int, int], ...] = Field(
         (), description="Epoch and batch, from 0, of what was left out because its loss was not finite."
     )
+    overridden: dict[str, str] = Field(
+        {}, description="What a later life asked for, and what the snapshot brought along instead: setting -> both."
+    )
     slow: tuple[str, ...] = Field((), description="Ranks for which the others had to wait.")
     monitor: str = ""
     best: dict[str, float] = Field({}, description="What the best weights reached.")
@@ -74,6 +77,7 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
     store = Store.open(url)
     attempts, rows, history = Ledger(store).attempts(), metric_rows(store), History(store)
     last = attempts[-1] if attempts else None
+    facts = _facts(history)
     return Report(
         job=job.name,
         run=run,
@@ -87,7 +91,11 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
         set_aside=dict(history.aside()),
         gaps=_gaps(history),
         failures=_failures(attempts),
-        left_out=_left_out(history),
+        left_out=facts.get("left_out", ()),
+        overridden={
+            name: f"{found['in_force']!r}, not {found['asked']!r}"
+            for name, found in facts.get("overridden", {}).items()
+        },
         slow=tuple(f"attempt {attempt.number}: {words}" for attempt in attempts for words in attempt.slow),
         monitor=job.monitor.metric if job.monitor else "",
         best=metrics_of(store, "best").get("metrics", {}),
@@ -144,9 +152,9 @@ def cause_of(error: str) -> str:
     return next((line for line in reversed(lines) if ":" in line and not line.startswith(" ")), lines[-1])
 
 
-def _left_out(history: History) -> tuple[tuple[int, int], ...]:
+def _facts(history: History) -> dict[str, Any]:
     snapshots = history.snapshots()
-    return tuple(snapshots[-1].manifest["facts"].get("left_out", ())) if snapshots else ()
+    return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
 
 
 def _taken(history: History) -> int:

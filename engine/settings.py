@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from midstride.engine.errors import IdentityChanged
-from midstride.engine.identity import described
+from midstride.engine.identity import described, is_json
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
@@ -125,7 +125,8 @@ def _listed(kinds: list[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else described(value)
+    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else described(value)
+    return value if is_json(value) else str(value)  # such as inf, which a plateau begins with
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

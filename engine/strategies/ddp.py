@@ -47,6 +47,7 @@ class Ddp(ProcessGroup):
         self._noted: list[str] = []
         self._wrapped: DistributedDataParallel | None = None
         self._parameters: set[str] = set()
+        self._needed: list[tuple[str, nn.Parameter]] = []
 
     @property
     def identity(self) -> str:
@@ -62,7 +63,7 @@ class Ddp(ProcessGroup):
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
-        self._order, self._wrapped, self._noted = None, None, []
+        self._order, self._wrapped, self._noted, self._needed = None, None, [], []
         self._parameters = {name for name, _ in step.module.named_parameters(remove_duplicate=False)}
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
@@ -77,6 +78,8 @@ class Ddp(ProcessGroup):
             find_unused_parameters=self._find_unused,
             static_graph=self._static_graph,
         )
+        if not (self._find_unused or self._static_graph):
+            self._needed = [(name, p) for name, p in step.module.named_parameters() if p.requires_grad]
         _watch_frozen(step.module)
         if self._comm_hook is not None:
             self._wrapped.register_comm_hook(None, getattr(default_hooks, f"{self._comm_hook}_hook"))
@@ -93,6 +96,7 @@ class Ddp(ProcessGroup):
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average gradients in one flat buffer of a fixed layout, which has the same bits in every life."""
         if self._wrapped is not None:
+            self._ensure_complete()
             return
         average_gradients(parameters, self.device, self.world.size)
 
@@ -125,6 +129,20 @@ class Ddp(ProcessGroup):
         for parameter in self._wrapped.parameters():
             parameter.grad = None
         self._wrapped.require_forward_param_sync = state_dict["shares_buffers"]
+
+    def _ensure_complete(self) -> None:
+        """Refuse a backward pass that left parameters out: DDP would have exchanged only some of the gradients.
+
+        Raises:
+            UserError: naming them. DDP itself says so in the next forward pass, if there is one.
+        """
+        if left := [name for name, parameter in self._needed if parameter.grad is None]:
+            shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+            raise UserError(
+                f"{shown} took no part in the loss of this batch, and strategy ddp waits for the gradients of all "
+                "parameters that trained when it was set up. Use them, freeze them before the fit, or choose "
+                'strategy_args={"find_unused_parameters": True}; to freeze some later, put them in a group with lr=0.'
+            )
 
     def _record(self, wrapped: DistributedDataParallel, step: TrainingStep) -> None:
         """Note the order of gradients in the first backward pass that exchanges them."""

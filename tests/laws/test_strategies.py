@@ -7,6 +7,7 @@ import pytest
 from laws.axes import cover
 from laws.lives import Setting, Tangled, assert_alike, live
 from laws.strategies import ROWS
+from torch import nn
 
 from midstride.engine.errors import UserError
 from midstride.engine.faults import FaultPlan
@@ -58,11 +59,34 @@ class Thawing(Tangled):
         self.middle.requires_grad_(self.trainer.progress.epoch > 0)
 
 
-def _thaw() -> None:
-    setting = Setting(ranks=2, module=Thawing, options={"snapshots": None})
-    with pytest.raises(UserError, match=r"middle\.\w+ was frozen when strategy ddp was set up.* lr=0"):
-        setting.train("never")
+class Idle(Tangled):
+    """Some of it takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
 
 
-def test_gradients_that_would_stay_on_each_rank_are_refused() -> None:
-    assert run_ranks(_thaw, processes=2) == [0, 0]
+class Freezing(Tangled):
+    """A layer is frozen in the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        self.middle.requires_grad_(self.trainer.progress.epoch == 0)
+
+
+#: module -> why its gradients would stay on each rank, or be missing
+REFUSED: dict[type[Tangled], str] = {
+    Thawing: r"middle\.\w+ was frozen when strategy ddp was set up.* lr=0",
+    Idle: r"spare\.weight, spare\.bias took no part in the loss .*find_unused_parameters",
+    Freezing: r"middle\.weight, middle\.bias took no part .* lr=0",
+}
+
+
+def _refused() -> None:
+    for module, words in REFUSED.items():
+        with pytest.raises(UserError, match=words):
+            Setting(ranks=2, module=module, options={"snapshots": None}).train("never")
+
+
+def test_gradients_that_would_stay_on_each_rank_or_be_missing_are_refused() -> None:
+    assert run_ranks(_refused, processes=2) == [0, 0]

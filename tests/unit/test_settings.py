@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.job import TrainingJob
+from midstride.engine.markdown import markdown_of
+from midstride.engine.report import report_of
 from midstride.engine.snapshots.history import History
 from midstride.engine.snapshots.store import Store
 
@@ -41,6 +44,10 @@ def facts(run: Path) -> list[dict[str, Any]]:
     newest = History(Store.open(str(run))).snapshots()[-1]
     return [json.loads((run / "run.json").read_text()), newest.manifest["facts"]]
 
+
+JOB = TrainingJob.model_validate(
+    {"name": "a", "module": "m:A", "data": "m:B", "trainer": {"max_epochs": 1}, "snapshots": {"url": "."}}
+)
 
 #: arguments of the second life -> what is said, and what is recorded as asked for in vain
 ROWS: dict[str, tuple[dict[str, Any], list[str], dict[str, Any]]] = {
@@ -81,6 +88,10 @@ def test_what_a_snapshot_overrides_is_named_and_recorded(
     assert [found["overridden"] for found in facts(tmp_path)] == [overridden] * 2
     at_start, at_end = (found["in_force"]["SGD: lr"] for found in facts(tmp_path))
     assert (at_start, at_end) == (0.05, 0.025)
+    told = markdown_of(report_of(JOB.resolved(tmp_path.parent), tmp_path.name))
+    assert "## Without effect" in told
+    for name, values in overridden.items():
+        assert f"- {name}: {values['in_force']}, not {values['asked']}" in told
     caplog.clear()
     fit(tmp_path, 3, ("module_args",), **arguments)  # the next life knows still what the run began with
     assert facts(tmp_path)[0]["overridden"].keys() == overridden.keys()
