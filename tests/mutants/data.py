@@ -6,6 +6,7 @@ __all__ = ["DATA"]
 
 ORDER = "unit/test_order.py"
 COMBINED = "unit/test_combined.py"
+SAMPLERS = "unit/test_samplers.py"
 
 DATA = [
     Mutant(
@@ -105,5 +106,33 @@ DATA = [
         "self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)",
         "self._seed(mix(fetch.key, fetch.first), held)",
         "unit/test_random.py",
+    ),
+    Mutant(
+        "what a sampler shares is replaced by copies",
+        "engine/data/in_place.py",
+        "if isinstance(live, kind) and fill(live, saved):",
+        "if isinstance(live, kind) and fill(copy.deepcopy(live), saved) is None:",
+        SAMPLERS,
+    ),
+    Mutant(
+        "an epoch that is resumed is drawn again",
+        "engine/data/samplers.py",
+        "            self._run_again(epoch)",
+        "            self._items = self._run(self._sampler, epoch)",
+        SAMPLERS,
+    ),
+    Mutant(
+        "a state is trusted that was not tried",
+        "engine/data/trial.py",
+        "_refused(open_, note, walk.digests) for",
+        "_refused(open_, note, walk.digests[:0]) for",
+        "unit/test_iterable.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
+    ),
+    Mutant(
+        "what a stream gives again is not compared",
+        "engine/data/shard.py",
+        "if None not in (ask.digest, self.digest) and self.digest != ask.digest:",
+        "if ask.digest is None and self.digest is not None:",
+        "unit/test_iterable.py::test_data_that_changed_under_a_run_are_refused",
     ),
 ]
