@@ -17,7 +17,7 @@ def told(server: str, resource: str, name: str) -> list[dict[str, Any]]:
 
     def found() -> list[dict[str, Any]]:
         wanted = {"filter": {"event": {"name": [name]}, "resource": {"id": [resource]}}}
-        answer = httpx.post(f"{server}/events/filter", json=wanted, timeout=30)
+        answer = httpx.post(f"{server}/events/filter", json=wanted, timeout=100)
         events: list[dict[str, Any]] = answer.raise_for_status().json()["events"]
         return events
 

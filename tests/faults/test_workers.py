@@ -121,11 +121,13 @@ def test_says_where_and_the_next_life_goes_on_there(name: str, tmp_path: Path) -
 
 def _loses_a_worker_elsewhere() -> None:
     """A worker dies while the main process is in the user's code: nothing may be raised there."""
-    loader = DataLoader(range(20), 2, num_workers=1, timeout=2, collate_fn=list)
+    loader = DataLoader(range(20), 2, num_workers=1, collate_fn=list)
     feed = training_loader(loader, World(), seed=1, shard=False, limit=1.0)  # type: ignore[arg-type]
     batches: Any = feed.batches(0)
     next(batches)
-    (worker,) = batches.gi_frame.f_locals["iterator"]._workers
+    iterator = batches.gi_frame.f_locals["iterator"]
+    iterator._timeout = 2  # only now: a worker that starts may take longer
+    (worker,) = iterator._workers
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
     assert sum(range(100_000)) > 0  # signal handlers run between the steps of this

@@ -29,10 +29,11 @@ def test_a_fault_strikes_once(kind: str, code: int, tmp_path: Path) -> None:
 
 
 def test_a_hanging_rank_is_found_by_its_limit(tmp_path: Path) -> None:
-    plan = FaultPlan(tmp_path).add("hang", step=0, phase="forward")
-    with pytest.raises(TimeoutError, match=r"ranks \[0\] of 1"):
-        run_ranks(reach, 0, environment={**os.environ, **plan.environment}, timeout_s=1.0)
-    plan.assert_all_fired()
+    plan, limit_s = FaultPlan(tmp_path).add("hang", step=0, phase="forward"), 1.0
+    while not plan.fired():  # a busy machine may need longer to start the rank
+        with pytest.raises(TimeoutError, match=rf"ranks \[0\] of 1 did not end within {limit_s} s"):
+            run_ranks(reach, 0, environment={**os.environ, **plan.environment}, timeout_s=limit_s)
+        limit_s *= 2
 
 
 def test_an_exception_in_the_engine_is_resumed_from(tmp_path: Path) -> None:
