@@ -25,6 +25,10 @@ __all__ = ["ExactLoader"]
 PROBED = 64
 
 
+#: more samples are not counted at the start of an epoch: it would take seconds
+COUNTED = 10_000_000
+
+
 class _Places:
     """The batch sampler: what to fetch, from a place that is set before each pass."""
 
@@ -154,7 +158,9 @@ class ExactLoader(Feed):
 
     def planned(self) -> Iterator[list[Any]] | None:
         """Return what a sampler gives this rank in the epoch that is open, batch by batch."""
-        if not isinstance(self.order.sequence, Sampled):
+        sequence = self.order.sequence
+        is_own = "sampler" in sequence.facts or getattr(self.order, "own", False)
+        if not is_own or len(sequence) > COUNTED:
             return None
         return (fetch.indices for fetch in islice(self.order.fetches(0, 0), len(self)))
 

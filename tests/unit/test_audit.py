@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.audit import audit
@@ -176,6 +176,14 @@ def test_what_a_sampler_gave_is_compared_with_what_was_trained_on(
     assert found.epochs[0].faults == ()
     assert found.is_clean == (fault is None)
     assert fault is None or any(re.search(fault, one) for one in found.epochs[1].faults)
+
+
+def test_the_order_of_a_distributed_sampler_is_counted(tmp_path: Path) -> None:
+    sampler: Any = DistributedSampler(range(10), num_replicas=1, rank=0, seed=3)
+    data: Any = DataLoader(TensorDataset(torch.arange(10.0)[:, None]), 3, sampler=sampler)
+    Trainer(max_epochs=2, snapshots={"every_steps": 1}).fit(Line(), data, run=str(tmp_path))
+    found = audit(str(tmp_path))
+    assert (found.is_clean, found.is_counted) == (True, True)
 
 
 class FirstLine(Line):
