@@ -6,6 +6,7 @@ make mutants ARGS="-k lease"
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import time
@@ -49,9 +50,11 @@ def run(copy: Copy, rows: Sequence[Mutant]) -> bool:
 def main() -> int:
     """Run the rows that were asked for; 1 if one of them survived and is not argued for."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("-k", metavar="TEXT", default="", help="only rows with this in their name or file")
+    parser.add_argument(
+        "-k", metavar="PATTERN", default="", help="only rows with this in their file or name: a regular expression"
+    )
     asked = parser.parse_args()
-    rows = [row for row in MUTANTS if asked.k in f"{row.file} {row.name}"]
+    rows = [row for row in MUTANTS if re.search(asked.k, f"{row.file}: {row.name}")]
     import torch
     import torch._dynamo  # the first optimizer imports it, which takes seconds
 

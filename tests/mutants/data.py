@@ -24,11 +24,11 @@ DATA = [
         "unit/test_random.py::test_batches_are_functions_of_their_place",
     ),
     Mutant(
-        "iterating moves the main generator",
+        "workers are seeded by the main generator",
         "engine/data/loader.py",
         "generator=torch.Generator().manual_seed(key),",
         "generator=None,",
-        "unit/test_random.py::test_the_main_generators_are_left_alone",
+        "unit/test_random.py::test_workers_start_alike_wherever_the_main_generators_stand",
     ),
     Mutant(
         "a worker outlives its rank",
@@ -56,7 +56,7 @@ DATA = [
         "engine/data/order.py",
         'return -(-samples // self.size) if self.rest == "padded" else samples // self.size',
         "return -(-samples // self.size)",
-        "laws/test_loaders.py::test_read_on_by_any_number_of_lives",
+        f"{ORDER}::test_training_order_is_that_of_distributed_sampler",
     ),
     Mutant(
         "a computed permutation ends beyond the data",

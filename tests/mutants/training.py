@@ -144,6 +144,13 @@ TRAINING = [
         "unit/test_logged.py::test_an_epochs_mean_is_weighted_by_samples_and_a_metric_has_a_value_for_each_batch",
     ),
     Mutant(
+        "an epoch's values are those of rank 0",
+        "engine/logged.py",
+        "reduced = over_ranks([rank[0] for rank in everyone])",
+        "reduced = over_ranks([everyone[0][0]])",
+        "distributed/test_evaluation.py::test_every_sample_counts_once[sizes1-2-run_ranks-None]",
+    ),
+    Mutant(
         "a row is written twice",
         "engine/metric_log.py",
         "rows, self._closed = self._closed, []",

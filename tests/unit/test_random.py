@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from midstride.engine.data.loader import ExactLoader
 from midstride.engine.data.reading import training_loader
@@ -84,6 +84,7 @@ def test_batches_are_functions_of_their_place(source: str, first: int) -> None:
     if source != "none":
         values = [sample[1] for batch in whole for sample in batch[0] if sample[0] >= first]
         assert len(set(values)) == len(values)
+        assert not {batch[1] for batch in whole} & set(values), "collate has numbers of its own"
         again = {sample[0]: sample[1] for batch in loader(source, first=first).batches(2) for sample in batch[0]}
         assert not {again[index] for index in again if index >= first} & set(values), "numbers of another epoch"
 
@@ -138,6 +139,30 @@ def _several(workers: int) -> None:
 def test_workers_change_nothing(workers: int) -> None:
     # In a process of its own, as a rank is: other tests leave threads here, over which no worker should be forked.
     assert run_ranks(_several, workers) == [0]
+
+
+class WorkerSeeds(Dataset[int]):
+    """Gives the seed that its worker was started with."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        worker: Any = get_worker_info()
+        return int(worker.seed)
+
+
+def _seeds_of_workers() -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        plain = DataLoader(WorkerSeeds(), 2, num_workers=1, collate_fn=list)
+        found.append(list(training_loader(plain, World(), seed=5, shard=False, limit=1.0).batches(0)))
+    assert found[0] == found[1]
+
+
+def test_workers_start_alike_wherever_the_main_generators_stand() -> None:
+    assert run_ranks(_seeds_of_workers) == [0]
 
 
 def test_another_number_of_ranks_reads_the_same_samples() -> None:
