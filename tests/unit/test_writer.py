@@ -404,6 +404,17 @@ def _sleeps(store: Store, seams: list[tuple[Any, str]], number: int, patch: pyte
     return True
 
 
+def test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_count(store: Store) -> None:
+    older = alone(store)
+    older.keep("best", Place(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    (first,) = take(older, 1)
+    older.keep("best", Place(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
+    older.deliver()
+    assert value_of(store) == 3.0
+    alone(store, first.name)
+    assert value_of(store) == 1.0
+
+
 @pytest.mark.parametrize("error", [ConnectionError("nobody answers"), OSError(errno.ENOSPC, "No space left on device")])
 def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
     error: OSError, writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
