@@ -81,8 +81,8 @@ WORLDS = [
     Mutant(
         "what a world leaves behind lives on",
         "engine/launchers/keeper.py",
-        "            if time.monotonic() >= polite_until:\n                kill_all(left)\n",
-        "            if time.monotonic() >= polite_until:\n                break\n",
+        "        self._sweep()\n",
+        "",
         f"{LAUNCHERS}::test_what_a_world_leaves_behind_at_its_own_end",
     ),
     Mutant(
@@ -90,7 +90,7 @@ WORLDS = [
         "engine/launchers/keeper.py",
         "if self._deadline is not None and time.monotonic() > self._deadline:",
         "if False:",
-        f"{LAUNCHERS}::test_deaf_ranks_are_killed_after_the_grace[SIGTERM]",
+        f"{LAUNCHERS}::test_deaf_ranks_are_killed_after_the_grace[SIGKILL]",
     ),
     Mutant(
         "half a line is told",
