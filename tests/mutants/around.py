@@ -103,7 +103,7 @@ AROUND = [
         "data are prepared again by a flow that is retried",
         "tasks/prepare.py",
         "cache_policy=INPUTS + RUN_ID,",
-        "cache_policy=NO_CACHE,",
+        "cache_policy=INPUTS + RUN_ID, refresh_cache=True,",
         "flows/test_train.py::test_data_are_prepared_once_for_a_flow_that_is_retried",
     ),
     Mutant(
