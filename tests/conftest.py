@@ -53,6 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pictures", metavar="FOLDER", help="keep what the browser shows, as docs/images does")
 
 
+#: tests of these files start programs, or read pages
+SLOW_UNITS = {f"test_{name}.py" for name in ("audit", "cli", "digits", "docs", "exactness", "packaging")}
 #: where this run of the tests keeps its files
 RUN_FOLDER = pytest.StashKey[Path]()
 
@@ -76,6 +78,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         Finalize(None, shutil.rmtree, (session.config.stash[RUN_FOLDER], True), exitpriority=-200)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks for what `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put flows last: where Prefect's threads run, whatever is forked (workers, lives of a check) ends with code 1."""
     folders = {item: item.path.relative_to(config.rootpath).parts for item in items}
@@ -83,6 +86,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if "ui" in folders[item]])
         items[:] = [item for item in items if "ui" not in folders[item]]
     items.sort(key=lambda item: "flows" in folders[item])
+    for item in items:
+        if "unit" in folders[item] and item.path.name not in SLOW_UNITS and "s3" not in f"{item.nodeid} {_uses(item)}":
+            item.add_marker("fast")
+
+
+def _uses(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
 
 
 def _nothing() -> None:

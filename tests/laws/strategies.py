@@ -90,7 +90,9 @@ class Row:
             kind["data"] = partial(_data_of, self.readers)
         like = self.options if self.like is None else self.like
         lives, expected = (
-            Setting(ranks=ranks, layout="every step", options=options, **kind) for options in (self.options, like)
+            # One validation an epoch: half of the snapshots would else stand in validations.
+            Setting(ranks=ranks, layout="every step", options={"val_check_interval": 1.0, **options}, **kind)
+            for options in (self.options, like)
         )
         return lives, expected
 

@@ -147,7 +147,8 @@ def test_a_killed_run_ends_with_the_same_bits(
 ) -> None:
     data: type[SampleData] = LOADERS[case["kind"]]
     ranks = case["ranks"]
-    plain = Setting(ranks, "every step", module=getattr(data, "module", Tangled), data=data)
+    module, options = getattr(data, "module", Tangled), {"val_check_interval": 1.0}
+    plain = Setting(ranks, "every step", options=options, module=module, data=data)
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     places = [PLACES[(case["place"] + number) % len(PLACES)] for number in range(case["deaths"])]

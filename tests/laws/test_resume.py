@@ -19,9 +19,18 @@ from midstride.engine.snapshots.store import Store
 from midstride.engine.testing import final_state
 
 
+def _marks(chain: Chain) -> list[pytest.MarkDecorator]:
+    """Those of two processes, one for each layout, die on a disk."""
+    if chain.ranks == 2:
+        return [pytest.mark.disk]
+    return [pytest.mark.fast] if chain.ranks == 1 or chain.layout == "plain" else []
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "chain" in metafunc.fixturenames:
-        metafunc.parametrize("chain", PRODUCT if metafunc.config.getoption("--laws") == "all" else COVER, ids=str)
+        chains = PRODUCT if metafunc.config.getoption("--laws") == "all" else COVER
+        cases = [pytest.param(chain, marks=_marks(chain)) for chain in chains]
+        metafunc.parametrize("chain", cases, ids=str)
 
 
 def test_the_cover_of_the_chains_has_every_pair_of_their_product() -> None:
