@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep the files of tests, and temporary files of all they start, in memory where there is room."""
     on_disk = config.getoption("--disk") or not has_room_in_memory()
     folder = config.stash[RUN_FOLDER] = make_run_folder(DISK if on_disk else MEMORY)
-    config.option.basetemp = config.option.basetemp or str(folder / "tests")
+    config.option.basetemp = config.option.basetemp or str(folder / "t")
     (folder / "tmp").mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
     if durations_file := config.getoption("--durations-file"):

@@ -26,12 +26,12 @@ def has_room_in_memory() -> bool:
 
 def make_run_folder(parent: Path) -> Path:
     """Return a new folder below `parent`, and remove those of runs that have ended, however they did."""
-    home = parent / f"midstride-tests-{os.getuid()}"
+    home = parent / f"mid-tests-{os.getuid()}"  # short: the name of a socket has 107 bytes
     home.mkdir(mode=0o700, exist_ok=True)
     with _locked(home):
         for folder in home.iterdir():
             _remove_unless_used(folder)
-        folder = Path(tempfile.mkdtemp(prefix="run-", dir=home))
+        folder = Path(tempfile.mkdtemp(prefix="", dir=home))
         _LOCKED.append(_lock(folder))
     return folder
 
