@@ -92,7 +92,8 @@ class Fit:
         with trainer.requests.heard(trainer.strategy.store(), trainer.world):
             if not (progress.finished and loop.is_done()):
                 progress.finished = False
-                loop.run()
+                with trainer.strategy.waiting_at_most(trainer.options.collective_timeout_s):
+                    loop.run()
                 progress.finished = True
             if trainer.recorder is not None:
                 trainer.recorder.finish()

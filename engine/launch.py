@@ -20,6 +20,7 @@ from midstride.engine.lost import settle_lost
 from midstride.engine.outcome import Outcome, decide
 from midstride.engine.requests import GRACE_S, Requests
 from midstride.engine.session import Session
+from midstride.engine.slurm import step_tasks
 from midstride.engine.snapshots.store import Store
 from midstride.engine.vigil import Vigil
 
@@ -64,6 +65,11 @@ def launch(
         StrategyUnavailable: what starts its processes is not installed; nothing was started.
         SnapshotError: the store does not answer; a retry may help.
     """
+    if (tasks := step_tasks(os.environ)) > 1:
+        raise JobError(
+            f"srun starts this command {tasks} times, and each would start a world of its own: start it once, by "
+            f"srun --ntasks=1, with world.processes in the job; or a script with a Trainer: its ranks are the tasks"
+        )
     store = _writable(job, run)
     settle_lost(job, run)
     ledger = Ledger(store)

@@ -168,6 +168,11 @@ class TrainerOptions(Options):
     deterministic: bool | None = Field(
         None, title="Deterministic", description="Only repeatable algorithms; on when snapshots are on."
     )
+    collective_timeout_s: Annotated[float, Field(ge=1)] = Field(
+        600.0,
+        title="Silence of a rank",
+        description="Seconds for which the ranks wait in training for one that does not answer; then they end.",
+    )
     enable_progress_bar: bool = Field(True, title="Progress bar", description="Show one on a terminal.")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from midstride.engine.gpus import free_gpus, parse_devices, parse_gpus
+from midstride.engine.slurm import is_one_task
 from midstride.engine.strategies import STRATEGIES, Row, build_strategy
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.table import Choice, Start, conflicts
@@ -95,7 +96,7 @@ def place(asked: Wishes, machine: Machine) -> tuple[Placement, list[str]]:
     own = _own_strategy(asked, faults)
     chosen = STRATEGIES.get(own.name if own is not None else str(asked.strategy))
     gpus, count = _devices(asked, machine, faults, own_devices=chosen is not None and bool(chosen.devices))
-    name = own.name if own is not None else str(asked.strategy or _by_itself(world, count, machine.interactive))
+    name = own.name if own is not None else str(asked.strategy or _by_itself(world, count, machine))
     if name not in STRATEGIES and own is None:
         build_strategy(name)  # says which there are
     row = STRATEGIES.get(name) or Row("", "script")
@@ -203,11 +204,14 @@ def _selected(asked: Wishes, gpus: list[int], machine: Machine, faults: list[str
     return gpus
 
 
-def _by_itself(world: World, count: int, interactive: bool) -> str:
-    """The strategy when none was asked for."""
+def _by_itself(world: World, count: int, machine: Machine) -> str:
+    """The strategy when none was asked for.
+
+    What a launcher started may have had more ranks before and may have them again: alone it is the same strategy.
+    """
     if world.launcher is None and count > 1:
-        return "ddp_notebook" if interactive else "ddp"
-    if world.size == 1:
+        return "ddp_notebook" if machine.interactive else "ddp"
+    if world.launcher is None and not is_one_task(machine.environment):
         return "single"
     return "horovod" if world.launcher == "horovodrun" else "ddp"
 

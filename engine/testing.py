@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from midstride.engine.errors import EngineError
 from midstride.engine.exactness.resuming import assert_resumes_exactly, final_state
 from midstride.engine.faults import PHASES, Fault, FaultPlan
+from midstride.engine.launchers.loopback import ADDRESS, interfaces, serve_store
 
 __all__ = ["PHASES", "Fault", "FaultPlan", "assert_resumes_exactly", "final_state", "run_ranks"]
 
@@ -38,7 +38,7 @@ def run_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = serve_store()
     ranks = []
     for rank in range(processes):
         place = {
@@ -46,9 +46,10 @@ def run_ranks(
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(processes),
             "LOCAL_WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": ADDRESS,
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            **interfaces(environment),
         }
         ranks.append(context.Process(target=_rank, args=({**environment, **place}, target, arguments)))
     for process in ranks:

@@ -87,6 +87,7 @@ class Trainer:
         rng: random numbers in the data: of each sample ("lazy"), or one seed for a whole "batch".
         use_distributed_sampler: give each rank its own samples.
         deterministic: only repeatable algorithms; on when snapshots are on.
+        collective_timeout_s: seconds for which ranks wait in training for one that does not answer; then they fail.
         enable_progress_bar: show one on a terminal.
         others: names of other frameworks and versions, which are answered by what they are here.
 
@@ -123,6 +124,7 @@ class Trainer:
         rng: Literal["lazy", "batch"] = "lazy",
         use_distributed_sampler: bool = True,
         deterministic: bool | None = None,
+        collective_timeout_s: float = 600.0,
         enable_progress_bar: bool = True,
         **others: Any,
     ) -> None:
@@ -220,19 +222,26 @@ class Trainer:
             return predict(self, data)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
-        """Return what would stop a fit on so many processes before its first step, tried in this one alone."""
-        meant, devices = self.strategy, self.strategy.devices
-        meant.attach(World(size=processes, local_size=processes), devices)
-        refused = self._refusals(module)
-        self.strategy = build_strategy("single")
-        self.strategy.attach(World(), devices)
+        """Return what would stop a fit on so many processes before its first step, tried in this one alone.
+
+        It is tried on a copy: this Trainer stays what it is, and may fit afterwards.
+        """
+        trial, meant, trainers = copy.copy(self), copy.copy(self.strategy), module._trainer
+        meant.attach(World(size=processes, local_size=processes), self.strategy.devices)
+        trial.strategy = meant
+        refused = trial._refusals(module)
+        trial.strategy, trial.world = build_strategy("single"), World()
+        trial.strategy.attach(trial.world, meant.devices)
+        trial._start_over()
         try:
-            with self._ready(module, data, "fit"):
-                fit = Fit(self, Loaders(self, module, train=data))
+            with trial._ready(module, data, "fit"):
+                fit = Fit(trial, Loaders(trial, module, train=data))
                 refused += fit.mismatches(meant)
                 fit.check()
         except EngineError as error:
             return [*refused, str(error)]
+        finally:
+            module._trainer = trainers
         return refused
 
     # What loops, hooks and callbacks call ---------------------------------------------------------

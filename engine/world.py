@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from midstride.engine.slurm import local_tasks, step_tasks
+
 __all__ = ["World"]
 
 
@@ -60,6 +62,8 @@ class World:
         1
         """
         launcher = next((name for name, written in _LAUNCHERS.items() if {*written[:2]} <= {*environment}), None)
+        if launcher in (None, "mpiexec") and "MPI_LOCALRANKID" not in environment and step_tasks(environment) > 1:
+            return cls._of_step(environment)  # with --mpi=pmi2, srun writes what mpiexec does, and not all of it
         if launcher is None:
             return cls()
         rank_in, size_in, local_rank_in, local_size_in = _LAUNCHERS[launcher]
@@ -73,6 +77,18 @@ class World:
             local_size=local_size,
             node=int(environment.get("GROUP_RANK", str(rank // local_size))),
             launcher="midstride" if started else launcher,
+        )
+
+    @classmethod
+    def _of_step(cls, environment: Mapping[str, str]) -> "World":
+        """The world of the tasks that `srun` started."""
+        return cls(
+            rank=int(environment["SLURM_PROCID"]),
+            size=step_tasks(environment),
+            local_rank=int(environment["SLURM_LOCALID"]),
+            local_size=local_tasks(environment),
+            node=int(environment.get("SLURM_NODEID", "0")),
+            launcher="srun",
         )
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from midstride.engine.errors import EngineError, UserError, WorldError
 from midstride.engine.launchers.lifeline import die_with_parent, kill_all
+from midstride.engine.launchers.loopback import ADDRESS, interfaces, serve_store
 from midstride.engine.launchers.pickling import unpicklable
 from midstride.engine.outcome import Outcome, decide
 from midstride.engine.world import World
@@ -144,7 +144,7 @@ def run_in_children(call: Call, ranks: int, method: Literal["spawn", "fork"]) ->
         if method == "spawn":
             # Into a file: each rank gets a copy of its own. Handed over by torch, they would share their weights.
             torch.save(call, folder / "call.pt")
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = serve_store()
         context: Any = multiprocessing.get_context(method)
         children = []
         for rank in range(ranks):
@@ -203,8 +203,8 @@ def _live(world: World, port: int, folder: Path, parent: int, call: Call | None)
     torch.set_num_threads(1 if call is not None else torch.get_num_threads())
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    os.environ.update({**world.environment, **meeting, World.STARTED: ""})
+    meeting = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ.update({**world.environment, **meeting, **interfaces(), World.STARTED: ""})
     try:
         call = call or torch.load(folder / "call.pt", weights_only=False)
         value, trainer = call.make()

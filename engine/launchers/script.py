@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from midstride.engine.errors import WorldError
 from midstride.engine.launchers.lifeline import PARENT, die_with_parent
+from midstride.engine.launchers.loopback import ADDRESS, interfaces, serve_store
 from midstride.engine.world import World
 
 __all__ = ["ended_early", "start_other_ranks", "tie_to_first_rank"]
@@ -37,13 +38,14 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
                 f"a Trainer of {size} processes in a script whose ranks are started, {len(_others) + 1} of them"
             )
         return
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = serve_store()
     _stores.append(store)
     meeting = {
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         World.STARTED: ",".join(map(str, gpus)),
+        **interfaces(),
     }
     for rank in range(size):
         place = {**meeting, **World(rank=rank, size=size, local_rank=rank, local_size=size).environment}

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from midstride.engine.errors import StopRequested
 from midstride.engine.launchers.lifeline import PARENT, die_with_parent, kill_all
+from midstride.engine.launchers.loopback import ADDRESS, interfaces
 from midstride.engine.outcome import Outcome
 from midstride.engine.session import Session
 from midstride.engine.worker import main as be_a_rank
@@ -90,7 +91,7 @@ class Spawner:
         if pid:
             return pid
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self._size, "LOCAL_WORLD_SIZE": self._size}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, PARENT: spawner}
+        meeting = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": port, PARENT: spawner, **interfaces()}
         os.environ.update({name: str(value) for name, value in {**place, **meeting}.items()})
         _live(self._session)
 
@@ -114,7 +115,7 @@ def _live(session: Session) -> NoReturn:
 def _free_port() -> int:
     """Return a port that nobody uses; should somebody take it before the ranks meet, the next attempt has another."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((ADDRESS, 0))
         return int(probe.getsockname()[1])
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from midstride.engine.job import TrainingJob
 from midstride.engine.launchers.base import Launcher
+from midstride.engine.launchers.loopback import interfaces
 from midstride.engine.session import Session
 
 __all__ = ["Torchrun"]
@@ -31,4 +32,5 @@ class Torchrun(Launcher):
     def environment(self, session: Session, job: TrainingJob, base: Mapping[str, str]) -> dict[str, str]:
         """Return the world's environment."""
         # Agent and ranks sharing one store makes a second meeting fail on stale addresses.
-        return {**super().environment(session, job, base), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        inherited = super().environment(session, job, base)
+        return {**inherited, **interfaces(base), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

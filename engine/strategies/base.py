@@ -1,8 +1,8 @@
 """What a strategy is: how one module trains on many devices."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -72,6 +72,11 @@ class Strategy(ABC):
     def attach(self, world: World, devices: Sequence[torch.device]) -> None:
         """Belong to `world`; this rank has `devices`, more than one where a process splits its batches."""
         self.world, self.devices = world, devices
+
+    @contextmanager
+    def waiting_at_most(self, timeout_s: float) -> Iterator[None]:
+        """Let ranks wait no longer for one that does not answer, until the block ends; where the strategy can."""
+        yield
 
     @property
     def device(self) -> torch.device:

@@ -5,8 +5,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["Channel"]
+__all__ = ["CHANNEL", "Channel"]
 
+#: what its group is called
+CHANNEL = "midstride channel"
 #: as long as training's own collectives may take
 TIMEOUT = timedelta(minutes=30)
 
@@ -23,7 +25,7 @@ class Channel:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if size > 1 else None
+        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc=CHANNEL) if size > 1 else None
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""

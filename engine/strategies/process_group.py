@@ -1,18 +1,19 @@
 """Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from midstride.engine.errors import WorldError
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.world import World
+from midstride.engine.strategies.channel import CHANNEL
+from midstride.engine.strategies.meeting import meeting
 
 __all__ = ["ProcessGroup", "average_gradients", "broadcast"]
 
@@ -34,11 +35,25 @@ class ProcessGroup(Strategy):
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         rank, size = self.world.rank, self.world.size
         try:
-            dist.init_process_group(backend, store=_meeting(self.world), rank=rank, world_size=size, timeout=TIMEOUT)
+            dist.init_process_group(backend, store=meeting(self.world), rank=rank, world_size=size, timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise WorldError(
                 f"rank {self.world.rank} of {self.world.size} could not meet the others over {backend}: {error}"
             ) from error
+
+    @contextmanager
+    def waiting_at_most(self, timeout_s: float) -> Iterator[None]:
+        """Bound the collectives of every group but those beside training, which wait for stores."""
+        world = dist.distributed_c10d._world
+        groups = [group for group in world.pg_map if group.group_desc != CHANNEL]
+        for group in groups:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+        try:
+            yield
+        finally:
+            for group in groups:
+                if group in world.pg_map:
+                    dist.distributed_c10d._set_pg_timeout(TIMEOUT, group)
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
@@ -96,19 +111,3 @@ def average_gradients(
     flat /= size
     for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
         parameter.grad = part.view_as(parameter).clone()
-
-
-def _meeting(world: World) -> Store | None:
-    """Return where the ranks meet if their launcher gave them no address, as mpirun and horovodrun do not."""
-    if "MASTER_ADDR" in os.environ:
-        return None  # torch finds it by itself
-    if world.size == 1:
-        return HashStore()
-    if world.nodes > 1:
-        raise WorldError(
-            f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
-            "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
-        )
-    # Something that all ranks of this machine know and no other world does.
-    common = int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", os.getppid()))
-    return TCPStore("127.0.0.1", 20000 + (common + 1) % 20000, is_master=world.is_first)

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,58 @@ def test_an_overflow_leaves_out_the_step_and_halves_the_scale() -> None:
     first, second = module._ends
     assert before != first == second
     assert trainer.precision.state_dict()["scale"] == 2.0**15
+
+
+class Learns(Sums):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+def checked_or_not(folder: str, check: bool) -> None:
+    rank = os.environ["RANK"]
+    trainer = Trainer(max_epochs=2, seed=5)
+    module = Learns()
+    if check:
+        before = (trainer.strategy, trainer.world, trainer.progress, trainer.device)
+        assert trainer.check(module, processes=2) == []
+        assert (trainer.strategy, trainer.world, trainer.progress, trainer.device) == before
+        assert trainer.strategy.world.size == 2
+    trainer.fit(module)
+    torch.save({"step": trainer.progress.step, **module.state_dict()}, f"{folder}/{rank}-{check}.pt")
+
+
+def test_a_trainer_that_checked_fits_as_it_would_have(tmp_path: Path) -> None:
+    for check in (True, False):
+        assert run_ranks(checked_or_not, str(tmp_path), check, processes=2) == [0, 0]
+    for rank in range(2):
+        found, expected = (torch.load(tmp_path / f"{rank}-{check}.pt") for check in (True, False))
+        assert found.pop("step") == expected.pop("step") == 2
+        assert [*found] == [*expected]
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+class FallsSilent(Learns):
+    """Its second rank is there and answers nothing, as behind a link that was cut."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.global_step == 1 and self.trainer.world.rank == 1:
+            Path(self.trainer.run_url or "", "silent").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().training_step(batch, batch_idx)
+
+
+def hears_of_it(folder: str) -> None:
+    Path(folder, "run").mkdir(exist_ok=True)
+    began = time.monotonic()
+    try:
+        Trainer(max_epochs=5, collective_timeout_s=2).fit(FallsSilent(), run=f"{folder}/run")
+    except Exception as error:
+        Path(folder, "heard").write_text(f"{type(error).__name__}: {error}")
+        assert time.monotonic() - began < 60  # by itself it would be minutes
+    finally:
+        os.kill(int(Path(folder, "run", "silent").read_text()), signal.SIGKILL)
+
+
+def test_a_rank_that_falls_silent_is_heard_of_within_the_collective_timeout(tmp_path: Path) -> None:
+    assert run_ranks(hears_of_it, str(tmp_path), processes=2) == [0, -signal.SIGKILL]
+    assert "2000ms" in (tmp_path / "heard").read_text()

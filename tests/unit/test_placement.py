@@ -96,6 +96,13 @@ def at(rank: int, size: int, local_size: int, launcher: str = "torchrun") -> dic
     return world.environment
 
 
+def in_step(rank: int, tasks: int, **more: str) -> dict[str, str]:
+    """The environment of one task of a Slurm step, two on each machine."""
+    place = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank % 2, "SLURM_NODEID": rank // 2, "SLURM_STEP_NUM_TASKS": tasks}
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x2)" if tasks == 4 else str(tasks)}
+    return {**{name: str(value) for name, value in place.items()}, **step, **more}
+
+
 #: wishes, machine -> strategy, start, ranks to start, this rank's devices
 PLACES: dict[str, tuple[Wishes, Machine, tuple[str, str, int, list[str]]]] = {
     "nothing said": (Wishes(), Machine(), ("single", "nobody", 1, ["cpu"])),
@@ -105,6 +112,12 @@ PLACES: dict[str, tuple[Wishes, Machine, tuple[str, str, int, list[str]]]] = {
     "several devices": (Wishes(devices=2), Machine(), ("ddp", "script", 2, ["cpu"])),
     "several devices in a notebook": (Wishes(devices=2), Machine(interactive=True), ("ddp", "fork", 2, ["cpu"])),
     "GPUs by index": (Wishes(gpus="1, 3"), Machine(4), ("ddp", "script", 2, ["cuda:1"])),
+    "alone under torchrun": (Wishes(), Machine(0, at(0, 1, 1)), ("ddp", "nobody", 1, ["cpu"])),
+    "under srun": (Wishes(), Machine(0, in_step(3, 4)), ("ddp", "nobody", 1, ["cpu"])),
+    "alone under srun": (Wishes(), Machine(0, in_step(0, 1)), ("ddp", "nobody", 1, ["cpu"])),
+    "a shell of srun's": (Wishes(), Machine(0, in_step(0, 1, SLURM_PTY_PORT="1")), ("single", "nobody", 1, ["cpu"])),
+    "several devices in one task": (Wishes(devices=2), Machine(0, in_step(0, 1)), ("ddp", "script", 2, ["cpu"])),
+    "a batch script": (Wishes(), Machine(0, {"SLURM_PROCID": "0"}), ("single", "nobody", 1, ["cpu"])),
     "under torchrun": (Wishes(), Machine(0, at(1, 2, 2)), ("ddp", "nobody", 1, ["cpu"])),
     "under torchrun, GPUs": (Wishes(), Machine(2, at(1, 2, 2)), ("ddp", "nobody", 1, ["cuda:1"])),
     "under torchrun, GPUs by index": (Wishes(gpus=[1, 3]), Machine(4, at(1, 2, 2)), ("ddp", "nobody", 1, ["cuda:3"])),
@@ -294,6 +307,8 @@ def test_a_class_of_ones_own_is_part_of_the_runs_identity() -> None:
             },
             "mpirun",
         ),
+        (in_step(1, 4), "srun"),
+        ({**in_step(1, 4), "PMI_RANK": "1", "PMI_SIZE": "4"}, "srun"),
     ],
 )
 def test_a_world_is_found_whoever_started_it(environment: dict[str, str], launcher: str) -> None:

@@ -1,0 +1,37 @@
+"""What a world of one machine listens on: the loopback, where no other machine reaches it.
+
+Neither torch's store nor gloo ask who is there: whoever reaches them takes part.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+
+from torch._C._distributed_c10d import TCPStore
+
+__all__ = ["ADDRESS", "interfaces", "is_loopback", "serve_store"]
+
+ADDRESS = "127.0.0.1"
+#: what tells gloo, NCCL, tensorpipe and Horovod by which interface ranks talk
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def interfaces(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that have ranks of one machine talk over its loopback, but for those that are set."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    return {name: loopback for name in _VARIABLES if name not in environment} if loopback else {}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, an address or a name, is this machine's loopback."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def serve_store(port: int = 0) -> TCPStore:
+    """Return a store that this process serves on the loopback; at a free port, if none is given.
+
+    torch's own choice is every interface of the machine.
+    """
+    listener = socket.create_server((ADDRESS, port), backlog=1024)
+    port = listener.getsockname()[1]
+    return TCPStore(ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
