@@ -1,5 +1,6 @@
 """Callbacks: what acts beside a module at its hooks, with state of its own."""
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -85,23 +86,23 @@ class Callbacks:
     """All callbacks of a Trainer as one part of a run's state, each under its class's name."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._by_name: dict[str, Callback] = {}
+        self.by_name: dict[str, Callback] = {}
         for callback in callbacks:
             name = type(callback).__name__
-            same = sum(1 for known in self._by_name if known.split("#")[0] == name)
-            self._by_name[f"{name}#{same}" if same else name] = callback
+            same = sum(1 for known in self.by_name if known.split("#")[0] == name)
+            self.by_name[f"{name}#{same}" if same else name] = callback
 
     def state_dict(self) -> dict[str, Any]:
         """Return every callback's state by name."""
-        return {name: callback.state_dict() for name, callback in self._by_name.items()}
+        return {name: callback.state_dict() for name, callback in self.by_name.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give every callback its state back; one that is new starts afresh, one that is gone is forgotten."""
-        for name in set(state_dict) - set(self._by_name):
+        for name in set(state_dict) - set(self.by_name):
             del state_dict[name]
-        for name, callback in self._by_name.items():
+        for name, callback in self.by_name.items():
             if name in state_dict:
-                callback.load_state_dict(state_dict[name])
+                callback.load_state_dict(copy.deepcopy(state_dict[name]))
             else:
                 state_dict[name] = callback.state_dict()
 

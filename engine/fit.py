@@ -70,7 +70,7 @@ class Fit:
     def check(self) -> None:
         """Raise what stops a training before its first step, and a snapshot of state that cannot be written."""
         self._loop()
-        Recorder.try_encoding(self.trainer, self.feeds)
+        Recorder.try_encoding(self.trainer, self.feeds, self.source)
 
     def run(self, run: str | None, resume: Resume) -> None:
         """Train to the end; arguments as those of `Trainer.fit`."""

@@ -1,5 +1,8 @@
 """What `configure_optimizers` may return, read into one shape."""
 
+import copy
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,13 +51,26 @@ class OptimizerList:
     """All optimizers as one part of a run's state.
 
     Args:
-        optimizers: as `configure_optimizers` made them; made before training gives them more to train.
+        optimizers: returns those there are; as training begins, before it gives them more to train, they are those
+            that every life makes.
         module: what they train.
     """
 
-    def __init__(self, optimizers: list[Optimizer], module: nn.Module) -> None:
-        self._optimizers, self._module = optimizers, module
-        self._groups = [len(optimizer.param_groups) for optimizer in optimizers]
+    def __init__(self, optimizers: Callable[[], list[Optimizer]], module: nn.Module) -> None:
+        self._now, self._module = optimizers, module
+        self._groups = [len(optimizer.param_groups) for optimizer in optimizers()]
+        self._kinds = [type(optimizer) for optimizer in optimizers()]
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        optimizers = self._now()
+        if (kinds := [type(optimizer) for optimizer in optimizers]) != self._kinds:
+            was, now = (", ".join(kind.__name__ for kind in some) or "none" for some in (self._kinds, kinds))
+            raise UserError(
+                f"trainer.optimizers was replaced in training: {was} became {now}; a resumed run begins with {was}. "
+                "Return them from configure_optimizers, or replace them in on_fit_start, which every life calls."
+            )
+        return optimizers
 
     def state_dict(self) -> dict[str, Any]:
         """Return every optimizer's state, by number, and the parameters of groups that were added in training.
@@ -77,7 +93,7 @@ class OptimizerList:
             added = state_dict.get("added", {}).get(str(number), [])
             for names in added[len(optimizer.param_groups) - self._groups[number] :]:
                 optimizer.add_param_group({"params": [parameters[name] for name in names]})
-            optimizer.load_state_dict(state_dict[str(number)])
+            _load(optimizer, state_dict[str(number)])
 
     def _names(self, number: int, parameters: list[Tensor]) -> list[str]:
         names = {id(parameter): name for name, parameter in self._module.named_parameters()}
@@ -88,6 +104,27 @@ class OptimizerList:
                 "Assign them to the module, or give them to the optimizer in configure_optimizers."
             )
         return [names[id(parameter)] for parameter in parameters]
+
+
+def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Give `optimizer` its state back, in the types it has: torch casts it to those of the weights."""
+    optimizer.load_state_dict(state)
+    numbers = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for number, parameter in zip(numbers, parameters, strict=False):
+        if number in state["state"]:
+            optimizer.state[parameter] = _uncast(state["state"][number], optimizer.state[parameter])
+
+
+def _uncast(saved: Any, loaded: Any) -> Any:
+    """Return `loaded` where it has the types of `saved`, and elsewhere what was saved, on the device it belongs to."""
+    if isinstance(saved, Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if type(saved) is dict and isinstance(loaded, dict):
+        return {key: _uncast(value, loaded.get(key)) for key, value in saved.items()}
+    if type(saved) in (list, tuple) and len(saved) == len(loaded):
+        return type(saved)(map(_uncast, saved, loaded))
+    return copy.deepcopy(saved)
 
 
 class SchedulerList:
@@ -103,7 +140,7 @@ class SchedulerList:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give every scheduler its state back."""
         for number, config in enumerate(self._schedulers):
-            config.scheduler.load_state_dict(state_dict[str(number)])
+            config.scheduler.load_state_dict(copy.deepcopy(state_dict[str(number)]))  # some take entries out of it
 
 
 def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], list[SchedulerConfig]]:

@@ -6,23 +6,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from midstride.engine.attributes import Attributes, Buffers, OwnGenerators
+from midstride.engine.attributes import Buffers
 from midstride.engine.callbacks import Callbacks
 from midstride.engine.data.feed import Feeds
 from midstride.engine.elastic import of_first
 from midstride.engine.hooks import calling
 from midstride.engine.module import TrainingModule
+from midstride.engine.objects import upgraded
 from midstride.engine.optimizers import OptimizerList, SchedulerList
+from midstride.engine.roots import objects_of
 from midstride.engine.seeds import Generators
 from midstride.engine.state import Stateful
+from midstride.engine.structure import Structure
 
 if TYPE_CHECKING:
     from midstride.engine.trainer import Trainer
 
-__all__ = ["Gradients", "parts_of"]
+__all__ = ["Gradients", "parts_of", "upgraded"]
 
 
-def parts_of(trainer: "Trainer", feeds: Feeds) -> dict[str, Stateful]:
+def parts_of(trainer: "Trainer", feeds: Feeds, source: object) -> dict[str, Stateful]:
     """Return everything that decides how a fit goes on, in the order in which it is given back.
 
     The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
@@ -34,8 +37,9 @@ def parts_of(trainer: "Trainer", feeds: Feeds) -> dict[str, Stateful]:
         "progress": trainer.progress,
         "samples": trainer.samples,
         "feeds": feeds,
+        "structure": Structure(trainer.module, trainer.device),
         "module": kept(trainer.module),
-        "optimizers": kept(OptimizerList(trainer.optimizers, trainer.module)),
+        "optimizers": kept(OptimizerList(lambda: trainer.optimizers, trainer.module)),
         "schedulers": SchedulerList(trainer.schedulers),
         "precision": trainer.precision,
         "callbacks": Callbacks(trainer.callbacks),
@@ -44,8 +48,7 @@ def parts_of(trainer: "Trainer", feeds: Feeds) -> dict[str, Stateful]:
         "gradients": kept(Gradients(trainer.module)),
         "modes": trainer.modes,
         "buffers": Buffers(trainer.module),
-        "attributes": Attributes(trainer.module),
-        "own generators": OwnGenerators(trainer.module),
+        "objects": objects_of(trainer, feeds, source),
         "user": UserState(trainer.module),
         "generators": Generators(trainer.strategy.generator),
     }

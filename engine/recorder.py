@@ -5,11 +5,12 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from midstride.engine.data.feed import Feed, Feeds
 from midstride.engine.elastic import Resharded, Start, fit_feeds, padded_anew, reshard
 from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
+from midstride.engine.give_back import give_back
 from midstride.engine.identity import (
     FREE_ARGUMENTS,
     bits_of,
@@ -19,8 +20,9 @@ from midstride.engine.identity import (
     is_json,
 )
 from midstride.engine.options import SnapshotOptions
-from midstride.engine.parts import parts_of
+from midstride.engine.parts import parts_of, upgraded
 from midstride.engine.requests import Asked, Request
+from midstride.engine.roots import watch_of
 from midstride.engine.run import Resume, Run
 from midstride.engine.settings import Settings
 from midstride.engine.snapshots.codec import walk
@@ -29,8 +31,10 @@ from midstride.engine.snapshots.place import Place, snapshot_name
 from midstride.engine.snapshots.policy import Policy
 from midstride.engine.snapshots.writer import Taking
 from midstride.engine.state import restore_parts, state_of
+from midstride.engine.watch import Watch
 
 if TYPE_CHECKING:
+    from midstride.engine.objects import Objects
     from midstride.engine.trainer import Trainer
 
 __all__ = ["Recorder"]
@@ -66,8 +70,10 @@ class Recorder:
         terms = replace(options.terms, waiting=trainer.reporter.waits)
         self.run = Run(url, trainer.strategy, options.keep, trainer.heartbeat, terms)
         self._policy = Policy(options, trainer.strategy.gather, lambda: self.run.is_writing)
-        self._parts = parts_of(trainer, feeds)
+        self._parts = parts_of(trainer, feeds, data)
         self._feeds, self._data = feeds, data
+        self._watch: Watch | None = None
+        self._is_tried = False  # whether every part has shown that it takes back what it gives
         self._start = Start.of(feeds, trainer.world.size)
         self._facts = self._described(feeds.training, data)
         self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
@@ -75,15 +81,17 @@ class Recorder:
         self._write_s = 0.0  # seconds the last snapshot took until it was committed
 
     @staticmethod
-    def try_encoding(trainer: "Trainer", feeds: Feeds) -> None:
+    def try_encoding(trainer: "Trainer", feeds: Feeds, data: object) -> None:
         """Raise what a snapshot of `trainer` would raise for state that cannot be written."""
-        walk(state_of(parts_of(trainer, feeds)))
+        parts = parts_of(trainer, feeds, data)
+        walk(state_of(parts))
+        give_back(parts, "before the first step")
 
     def resume(self, resume: Resume) -> bool:
         """Take the state back from the newest good snapshot; return whether there was one."""
         found = self.run.resume(resume)
         if found is not None:
-            snapshot, tree = found
+            snapshot, tree = found[0], upgraded(found[1])
             where = f"{self.run.store.url}/snapshots/{snapshot.name}"
             self._fit(snapshot, tree, where)
             self._check(snapshot.manifest, where)
@@ -93,6 +101,9 @@ class Recorder:
             self._say(self._settings.compare(snapshot.manifest["facts"], self._facts))
         else:
             walk(state_of(self._parts))  # what cannot be written is refused now, not at the first snapshot
+            give_back(self._parts, "before the first step")
+        self._is_tried = found is not None
+        self._watch = watch_of(self._trainer, self._feeds, self._data, cast("Objects", self._parts["objects"]))
         lease = self.run.begin(found[0] if found else None)
         self._tell(lease.generation, lease.resumed_from)
         self.run.write(
@@ -109,6 +120,9 @@ class Recorder:
         """Raise what went wrong behind training; take a snapshot if one is due at this boundary."""
         self.run.check()
         progress = self._trainer.progress
+        if not self._is_tried:
+            self._is_tried = True
+            give_back(self._parts, "after the first step")
         if self._policy.is_due(progress.val_batch if progress.validating else progress.step):
             self.take()
 
@@ -145,6 +159,8 @@ class Recorder:
                 "snapshot", name=snapshot.name, step=place.step, epoch=epoch, bytes=snapshot.bytes, **held
             )
 
+        if self._watch is not None:
+            self._watch.look()
         rows = trainer.logged.take_rows()
         trainer.samples.settle(trainer.strategy.gather)
         facts = {
@@ -256,7 +272,7 @@ class Recorder:
         if was == world.size:
             return tree
         own = [name for name, part in self._parts.items() if isinstance(part, Resharded) and name in tree]
-        others = [{name: other[name] for name in own} for other in self.run.others(snapshot)]
+        others = [{name: other[name] for name in own} for other in map(upgraded, self.run.others(snapshot))]
         return reshard(self._parts, [tree, *others], world.rank)
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from midstride.engine.attributes import Attributes, OwnGenerators
 from midstride.engine.data.feed import Feed
+from midstride.engine.objects import Objects
 from midstride.engine.seeds import Generators
 from midstride.engine.state import Stateful, state_of
 from midstride.engine.strategies.base import Strategy
@@ -63,8 +63,7 @@ def without_trace(trainer: "Trainer") -> Iterator[None]:
     """Drop what is logged within, and put back what a step updated, drew or kept."""
     module = trainer.module
     parts: dict[str, Stateful] = {
-        "attributes": Attributes(module),
-        "own generators": OwnGenerators(module),
+        "objects": Objects.of_module(module, trainer.device),
         "generators": Generators(trainer.strategy.generator),
     }
     before = copy.deepcopy(state_of(parts))

@@ -7,19 +7,21 @@ import inspect
 import io
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from torch import Tensor, nn
 
 from midstride.engine.data.held import Generator, get_state
 from midstride.engine.exactness.places import is_users
 
-__all__ = ["compared", "portrait"]
+__all__ = ["beside", "compared", "lines_of", "portrait"]
 
 DEPTH = 5
+_WHOLE_BYTES = 1 << 26
 _INTERNAL = frozenset(vars(nn.Module())) | {"_trainer"}
 
 
@@ -30,16 +32,27 @@ def portrait(module: nn.Module, data: object, callbacks: Sequence[object] = ()) 
     others = ((type(callback).__name__, callback) for callback in callbacks)
     for name, root in (("module", module), ("data", data), *others):
         lines.update(_walk(name, root, DEPTH, seen))
-    kinds = {kind for value in list(seen.values()) for kind in type(value).__mro__ if is_users(kind)}
+    for name, value in beside(list(seen.values())):
+        lines.update(_walk(name, value, 2, seen))
+    return lines
+
+
+def beside(objects: Iterable[object]) -> Iterator[tuple[str, object]]:
+    """Yield what the user's classes of `objects` hold, and the globals of their files, by name."""
+    kinds = {kind for value in objects for kind in type(value).__mro__ if is_users(kind)}
     for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
         for name, value in vars(kind).items():
             if not name.startswith("__") and _is_data(value):
-                lines.update(_walk(f"class {kind.__qualname__}: {name}", value, 2, seen))
+                yield f"class {kind.__qualname__}: {name}", value
     for file in sorted({kind.__module__ for kind in kinds} & set(sys.modules)):
         for name, value in vars(sys.modules[file]).items():
             if not name.startswith("_") and _is_data(value):
-                lines.update(_walk(f"global {file}.{name}", value, 2, seen))
-    return lines
+                yield f"global {file}.{name}", value
+
+
+def lines_of(name: str, value: object) -> dict[str, str]:
+    """Return what can be said in a line of each part of `value`, by name."""
+    return dict(_walk(name, value, 3, {}))
 
 
 def compared(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) -> list[str]:
@@ -86,9 +99,8 @@ def _told(value: Any) -> str | None:
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
     if isinstance(value, (Tensor, np.ndarray)):
-        array = value.detach().cpu().contiguous().numpy() if isinstance(value, Tensor) else value
         kind = str(value.dtype).removeprefix("torch.")
-        return f"{kind}{list(value.shape)} {_short(array.tobytes())}"
+        return f"{kind}{list(value.shape)} {_short(_content(value))}"
     if isinstance(value, (set, frozenset)):
         return f"{len(value)} items" + (f" {sorted(map(repr, value))}" if len(value) <= 5 else "")
     if isinstance(value, io.IOBase):
@@ -99,6 +111,15 @@ def _told(value: Any) -> str | None:
     if isinstance(value, itertools.count) or hasattr(value, "__length_hint__"):
         return repr(value) if isinstance(value, itertools.count) else f"{value.__length_hint__()} items left"
     return None
+
+
+def _content(value: Any) -> bytes:
+    """Return the bytes of a tensor or array; of a large one, of some of its elements."""
+    if value.nbytes > _WHOLE_BYTES:
+        value = value.reshape(-1)[:: -(-value.nbytes // _WHOLE_BYTES)]
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return bytes(value.tobytes())
 
 
 def _short(content: str | bytes) -> str:

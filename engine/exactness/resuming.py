@@ -97,7 +97,9 @@ def _compared(whole: Life, resumed: Life) -> list[str]:
 
 def _line(path: str, undisturbed: str, resumed: str) -> str:
     part, _, rest = path.partition("/")
-    names = {"attributes": "module", "buffers": "module", "generators": "the main generator"}
+    names = {"buffers": "module", "generators": "the main generator"}
+    if part == "objects":
+        part, _, rest = rest.partition("/")
     where = ".".join([names.get(part, part), *(name for name in rest.split("/") if name)])
     return f"{where}: {resumed} resumed, {undisturbed} undisturbed" if resumed != undisturbed else f"{where} differs"
 

@@ -22,6 +22,7 @@ from midstride.engine.errors import UnsupportedState
 from midstride.engine.snapshots.arrays import array_of, describe_dtype, dtype_of, scalar_of, tensor_of
 from midstride.engine.snapshots.differences import differences
 from midstride.engine.snapshots.dtypes import torch_dtype
+from midstride.engine.snapshots.nodes import Instance, Same, View, fill_set
 from midstride.engine.snapshots.pieces import Piece
 from midstride.engine.snapshots.tensors import Leaf, rebuild, stage
 
@@ -212,6 +213,15 @@ def _write_scalar(encoder: _Encoder, value: np.generic, path: str) -> Any:
     return {_TAG: "scalar", "dtype": encoder.value(dtype, path), "bytes": value.tobytes().hex()}
 
 
+def _write_view(encoder: _Encoder, value: View, path: str) -> Any:
+    return {_TAG: "view", "of": value.of, "shape": [*value.shape], "strides": [*value.strides], "offset": value.offset}
+
+
+def _write_instance(encoder: _Encoder, value: Instance, path: str) -> Any:
+    state = encoder.value(value.state, path)
+    return {_TAG: "instance", "form": value.form, "kind": value.kind, "state": state}
+
+
 def _text(tag: str, text: Callable[[Any], Any]) -> Callable[[_Encoder, Any, str], Any]:
     return lambda encoder, value, path: {_TAG: tag, "value": text(value)}
 
@@ -249,6 +259,9 @@ _WRITERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
     nn.Parameter: _write_tensor,
     np.ndarray: _write_array,
     Piece: _write_piece,
+    Same: lambda encoder, value, path: {_TAG: "same", "as": value.path},
+    View: _write_view,
+    Instance: _write_instance,
 }
 
 
@@ -289,6 +302,11 @@ class _Decoder:
             return nn.Parameter(tensor, requires_grad=node.get("requires_grad", False))
         return tensor.requires_grad_() if node.get("requires_grad") else tensor
 
+    def set(self, node: dict[str, Any]) -> set[Any]:
+        found: set[Any] = set()
+        fill_set(found, list(self.items(node)))
+        return found
+
     def array(self, node: dict[str, Any]) -> np.ndarray[Any, Any]:
         dtype = dtype_of(self.value(node["dtype"]))
         return array_of(self.strided(node["data"]), dtype, node["shape"], node["order"])
@@ -300,8 +318,8 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "bytes": lambda decoder, node: base64.b64decode(node["value"]),
     "bytearray": lambda decoder, node: bytearray(base64.b64decode(node["value"])),
     "tuple": lambda decoder, node: tuple(decoder.items(node)),
-    "set": lambda decoder, node: set(decoder.items(node)),
-    "frozenset": lambda decoder, node: frozenset(decoder.items(node)),
+    "set": _Decoder.set,
+    "frozenset": lambda decoder, node: frozenset(decoder.set(node)),
     "deque": lambda decoder, node: deque(decoder.items(node), node["maxlen"]),
     "dict": lambda decoder, node: dict(decoder.pairs(node)),
     "OrderedDict": lambda decoder, node: OrderedDict(decoder.pairs(node)),
@@ -314,5 +332,8 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "sparse": _Decoder.sparse,
     "array": _Decoder.array,
     "piece": lambda decoder, node: Piece(decoder.value(node["rows"]), node["start"], tuple(node["shape"])),
+    "same": lambda decoder, node: Same(node["as"]),
+    "view": lambda decoder, node: View(node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"]),
+    "instance": lambda decoder, node: Instance(node["form"], node["kind"], decoder.value(node["state"])),
     "scalar": lambda decoder, node: scalar_of(bytes.fromhex(node["bytes"]), dtype_of(decoder.value(node["dtype"]))),
 }

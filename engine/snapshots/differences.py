@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from midstride.engine.snapshots.nodes import Instance, Same
+
 __all__ = ["differences", "differing"]
 
 
@@ -38,6 +40,8 @@ def _walk(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
             yield path, _brief(a), _brief(b)
     elif isinstance(a, Mapping):
         yield from _walk_mapping(a, b, path)
+    elif isinstance(a, Instance) and (a.form, a.kind) == (b.form, b.kind):
+        yield from _walk_instance(a, b, path)
     elif isinstance(a, (list, tuple, deque)):
         yield from _walk_sequence(a, b, path)
     elif not _same_value(a, b):
@@ -52,6 +56,12 @@ def _walk_sequence(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
     else:
         for index, (left, right) in enumerate(zip(a, b, strict=True)):
             yield from _walk(left, right, _join(path, index))
+
+
+def _walk_instance(a: Instance, b: Instance, path: str) -> Iterator[tuple[str, str, str]]:
+    for part in {**a.state, **b.state}:
+        where = path if part in ("attributes", "items", "value") else _join(path, part)  # as the user's code calls it
+        yield from _walk(a.state.get(part), b.state.get(part), where)
 
 
 def _walk_mapping(a: Mapping[Any, Any], b: Mapping[Any, Any], path: str) -> Iterator[tuple[str, str, str]]:
@@ -97,6 +107,8 @@ def _brief(value: object) -> str:
         kind = str(value.dtype).removeprefix("torch.")
         single = f" {value.reshape(-1)[0].item()!r}" if math.prod(value.shape) == 1 else ""
         return f"{kind}{list(value.shape)}{single}"
+    if isinstance(value, (Instance, Same)):
+        return value.kind if isinstance(value, Instance) else f"the same as {value.path}"
     text = repr(value)
     kind = "" if isinstance(value, (type(None), bool, int, float, str, bytes)) else f"{type(value).__name__} "
     return f"{kind}{text if len(text) <= 40 else text[:37] + '...'}"

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from midstride.engine.attributes import Attributes
 from midstride.engine.errors import EngineError
+from midstride.engine.objects import Objects
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.balance import tensors_of
 from midstride.engine.strategies.base import LossOf
@@ -181,17 +181,17 @@ def first_part(x: Any, parts: int) -> Any:
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Put back what a try of `module` changes: its buffers and attributes, and the generators."""
+    """Put back what a try of `module` changes: its buffers and objects, and the generators."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    attributes, generators = Attributes(module), Generators()
-    before = copy.deepcopy(attributes.state_dict()), generators.state_dict()
+    objects, generators = Objects.of_module(module), Generators()
+    before = copy.deepcopy(objects.state_dict()), generators.state_dict()
     try:
         yield
     finally:
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
-        attributes.load_state_dict(before[0])
+        objects.load_state_dict(before[0])
         generators.load_state_dict(before[1])
 
 

@@ -84,7 +84,7 @@ def test_a_validation_goes_on_in_the_batch_and_loader_where_it_was_broken_off(
         plan.add("kill", rank=visit % ranks, step=2, phase="validation", visit=visit)
     live_on(setting, tmp_path, plan)
     assert_alike(tmp_path, undisturbed(setting))
-    calls = final_state(str(tmp_path / "run"))[0]["attributes"][""]["calls"]
+    calls = final_state(str(tmp_path / "run"))[0]["objects"]["module"][""]["calls"]
     validations = STEPS // (6 * interval if interval <= 1 else interval)
     assert [calls[name] for name in ("start", "epoch start", "epoch end", "end")] == [validations] * 4
 

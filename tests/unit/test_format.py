@@ -18,6 +18,7 @@ from midstride.engine.snapshots import codec
 from midstride.engine.snapshots.codec import differences
 from midstride.engine.snapshots.history import History, Place
 from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.nodes import Instance, Same, View
 from midstride.engine.snapshots.pieces import Piece
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.store import Store
@@ -107,6 +108,15 @@ class Page:
         plain = np.frombuffer(self.value(node["data"]).numpy().tobytes(), dtype).reshape(shape)
         return plain.T if node["order"] == "F" else plain
 
+    def read_same(self, node: dict[str, Any]) -> Same:
+        return Same(node["as"])
+
+    def read_view(self, node: dict[str, Any]) -> View:
+        return View(node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"])
+
+    def read_instance(self, node: dict[str, Any]) -> Instance:
+        return Instance(node["form"], node["kind"], self.value(node["state"]))
+
     def read_piece(self, node: dict[str, Any]) -> Piece:
         return Piece(self.value(node["rows"]), node["start"], tuple(node["shape"]))
 
@@ -142,6 +152,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "piece": Piece(torch.ones(2, 3), 4, (6, 3)),
     "sparse": torch.eye(3).to_sparse(),
+    "objects": [Same("module/a"), View("tensor w", (2,), (1,), 3), Instance("object", "m:A", {"attributes": {"x": 1}})],
     "arrays": [np.arange(6).reshape(2, 3), np.asfortranarray(np.ones((2, 3))), np.array(["2026-01-01"], "M8[D]")],
     "scalars": [np.float32(1.5), np.datetime64("2026-01-01")],
 }

@@ -205,6 +205,15 @@ class Forgetful(Module):
         checkpoint["seen"] = next(COUNT)
 
 
+class Elsewhere(Module):
+    """Says what another life does not."""
+
+    life = 1
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = self.life
+
+
 class Ported(Module):
     """Written for Lightning 1."""
 
@@ -517,9 +526,15 @@ def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_state_that_is_not_taken_back_is_named(tmp_path: Path) -> None:
-    fit(tmp_path, module=Forgetful())
+    fit(tmp_path, module=Elsewhere())
+    Elsewhere.life = 2
     with pytest.raises(ReadBackDiffers, match=r"user did not take back the state it gave: .*seen"):
-        fit(tmp_path, module=Forgetful(), max_epochs=2)
+        fit(tmp_path, module=Elsewhere(), max_epochs=2)
+
+
+def test_state_that_is_not_taken_back_is_named_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(NotExact, match=r"user, before the first step, did not take back the state it gave: .*seen"):
+        fit(tmp_path, module=Forgetful())
 
 
 def test_an_unlogged_monitor_lists_what_was_logged(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""What a tree of state says of objects: that two names share one, and what one consists of."""
+
+from dataclasses import dataclass, field
+from itertools import chain, islice, permutations
+from typing import Any
+
+__all__ = ["Instance", "Same", "View", "fill_set"]
+
+#: orders of insertion that are tried for a set
+_ORDERS = 120
+#: items of a set beyond which only the order itself is tried, and its reverse
+_MOST = 1000
+
+
+@dataclass(frozen=True)
+class Same:
+    """An object that stands elsewhere already.
+
+    Args:
+        path: where: in this tree, or among what other parts of a run's state keep ("parameter layer.weight").
+    """
+
+    path: str
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor in the memory of a parameter or buffer.
+
+    Args:
+        of: name of that tensor, as in `Same`.
+        shape: of the view.
+        strides: of the view, in elements.
+        offset: of the view in that memory, in elements.
+    """
+
+    of: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass
+class Instance:
+    """An object that is neither a plain value nor a container.
+
+    Args:
+        form: how it is taken and given back, such as "object", "generator" or "function".
+        kind: its class, or of a function its name, as "package.module:name".
+        state: what it consists of.
+    """
+
+    form: str
+    kind: str
+    state: dict[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.form, self.kind))
+
+
+def fill_set(target: set[Any], items: list[Any]) -> bool:
+    """Let `target` hold `items`, in their order where a set of them can have it; return whether it has.
+
+    A set iterates in the order of its hash table, which depends on the order of insertion and on what was removed.
+    """
+    for order, removed in _insertions(items):
+        target.clear()
+        target.update(order)
+        target.update(removed)
+        target.difference_update(removed)
+        if list(target) == items:
+            return True
+    target.clear()
+    target.update(items)
+    return False
+
+
+def _insertions(items: list[Any]) -> Any:
+    """Yield orders of insertion, each with what is added after it and removed again: that makes the table larger."""
+    yield items, ()
+    yield items[::-1], ()
+    if len(items) > _MOST:
+        return
+    held = set(items)
+    for factor in (2, 4, 8, 16, 32):
+        for base in (0, 1 << 40):
+            padding = [number for number in range(base, base + factor * (len(items) + 4)) if number not in held]
+            for order in (items, items[::-1]):
+                yield order, padding
+                if base == 0:
+                    yield list(chain(padding, order)), padding
+    if len(items) <= 8:
+        for permutation in islice(permutations(items), _ORDERS):
+            yield permutation, ()

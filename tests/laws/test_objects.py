@@ -1,0 +1,109 @@
+"""Law 1 for what is no weight: a life that goes on from a snapshot has every object as it was, shared as it was."""
+
+import copy
+import importlib
+import os
+import random
+import re
+import shutil
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws.objects import KEPT, NAMED
+
+from midstride.engine import Trainer
+from midstride.engine.errors import UserError
+from midstride.engine.objects import Objects, upgraded
+from midstride.engine.snapshots.codec import differences
+from midstride.engine.testing import final_state
+
+STEPS, CUT = 5, 2
+importlib.import_module("torch._dynamo")  # the first optimizer would, in each process anew: seconds
+
+
+def train(made: Any, run: Path) -> Any:
+    module, data, callbacks = made
+    trainer = Trainer(
+        max_steps=STEPS,
+        seed=7,
+        callbacks=callbacks(),
+        snapshots={"every_steps": 1, "keep": 100},
+        enable_progress_bar=False,
+    )
+    trainer.fit(built := module(), None if data is None else data(), run=str(run))
+    return built
+
+
+def in_a_process(act: Callable[[], object]) -> int:
+    """Return how a forked process ends that does `act`: what it leaves in classes and globals ends with it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)
+            act()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def cut(whole: Path, run: Path, step: int = CUT) -> Path:
+    """Return a copy of a run, as it was when the snapshot of `step` was its newest."""
+    shutil.copytree(whole, run)
+    for path in (run / "snapshots").iterdir():
+        if int(path.name[:12]) > step:
+            shutil.rmtree(path)
+    for path in [*run.glob("metrics*"), run / "last"]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return run
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert in_a_process(lambda: train(KEPT[name], whole)) == 0
+    cut(whole, resumed)
+
+    assert in_a_process(lambda: train(KEPT[name], resumed)) == 0
+
+    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
+    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_cannot_come_back_is_named_in_the_first_life(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, is_refused, words = NAMED[name]
+    if is_refused:
+        with pytest.raises(UserError, match=words):
+            train(made, tmp_path)
+    else:
+        train(made, tmp_path)
+        assert len(re.findall(words, caplog.text)) == 1
+
+
+@pytest.mark.parametrize("name", ["Private", "Generators"])
+def test_a_snapshot_of_the_layout_before_is_read(name: str) -> None:
+    """Attributes stood in a part of their own, and generators in another; private ones stay as they are built."""
+    module = KEPT[name][0]()
+    module.counter, module.generator = 1, random.Random(3)  # type: ignore[assignment]
+    drawn = copy.deepcopy(module.generator)
+    tree = {
+        "attributes": {"": {"counter": 5}},
+        "own generators": {"generator": drawn.getstate()},
+    }
+    objects = Objects.of_module(module)
+    module.generator.random()  # type: ignore[operator, union-attr]
+
+    state = upgraded(tree)["objects"]
+    objects.load_state_dict(state)
+
+    assert differences(state, objects.state_dict()) == []
+    assert module.counter == 5
+    assert module.generator.random() == drawn.random()  # type: ignore[operator, union-attr]
