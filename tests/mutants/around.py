@@ -72,13 +72,6 @@ AROUND = [
         f"{EXACT}::test_a_wrong_module_is_told_what_is_wrong_with_it",
     ),
     Mutant(
-        "what no snapshot holds is not told",
-        "engine/exactness/portrait.py",
-        "if undisturbed[name] != resumed.get(name)]",
-        "if name not in resumed]",
-        f"{EXACT}::test_a_callback_without_state_is_told_by_what_it_holds",
-    ),
-    Mutant(
         "a stop that comes while Prefect is called is lost",
         "tasks/watch.py",
         "    if held:\n        handlers[held[0]](held[0], None)",

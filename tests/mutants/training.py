@@ -88,8 +88,8 @@ TRAINING = [
     Mutant(
         "an added group of parameters has the weight decay of the others",
         "engine/optimizers.py",
-        "            optimizer.load_state_dict(state_dict[str(number)])\n",
-        "            optimizer.load_state_dict(state_dict[str(number)])\n"
+        "            _load(optimizer, state_dict[str(number)])\n",
+        "            _load(optimizer, state_dict[str(number)])\n"
         "            for group in optimizer.param_groups:\n"
         '                group["weight_decay"] = optimizer.defaults.get("weight_decay", 0.0)\n',
         f"{MODULES}[more to train later-1]",
@@ -97,8 +97,8 @@ TRAINING = [
     Mutant(
         "schedulers start over",
         "engine/optimizers.py",
-        "            config.scheduler.load_state_dict(state_dict[str(number)])",
-        "            pass",
+        "config.scheduler.load_state_dict(",
+        "dict(",
         f"{MODULES}[plateau-1]",
     ),
     Mutant(
