@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: what the engine sets itself on a module
 _OURS = frozenset({"_trainer", "device", "_is_replica"}) | INTERNAL
+#: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each life sets it up
+_COMPOSABLE = "__composable_api_state_key"
 _HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
 Nodes = dict[str, dict[str, dict[str, Any]]]
 
@@ -66,7 +68,8 @@ def module_roots(module: nn.Module) -> Iterator[Root]:
     for path, part in module.named_modules():
         if is_metric(part):  # those have a part of their own
             continue
-        own = {name: value for name, value in vars(part).items() if name not in _OURS}
+        set_by_users = (name for name in vars(part) if name not in _OURS and not name.startswith(_COMPOSABLE))
+        own = {name: vars(part)[name] for name in set_by_users}
         yield Root("module", path, own, part, is_setup=not is_users(type(part)))
         if hooks := user_hooks(part, _HOOKS):
             yield Root("hooks", path, hooks)

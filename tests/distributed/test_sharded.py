@@ -1,6 +1,7 @@
 """Sharded training as a user meets it: weights that come out whole, pieces that fit any world, what is refused."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,12 @@ class Witness(Callback):
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.seen = False
+        self.process = 0
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        if self.seen:
+        if self.process == os.getpid():
             return
-        self.seen = True
+        self.process = os.getpid()
         optimizer = {"0": trainer.optimizers[0].state_dict()}
         state = mapped({"module": dict(module.state_dict()), "optimizers": optimizer}, gathered)
         if trainer.world.is_first:

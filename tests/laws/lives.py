@@ -140,7 +140,9 @@ class Setting:
 
     def train(self, run: str) -> None:
         """Train to the end, from wherever `run` stands; called in each rank."""
-        options = {"max_epochs": 2, "val_check_interval": 0.5, **LAYOUTS[self.layout], **self.options}
+        # Ranks that a launcher started are ddp, also one alone.
+        strategy = {"strategy": "single"} if self.ranks == 1 else {}
+        options = {"max_epochs": 2, "val_check_interval": 0.5, **strategy, **LAYOUTS[self.layout], **self.options}
         callbacks = [
             BestCheckpoint("val/loss"),
             EarlyStopping("val/loss", patience=self.patience),
