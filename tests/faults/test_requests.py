@@ -77,8 +77,9 @@ def test_asked_to_stop_in_a_window_a_world_keeps_what_was_added_up(
 def test_asked_to_stop_when_all_is_done_a_fit_is_done(
     ranks: int, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
-    setting = Setting(ranks=ranks)
+    setting = Setting(ranks=ranks, layout="epoch ends")
     (tmp_path / "plan").mkdir()
+    # The second snapshot of that step is the fit's end: no boundary comes after it.
     plan = FaultPlan(tmp_path / "plan").add("stop", rank=ranks - 1, step=12, phase="before_commit", visit=1)
     assert live(setting, tmp_path, plan) == [0] * ranks
     plan.assert_all_fired()
