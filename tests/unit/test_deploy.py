@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,27 @@ def test_a_pool_keeps_what_prefect_has_for_its_kind(kind: str):
     assert set(theirs["variables"]["properties"]) - {"cluster_config"} <= set(properties)
 
 
-def test_a_run_in_a_cluster_is_a_job_that_kubernetes_takes():
+def job_of_a_run() -> dict[str, Any]:
+    """Return the Job that the worker makes where every variable has its default."""
     template = pool("kubernetes")
     properties = template["variables"]["properties"]
     values = {name: field["default"] for name, field in properties.items() if "default" in field}
     # What the worker fills in.
     values |= {"name": "night", "labels": {"app": "run"}, "env": [{"name": "A", "value": "b"}], "command": ["prefect"]}
-    job = rendered(template["job_configuration"], values)["job_manifest"]
+    job: dict[str, Any] = rendered(template["job_configuration"], values)["job_manifest"]
+    return job
+
+
+def manifests() -> list[dict[str, Any]]:
+    return [document for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for document in documents(path)]
+
+
+#: name -> what has a pod's template
+WITH_PODS = {found["metadata"]["name"]: found for found in manifests() if "template" in found.get("spec", {})}
+
+
+def test_a_run_in_a_cluster_is_a_job_that_kubernetes_takes():
+    job = job_of_a_run()
     kubernetes_validate.validate(job, KUBERNETES, strict=True)
     pod = job["spec"]["template"]["spec"]
     [container] = pod["containers"]
@@ -121,6 +136,90 @@ def test_a_run_in_a_cluster_is_a_job_that_kubernetes_takes():
     assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     assert "persistentVolumeClaim" in volumes[mounts["/srv/results"]]
     assert job["spec"]["backoffLimit"] == 0, "a retry is Prefect's to make"
+
+
+@pytest.mark.parametrize("name", [*WITH_PODS, "run"])
+def test_a_pod_may_do_no_more_than_it_has_to(name: str):
+    pod = (WITH_PODS.get(name) or job_of_a_run())["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert not any("hostPath" in volume for volume in pod.get("volumes", []))
+    assert name == "worker" or pod["automountServiceAccountToken"] is False, "only the worker calls the cluster"
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        allowed = container["securityContext"]
+        assert allowed["allowPrivilegeEscalation"] is False
+        assert allowed["capabilities"] == {"drop": ["ALL"]}
+        assert name == "database" or allowed["readOnlyRootFilesystem"] is True
+        assert "memory" in container["resources"]["limits"]
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+        # What cannot be written otherwise: caches and temporary files.
+        if name != "database":
+            assert {"/home/midstride", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_the_cluster_refuses_pods_that_may_do_more_and_calls_that_nothing_needs():
+    kinds: dict[str, dict[str, Any]] = {}
+    for found in manifests():
+        kinds.setdefault(found["kind"], {})[found.get("metadata", {}).get("name", "")] = found
+    [space] = kinds["Namespace"].values()
+    assert space["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    policies = [found["spec"] for found in kinds["NetworkPolicy"].values()]
+    assert {"podSelector": {}, "policyTypes": ["Ingress"]} in policies, "what no other policy lets in stays out"
+    let_in = {
+        (policy["podSelector"]["matchLabels"]["app"], port["port"])
+        for policy in policies
+        for rule in policy.get("ingress", [])
+        for port in rule["ports"]
+    }
+    services = {
+        (service["spec"]["selector"]["app"], service["spec"]["ports"][0]["port"])
+        for service in kinds["Service"].values()
+    }
+    assert let_in == services
+
+
+def test_images_are_named_by_an_exact_version():
+    version = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["version"]
+    [ours] = documents(DEPLOY / "kubernetes" / "kustomization.yaml")[0]["images"]
+    assert ours["newTag"] == version
+    assert pool("kubernetes")["variables"]["properties"]["image"]["default"] == f"{ours['newName']}:{version}"
+    assert pool("docker")["variables"]["properties"]["image"]["default"] == f"midstride:{version}"
+    [compose] = documents(DEPLOY / "docker" / "compose.yaml")
+    images = [service["image"] for service in compose["services"].values()]
+    for found in WITH_PODS.values():
+        images += [container["image"] for container in found["spec"]["template"]["spec"]["containers"]]
+    images += re.findall(r"^FROM (\S+)", (DEPLOY / "docker" / "Dockerfile").read_text(), re.MULTILINE)
+    for image in images:
+        # Kustomize gives ours its version in a cluster.
+        assert image in ("midstride", f"midstride:{version}") or re.search(r":\d+\.\d+", image), image
+
+
+def test_the_image_installs_what_was_tested_each_file_by_its_hash():
+    requirements, constraints = pins(DEPLOY / "docker" / "requirements.txt"), pins(DEPLOY.parent / "constraints.txt")
+    shared = requirements.keys() & constraints.keys()
+    assert {name: requirements[name][0] for name in shared} == {name: constraints[name][0] for name in shared}
+    assert all(hashes for _, hashes in requirements.values())
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    asked = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    asked += project["project"]["optional-dependencies"]["examples"]
+    assert {plain(re.split(r"[<>=]", line)[0]) for line in asked} <= requirements.keys()
+    assert "--require-hashes -r requirements.txt" in (DEPLOY / "docker" / "Dockerfile").read_text()
+
+
+def plain(name: str) -> str:
+    """Return a package's name as the registry compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(path: Path) -> dict[str, tuple[str, list[str]]]:
+    """Return each package of a list of requirements: its version, and the hashes of its files."""
+    text = path.read_text().replace("\\\n", "")
+    found = re.findall(r"^([\w.-]+)==(\S+)(.*)$", text, re.MULTILINE)
+    return {
+        plain(name): (version, re.findall(r"--hash=sha256:([0-9a-f]{64})\b", rest)) for name, version, rest in found
+    }
 
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)
@@ -134,8 +233,7 @@ def test_manifests_are_what_kubernetes_takes(path: Path):
 
 
 def test_what_manifests_name_is_there():
-    found = [document for path in (DEPLOY / "kubernetes").glob("*.yaml") for document in documents(path)]
-    named = {(document["kind"], document["metadata"]["name"]) for document in found if "metadata" in document}
+    named = {(document["kind"], document["metadata"]["name"]) for document in manifests() if "metadata" in document}
     properties = pool("kubernetes")["variables"]["properties"]
     assert ("PersistentVolumeClaim", properties["results_claim"]["default"]) in named
     assert ("ServiceAccount", properties["service_account_name"]["default"]) in named
