@@ -77,6 +77,7 @@ class Recorder:
         self._start = Start.of(feeds, trainer.world.size)
         self._facts = self._described(feeds.training, data)
         self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
+        self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> the facts that were given with it
         self._settings = Settings(trainer)
         self._write_s = 0.0  # seconds the last snapshot took until it was committed
 
@@ -98,6 +99,7 @@ class Recorder:
             self._settings.check(snapshot.manifest["facts"], where)
             restore_parts(self._parts, self._resharded(snapshot, tree))
             self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
+            self._weights_facts = dict(snapshot.manifest["facts"].get("weights_facts", {}))
             self._say(self._settings.compare(snapshot.manifest["facts"], self._facts))
         else:
             walk(state_of(self._parts))  # what cannot be written is refused now, not at the first snapshot
@@ -171,6 +173,10 @@ class Recorder:
             "progress": progress.state_dict(),
             "left_out": list(trainer.samples.left_out),
             "weights": dict(self._weights),
+            "weights_facts": {
+                **self._weights_facts,
+                **({"last": self._facts_of_weights()} if progress.finished else {}),
+            },
         }
         self.run.snapshot(place, state_of(self._parts), rows, facts, probe, committed)
         self._policy.taken(time.perf_counter() - began)
@@ -210,20 +216,25 @@ class Recorder:
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Have the weights written to `folder`, behind training."""
         trainer, progress = self._trainer, self._trainer.progress
-        module = trainer.module
-        facts = {
-            "step": trainer.progress.step,
-            "epoch": trainer.progress.epoch,
-            "module": f"{type(module).__module__}:{type(module).__qualname__}",
-            "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
-            "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
-            "metrics": {name: float(value) for name, value in trainer.logged.values.items()},
-        }
-        weights = trainer.strategy.weights(module)
+        facts = self._facts_of_weights()
+        weights = trainer.strategy.weights(trainer.module)
         place = Place(progress.step, progress.after)
         if self.generation is not None:
             self._weights[folder] = snapshot_name(place, self.generation)
+            self._weights_facts[folder] = dict(facts)
         self.run.keep_weights(folder, place, trainer.logged.metrics.without_states(weights), facts)
+
+    def _facts_of_weights(self) -> dict[str, Any]:
+        """Return what is noted beside weights; snapshots repeat it, so that the weights can be made anew from them."""
+        module, progress = self._trainer.module, self._trainer.progress
+        return {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "module": f"{type(module).__module__}:{type(module).__qualname__}",
+            "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
+            "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
+            "metrics": {name: float(value) for name, value in self._trainer.logged.values.items()},
+        }
 
     def _described(self, feed: Feed, data: object) -> dict[str, Any]:
         """Return what makes this run this run, and what may change its last bits."""

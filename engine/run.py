@@ -88,7 +88,7 @@ class Run:
             log.warning("%s: metrics.csv will have a gap. The training goes on", fault)
         for folder in FOLDERS:
             set_damaged_weights_aside(self.store, folder)
-        for fault in missing_weights(self.store, snapshot.manifest):
+        for fault in missing_weights(self.store, snapshot.manifest).values():
             log.warning("%s: older ones count, or none", fault)
 
     def newest_facts(self) -> dict[str, Any]:

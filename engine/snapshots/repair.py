@@ -1,10 +1,12 @@
-"""Repair: what of a run was damaged and can be made anew from what is whole. Needs no torch.
+"""Repair: what of a run was damaged and can be made anew from what is whole. Needs no torch, except for weights.
 
-Leases are made from the manifests, which repeat what they say. Damaged snapshots and weights are set aside, so that
-older ones count. What of the metric log nobody has is named and stays missing.
+Leases are made from the manifests, which repeat what they say; weights from the newest good snapshot, where it holds
+them. Damaged snapshots, and other damaged weights, are set aside, so that older ones count. What of the metric log
+nobody has is named and stays missing.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,13 +14,24 @@ from typing import Any
 from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.metric_log import join_segments
 from midstride.engine.snapshots.checksums import unseal
-from midstride.engine.snapshots.history import MANIFEST, SNAPSHOTS, History
+from midstride.engine.snapshots.history import MANIFEST, SNAPSHOTS, History, Snapshot
 from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
+from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import parse_name
 from midstride.engine.snapshots.store import Store
-from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights, set_damaged_weights_aside, verify_weights
+from midstride.engine.snapshots.weights_index import (
+    FOLDERS,
+    last_is_missing,
+    missing_weights,
+    newest_weights,
+    set_damaged_weights_aside,
+    verify_weights,
+    weights_names,
+)
 
 __all__ = ["Repair", "repairs"]
+
+_OLDER = "older weights count, or none until the run goes on"
 
 
 @dataclass(frozen=True)
@@ -113,15 +126,45 @@ def _empty(store: Store, generation: int) -> Lease | None:
 
 
 def _weights(store: Store) -> Iterator[Repair]:
+    newest = _newest_good(store)
     for folder in FOLDERS:
         try:
             if saved := newest_weights(store, folder):
                 verify_weights(store, saved)
         except SnapshotDamaged as error:
-            yield Repair(
-                f"{error}; set it aside: older weights count, or none until the run goes on",
-                partial(set_damaged_weights_aside, store, folder),
-            )
+            name = weights_names(store, folder, Lineage.of(store))[-1]
+            aside = partial(set_damaged_weights_aside, store, folder)
+            yield _anew(store, folder, name, newest, f"{error}", Repair(f"set it aside: {_OLDER}", aside))
+            continue
+        if newest is None:
+            continue
+        if folder == "last" and (fault := last_is_missing(store, newest)):
+            yield _anew(store, folder, newest.name, newest, fault, Repair("`fit` the run again: it writes them", None))
+        if fault := missing_weights(store, newest.manifest).get(folder, ""):
+            name = newest.manifest["facts"]["weights"][folder]
+            yield _anew(store, folder, name, newest, fault, Repair(_OLDER, None))
+
+
+def _anew(store: Store, folder: str, name: str, newest: Snapshot | None, fault: str, otherwise: Repair) -> Repair:
+    """Return how weights are made anew from the snapshot `newest`, or why not, and what is done `otherwise`."""
+    from midstride.engine.snapshots.weights_rebuild import NotRebuilt, rebuild  # imports torch
+
+    try:
+        if newest is None:
+            raise NotRebuilt("no good snapshot is left")
+        act = rebuild(store, folder, name, newest)
+    except NotRebuilt as why:
+        return Repair(f"{fault}; not made anew from a snapshot: {why}; {otherwise.words}", otherwise.act)
+    return Repair(f"{fault}; write {folder}/{name} anew from snapshot {newest.name}", act)
+
+
+def _newest_good(store: Store) -> Snapshot | None:
+    history = History(store)
+    for snapshot in reversed(history.snapshots()):
+        with suppress(SnapshotDamaged):
+            history.verify(snapshot)
+            return snapshot
+    return None
 
 
 def _snapshots(store: Store) -> Iterator[Repair]:

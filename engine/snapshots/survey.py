@@ -10,7 +10,13 @@ from midstride.engine.snapshots.lease import leases
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import parse_name
 from midstride.engine.snapshots.store import Store
-from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, newest_weights, verify_weights
+from midstride.engine.snapshots.weights_index import (
+    FOLDERS,
+    last_is_missing,
+    missing_weights,
+    newest_weights,
+    verify_weights,
+)
 
 __all__ = ["Finding", "survey"]
 
@@ -70,7 +76,10 @@ def survey(store: Store, *, read: bool = False) -> list[Finding]:
     if read:
         findings += [Finding("metrics", "damaged", fault) for fault in history.log_faults()]
         for snapshot in history.snapshots()[-1:]:
-            findings += [Finding("weights", "damaged", fault) for fault in missing_weights(store, snapshot.manifest)]
+            missing = missing_weights(store, snapshot.manifest).values()
+            findings += [Finding("weights", "damaged", fault) for fault in missing]
+            if fault := last_is_missing(store, snapshot):
+                findings.append(Finding("last", "damaged", f"{fault}; `midstride snapshots repair` writes them anew"))
         for folder in FOLDERS:
             findings += _damages(folder, lambda folder=folder: _verify_weights(store, folder))  # type: ignore[misc]
     return findings

@@ -44,6 +44,18 @@ class StagedWeights:
     facts: dict[str, Any]
     place: Place
 
+    def sealed(self, name: str, run_id: str) -> tuple[str, bytes]:
+        """Return how the file of tensors of the weights called `name` is called, and their manifest."""
+        fact = facts_of([self.staged.data])
+        # The checksum in the name keeps weights of the same place apart.
+        file = f"weights-{name}-{fact['xxh3_128'][:8]}.safetensors"
+        manifest = {
+            **{"format": _FORMAT, "name": name, "run_id": run_id, "files": {file: fact}},
+            **{"metrics": self.metrics, "facts": self.facts, "state_dict": self.staged.document},
+            "time": time.time(),
+        }
+        return file, seal(manifest)
+
 
 class WeightsFolder:
     """The folder "best" or "last", in the hands of one generation.
@@ -67,18 +79,11 @@ class WeightsFolder:
         Raises:
             Superseded: a newer generation advances the run. What was written by then is never read.
         """
-        data, name = weights.staged.data, snapshot_name(weights.place, self._lease.generation)
-        fact = facts_of([data])
-        # The checksum in the name keeps weights of the same place apart.
-        file = f"weights-{name}-{fact['xxh3_128'][:8]}.safetensors"
-        self._store.write(f"{self._folder}/{file}", data)
-        manifest = {
-            **{"format": _FORMAT, "name": name, "run_id": self._lease.run_id, "files": {file: fact}},
-            **{"metrics": weights.metrics, "facts": weights.facts, "state_dict": weights.staged.document},
-            "time": time.time(),
-        }
+        name = snapshot_name(weights.place, self._lease.generation)
+        file, manifest = weights.sealed(name, self._lease.run_id)
+        self._store.write(f"{self._folder}/{file}", weights.staged.data)
         path = f"{self._folder}/{name}.json"
-        self._store.write(path, seal(manifest), check=lambda: ensure_newest(self._store, self._lease))
+        self._store.write(path, manifest, check=lambda: ensure_newest(self._store, self._lease))
         if self._files is not None:
             for other in self._files.pop(name, []):
                 if other not in (file, f"{name}.json"):

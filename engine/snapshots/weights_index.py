@@ -18,6 +18,7 @@ from typing import Any
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
 from midstride.engine.snapshots.bounds import check_files, sound
 from midstride.engine.snapshots.checksums import FileFacts, check_facts, facts_of, unseal
+from midstride.engine.snapshots.history import Snapshot
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.place import Place, parse_name
 from midstride.engine.snapshots.store import Store
@@ -25,13 +26,17 @@ from midstride.engine.snapshots.store import Store
 log = logging.getLogger(__name__)
 
 __all__ = [
+    "ASIDE",
     "COPY",
     "FOLDERS",
     "SavedWeights",
+    "is_of_the_end",
+    "last_is_missing",
     "metrics_of",
     "missing_weights",
     "needed",
     "newest_weights",
+    "open_weights",
     "set_damaged_weights_aside",
     "verify_weights",
     "weights_names",
@@ -41,7 +46,8 @@ __all__ = [
 FOLDERS = ("best", "last")
 #: what the manifest is called where a folder holds one set of weights only
 COPY = "manifest"
-_ASIDE = ".aside.json"
+#: how the marker of weights that are not to be read again ends
+ASIDE = ".aside.json"
 _KEYS = ("files", "metrics", "facts", "state_dict")
 
 
@@ -94,7 +100,7 @@ def newest_weights(store: Store, folder: str) -> SavedWeights | None:
     lineage = Lineage.of(store)
     while names := weights_names(store, folder, lineage):
         try:
-            return _open(store, folder, names[-1], lineage)
+            return open_weights(store, folder, names[-1], lineage)
         except FileNotFoundError:
             continue  # newer ones took their place meanwhile
     return None
@@ -155,25 +161,40 @@ def set_damaged_weights_aside(store: Store, folder: str) -> None:
     lineage = Lineage.of(store)
     for name in reversed(weights_names(store, folder, lineage)):
         try:
-            verify_weights(store, _open(store, folder, name, lineage))
+            verify_weights(store, open_weights(store, folder, name, lineage))
             return
         except (FileNotFoundError, SnapshotMissing):
             continue  # newer ones took their place meanwhile
         except SnapshotDamaged as error:
             log.warning("weights %s/%s are set aside, older ones count: %s", folder, name, error)
             marker = json.dumps({"reason": str(error), "time": time.time()}, indent=1)
-            store.write(f"{folder}/{name}{_ASIDE}", marker.encode())
+            store.write(f"{folder}/{name}{ASIDE}", marker.encode())
 
 
-def missing_weights(store: Store, manifest: Mapping[str, Any]) -> list[str]:
-    """Return, in words, which weights a snapshot's `manifest` speaks of and nobody finds."""
+def missing_weights(store: Store, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return, in words and by folder, which weights a snapshot's `manifest` speaks of and nobody finds."""
     lineage = Lineage.of(store)
     told = manifest["facts"].get("weights", {})
-    return [
-        f"weights {store.url}/{folder}/{name}.json are missing"
+    return {
+        folder: f"weights {store.url}/{folder}/{name}.json are missing"
         for folder, name in told.items()
         if f"{name}.json" not in store.list(folder) and lineage.holds(name)
-    ]
+    }
+
+
+def last_is_missing(store: Store, newest: Snapshot) -> str:
+    """Say that the snapshot `newest` is of the end of the run, and that no last weights of it count; else nothing."""
+    if not is_of_the_end(newest):
+        return ""
+    names = weights_names(store, "last", Lineage.of(store))
+    if any(name == COPY or _age(name)[1] >= newest.place for name in names):
+        return ""
+    return f"the run came to its end with snapshot {newest.name}, and {store.url}/last has no weights of it"
+
+
+def is_of_the_end(snapshot: Snapshot) -> bool:
+    """Return whether `snapshot` was taken when the fit had come to its own end."""
+    return bool(snapshot.manifest["facts"].get("progress", {}).get("finished"))
 
 
 def files_of(files: Collection[str], name: str) -> list[str]:
@@ -181,7 +202,13 @@ def files_of(files: Collection[str], name: str) -> list[str]:
     return sorted(file for file in files if file == f"{name}.json" or file.startswith((f"weights-{name}-", f"{name}.")))
 
 
-def _open(store: Store, folder: str, name: str, lineage: Lineage) -> SavedWeights:
+def open_weights(store: Store, folder: str, name: str, lineage: Lineage) -> SavedWeights:
+    """Return the weights in `folder` called `name`, by their manifest.
+
+    Raises:
+        SnapshotDamaged: it is not what was written, or is of other weights.
+        FileNotFoundError: there is none.
+    """
     where = f"{store.url}/{folder}/{name}.json"
     with store.reading(f"{folder}/{name}.json"):
         saved = SavedWeights(folder, name, unseal(store.read(f"{folder}/{name}.json"), where, *_KEYS))

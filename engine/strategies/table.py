@@ -64,6 +64,7 @@ class Row:
         devices: what its processes train on, in words, where that is neither the CPU nor a GPU.
         options: `strategy_args` by name: a type, or the values there are, among which may be types.
         conflicts: what it cannot go together with.
+        divides: no rank has the whole of the weights.
         remedy: what to do when its library is missing.
     """
 
@@ -74,6 +75,7 @@ class Row:
     devices: str = ""
     options: Mapping[str, type | tuple[str | type, ...]] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
+    divides: bool = False
     remedy: str = "install torch with distributed support"
 
 
@@ -212,10 +214,18 @@ STRATEGIES: dict[str, Row] = {
         conflicts=(_NOT_16, _BF16_NEEDS_GPU),
     ),
     "sharded": Row(
-        "midstride.engine.strategies.sharded:Sharded", "script", options={"blocks": bool}, conflicts=(_NO_SCRIPT,)
+        "midstride.engine.strategies.sharded:Sharded",
+        "script",
+        options={"blocks": bool},
+        conflicts=(_NO_SCRIPT,),
+        divides=True,
     ),
     "fully_sharded": Row(
-        "midstride.engine.strategies.sharded:FullySharded", "script", options={"blocks": bool}, conflicts=(_NO_SCRIPT,)
+        "midstride.engine.strategies.sharded:FullySharded",
+        "script",
+        options={"blocks": bool},
+        conflicts=(_NO_SCRIPT,),
+        divides=True,
     ),
     "horovod": Row(
         "midstride.engine.strategies.horovod:Horovod",
@@ -235,6 +245,7 @@ STRATEGIES: dict[str, Row] = {
             "checkpoint": bool,
         },
         conflicts=(_NO_CUT, _NO_COUNT, _OTHER_STAGES, _NOT_SO_MANY, _NOT_16_IN_STAGES, _NO_SCRIPT),
+        divides=True,
     ),
     "xla": Row(
         "midstride.engine.strategies.xla:Xla",

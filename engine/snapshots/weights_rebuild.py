@@ -1,0 +1,107 @@
+"""Weights made anew from a snapshot that holds the same state.
+
+The end of a run is one state, in its last snapshot and in `last`. What `best` holds may differ from a snapshot of the
+same step, since code of the user's runs between them: it is made anew where a checksum that is left of it agrees.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from midstride.engine.errors import SnapshotDamaged, SnapshotError
+from midstride.engine.snapshots.arena import Buffer
+from midstride.engine.snapshots.checksums import facts_of
+from midstride.engine.snapshots.history import Snapshot
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.place import parse_name
+from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.staging import Stager
+from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.weights import StagedWeights
+from midstride.engine.snapshots.weights_index import ASIDE, SavedWeights, is_of_the_end, open_weights
+from midstride.engine.strategies.table import STRATEGIES
+from midstride.engine.world import World
+
+__all__ = ["NotRebuilt", "rebuild"]
+
+
+class NotRebuilt(SnapshotError):
+    """A snapshot does not hold the weights that are wanted, or not in one place."""
+
+
+def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callable[[], None]:
+    """Return what writes the weights in `folder` called `name` anew, from `snapshot`. Nothing is written before.
+
+    Raises:
+        NotRebuilt: why it cannot be.
+    """
+    _check_place(folder, name, snapshot)
+    saved = _saved(store, folder, name)
+    facts = (
+        snapshot.manifest["facts"].get("weights_facts", {}).get(folder) if saved is None else saved.manifest["facts"]
+    )
+    if facts is None:
+        raise NotRebuilt(
+            f"snapshot {snapshot.name} does not tell what is noted beside weights: an older version took it"
+        )
+    metrics = facts.get("metrics", {}) if saved is None else saved.manifest["metrics"]
+    noted = {key: value for key, value in facts.items() if key != "metrics"}
+    place = parse_name(name) or (snapshot.place, 0)
+    staged = Stager(World(), lambda path: False).stage(_state_dict(store, snapshot), Buffer())
+    weights = StagedWeights(staged, metrics, noted, place[0])
+    file, manifest = weights.sealed(name, snapshot.manifest["run_id"])
+    _check_bits(store, folder, weights, file, saved)
+
+    def act() -> None:
+        for path in (f"{folder}/{file}", f"{folder}/{name}.json"):
+            store.remove(path)  # a folder may stand there
+        store.write(f"{folder}/{file}", staged.data)
+        store.write(f"{folder}/{name}.json", manifest)
+        store.remove(f"{folder}/{name}{ASIDE}")
+
+    return act
+
+
+def _check_place(folder: str, name: str, snapshot: Snapshot) -> None:
+    """Refuse weights of another step than that of `snapshot`, and last ones of a run that has not ended."""
+    parsed = parse_name(name)
+    if parsed is None:
+        raise NotRebuilt("an older version of midstride wrote them")
+    if folder == "last" and not is_of_the_end(snapshot):
+        raise NotRebuilt(f"the newest good snapshot, {snapshot.name}, is not of the end of the run")
+    same = parsed[0] == snapshot.place if folder == "last" else parsed[0].step == snapshot.place.step
+    if not same:
+        raise NotRebuilt(
+            f"they are of step {parsed[0].step}, and the newest good snapshot, {snapshot.name}, is of another state"
+        )
+
+
+def _saved(store: Store, folder: str, name: str) -> SavedWeights | None:
+    try:
+        return open_weights(store, folder, name, Lineage.of(store))
+    except (FileNotFoundError, SnapshotDamaged):
+        return None
+
+
+def _state_dict(store: Store, snapshot: Snapshot) -> dict[str, Any]:
+    """Return the weights that rank 0 gave to `snapshot`, without what metrics have seen."""
+    strategy = snapshot.manifest["facts"].get("identity", {}).get("strategy", "")
+    row = STRATEGIES.get(strategy.partition("(")[0])
+    if row is None or row.divides:
+        raise NotRebuilt(f"under strategy {strategy} a rank may have but a part of the weights")
+    tree = read(store, snapshot, 0)
+    metrics = tree.get("metrics", {}).get("metrics", {})
+    seen = {f"{path}.{name}" if path else name for path, metric in metrics.items() for name in metric["states"]}
+    return {name: value for name, value in tree["module"].items() if name not in seen}
+
+
+def _check_bits(store: Store, folder: str, weights: StagedWeights, file: str, saved: SavedWeights | None) -> None:
+    """Refuse what differs from what is left of the weights, and best ones of which nothing is left to compare with."""
+    if saved is not None:
+        same = facts_of([weights.staged.data]) == saved.expected
+    else:
+        left = [other for other in store.list(folder) if other.startswith(file[: file.rindex("-") + 1])]
+        same = file in left or not left
+        if folder == "best" and not left:
+            raise NotRebuilt("nothing is left of them that a snapshot of the same step could be compared with")
+    if not same:
+        raise NotRebuilt("the newest good snapshot holds other weights at their step")
