@@ -1,5 +1,6 @@
 """What a user's module carries besides weights and attributes: other buffers, and which parts of it train."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Buffers", "Modes"]
 
+log = logging.getLogger(__name__)
+
 
 class Buffers:
     """The buffers of a module that its own state leaves out (`persistent=False`): training may change those too."""
 
     def __init__(self, module: "TrainingModule") -> None:
         self._module = module
+        self._built = frozenset(self._filled())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return those that are filled, by name."""
+        """Return those that are filled, by name, and None for those that training emptied."""
+        filled = self._filled()
+        return {**filled, **dict.fromkeys(sorted(self._built - filled.keys()))}
+
+    def _filled(self) -> dict[str, Any]:
         return {
             f"{path}.{name}" if path else name: module._buffers[name]
             for path, module in self._module.named_modules()
@@ -36,7 +44,13 @@ class Buffers:
 
         Some come up in training, as caches do: filled later than they are registered, or registered later.
         """
-        held = self.state_dict()
+        held, modules = self._filled(), dict(self._module.named_modules())
+        new = [where for where in held if where in self._built and where not in state_dict]
+        gone = [where for where in state_dict if where.rpartition(".")[0] not in modules]
+        _tell("buffers", new, gone)
+        state_dict.update({where: held[where] for where in new})
+        for where in gone:
+            del state_dict[where]
         for where in {**held, **state_dict}:
             path, _, name = where.rpartition(".")
             buffer, saved = held.get(where), state_dict.get(where)
@@ -74,7 +88,7 @@ class Modes:
 
     def _set(self, training: dict[str, bool]) -> None:
         for name, module in self._module.named_modules():
-            module.training = training[name]
+            module.training = training.get(name, module.training)
 
     def state_dict(self) -> dict[str, Any]:
         """Return both, by name."""
@@ -84,7 +98,18 @@ class Modes:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take both back."""
-        self._set(state_dict["training"])
+        """Take both back; a submodule that the code builds since is as built."""
+        training, built = state_dict["training"], self._training()
+        new, gone = [name for name in built if name not in training], [name for name in training if name not in built]
+        _tell("submodules", new, gone)
+        self._set(training)
+        state_dict["training"] = self._training()
         for name, parameter in self._module.named_parameters():
             parameter.requires_grad_(state_dict["requires_grad"][name])
+
+
+def _tell(what: str, new: Sequence[str], gone: Sequence[str]) -> None:
+    """Say what the code builds otherwise than that of the snapshot's life."""
+    lines = {"new, and as built": new, "gone, and dropped": gone}
+    if said := [f"{line}: {', '.join(names)}" for line, names in lines.items() if names]:
+        log.warning("the code builds other %s than those the snapshot is of: %s", what, "; ".join(said))

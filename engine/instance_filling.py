@@ -147,7 +147,10 @@ def _named_tuple(filling: "Filling", node: Instance, live: Any, path: str) -> An
     kind = _class(node.kind, live, tuple)
     if kind is None:
         return filling.give_up(path, node.kind, live)
-    return tuple.__new__(kind, items_of(filling, node.state["items"], live if type(live) is kind else (), path))
+    items = items_of(filling, node.state["items"], live if type(live) is kind else (), path)
+    if len(items) != len(kind._fields):
+        return filling.give_up(path, f"{node.kind} of {len(items)} fields", live)
+    return tuple.__new__(kind, items)
 
 
 def _value(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
@@ -161,16 +164,27 @@ def _object(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
         live = filling.set(_fresh(_class(node.kind, live, object)), path)
         if live is None:
             return filling.give_up(path, node.kind, MISSING)
-    before = attributes_of(live)
-    for name, part in node.state["attributes"].items():
-        after = filling.put(part, before.get(name, MISSING), step(path, name))
-        if after is not before.get(name, MISSING):
-            _set_attribute(live, name, after)
-    for name in before.keys() - node.state["attributes"].keys():
-        object.__delattr__(live, name)
+    _fill_attributes(filling, node.state["attributes"], live, path)
     if "items" in node.state:
         _fill_base(filling, node.state["items"], live, step(path, "items"))
     return live
+
+
+def _fill_attributes(filling: "Filling", nodes: dict[str, Any], live: Any, path: str) -> None:
+    before = attributes_of(live)
+    for name, part in nodes.items():
+        if filling.change.drops(path, name) or filling.change.replaces(path, name, part):
+            filling.skip(part, step(path, name))
+            continue
+        after = filling.put(part, before.get(name, MISSING), step(path, name))
+        if after is not before.get(name, MISSING):
+            try:
+                _set_attribute(live, name, after)
+            except AttributeError:  # its class has no room for it, or a property there
+                filling.give_up(step(path, name), "set", MISSING)
+    for name in before.keys() - nodes.keys():
+        if not filling.change.adds(path, name):
+            object.__delattr__(live, name)
 
 
 def _fresh(kind: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from midstride.engine.built import CodeChange
 from midstride.engine.container_filling import KINDS, MISSING
 from midstride.engine.instance_filling import FORMS
 from midstride.engine.object_graph import GraphWalk
@@ -27,10 +28,14 @@ class Filling:
         walk: of the live objects as they are.
         anchors: what other parts of the state keep, by name.
         device: where tensors belong that were on an accelerator and have no live one to be copied to.
+        change: how the code that built the live objects differs from that of the snapshot; None if it does not.
     """
 
-    def __init__(self, walk: GraphWalk, anchors: Mapping[str, object], device: torch.device) -> None:
+    def __init__(
+        self, walk: GraphWalk, anchors: Mapping[str, object], device: torch.device, change: CodeChange | None = None
+    ) -> None:
         self._walk, self.device = walk, device
+        self.change = CodeChange() if change is None else change
         self._known = {**{path: value for path, value in walk.seen.values()}, **anchors}
         self._made: dict[str, object] = {}
         self._used: dict[int, object] = {id(value): value for value in anchors.values()}
@@ -47,6 +52,12 @@ class Filling:
             return FORMS[node.form](self, node, live, path)
         filler = KINDS.get(kind)
         return node if filler is None else filler(self, node, live, path)
+
+    def skip(self, node: Any, path: str) -> None:
+        """Make what `node` says for those that share it, while nothing is set at `path`."""
+        stale = dict(self.stale)
+        self.put(node, MISSING, path)
+        self.stale = stale
 
     def use(self, live: Any, path: str, *, fits: bool) -> bool:
         """Return whether `live` is to be filled as what stands at `path`: it fits, and nothing else claimed it."""

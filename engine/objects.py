@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.built import Built, CodeChange, built_by
 from midstride.engine.container_filling import MISSING
 from midstride.engine.elastic import of_first
 from midstride.engine.exactness.places import is_users, is_users_file
@@ -108,6 +109,7 @@ class Objects:
         self._told: set[str] = set()
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}
+        self._code: Built = {}
         self._constants: dict[str, str] | None = None
         #: data that were left out, being large, by path; as of the last walk
         self.large: dict[str, object] = {}
@@ -126,6 +128,8 @@ class Objects:
             walk.is_small = root.is_data
             nodes = walk.attributes(root.values, root.path)
             self._built[root.path] = set(root.values)
+            if root.owner is None or is_users(type(root.owner)):
+                self._code |= built_by(nodes, root.path)
             if root.is_setup or root.is_data:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
         self._tell_opaque(walk)
@@ -152,7 +156,7 @@ class Objects:
         self._tell_opaque(walk)
         self._tell_replaced(walk)
         self.large = walk.large
-        return {**state, **({"deleted": deleted} if deleted else {})}
+        return {**state, **({"deleted": deleted} if deleted else {}), "built": self._code}
 
     def _as_set_up(self, path: str, node: Any) -> bool:
         before = self._setup.get(path, MISSING)
@@ -163,21 +167,35 @@ class Objects:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Put every attribute back, in place wherever an object is there to take it."""
         is_old = state_dict.pop("is_old", False)
+        change = CodeChange(self._code, state_dict.pop("built", {}))
         walk, roots = self._walk()
         saved = [self._saved(root, state_dict, walk) for root in roots]
-        filling = Filling(walk, self._anchors(), self._device)
+        filling = Filling(walk, self._anchors(), self._device, change)
         for root, nodes in zip(roots, saved, strict=True):
-            for name, node in nodes.items():
-                before = root.values.get(name, MISSING)
-                after = filling.put(node, before, f"{root.path}/{name}")
-                if after is not before:
-                    root.set(name, after)
+            self._fill(root, nodes, filling)
             if root.owner is not None:
-                self._take_away(root, nodes, state_dict.get("deleted", []))
+                self._take_away(root, nodes, state_dict.get("deleted", []), change)
+        paths = {root.path for root in roots}
+        for path in [f"{group}/{name}" for group in state_dict.keys() - {"deleted"} for name in state_dict[group]]:
+            if path.rstrip("/") not in paths:
+                change.lose(path)
+        self._code = change.after({root.path: nodes for root, nodes in zip(roots, saved, strict=True)})
         self._report(filling)
-        if is_old:  # what it did not hold stays as it was built
-            state_dict.clear()
-            state_dict.update(self.state_dict())
+        is_other = is_old or change.found or filling.stale or filling.reordered
+        now = self.state_dict() if is_other else {**state_dict, "built": self._code}
+        state_dict.clear()
+        state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
+
+    def _fill(self, root: Root, nodes: dict[str, Any], filling: Filling) -> None:
+        for name, node in nodes.items():
+            path = f"{root.path}/{name}"
+            if filling.change.drops(root.path, name) or filling.change.replaces(root.path, name, node):
+                filling.skip(node, path)
+                continue
+            before = root.values.get(name, MISSING)
+            after = filling.put(node, before, path)
+            if after is not before:
+                root.set(name, after)
 
     def _saved(self, root: Root, state: dict[str, Any], walk: GraphWalk) -> dict[str, Any]:
         """Return what `root` shall hold: as saved, and else as it was set up."""
@@ -190,18 +208,32 @@ class Objects:
         }
         return {**setup, **state.get(root.group, {}).get(root.name, {})}
 
-    def _take_away(self, root: Root, saved: dict[str, Any], deleted: list[list[str]]) -> None:
+    def _take_away(self, root: Root, saved: dict[str, Any], deleted: list[list[str]], change: CodeChange) -> None:
         """Delete what came up later than the snapshot, and what was gone by then."""
         built = self._built.get(root.path, set())
         for name in root.values.keys() - saved.keys():
             if name not in built or [root.path, name] in deleted:
                 vars(root.owner).pop(name, None)
+            else:
+                change.adds(root.path, name)
+        for path, name in deleted:
+            if path == root.path:
+                change.drops(path, name)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return rank 0's, with a warning where others differ."""
         return dict(of_first("what an attribute holds", states))
 
     def _report(self, filling: Filling) -> None:
+        if filling.change.found:
+            lines = [
+                f"{what}: {_few([_shown(path) for path in paths])}" for what, paths in filling.change.found.items()
+            ]
+            log.warning(
+                "the code builds other objects than those the snapshot is of: %s. To train with a new value where the "
+                "snapshot's holds, give the attribute another name",
+                "; ".join(lines),
+            )
         if filling.stale:
             lines = [f"{_shown(path)} (was {what})" for path, what in filling.stale.items()]
             log.warning(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws.mended import MENDED
 from laws.objects import KEPT, NAMED
 
 from midstride.engine import Trainer
@@ -86,6 +87,21 @@ def test_what_cannot_come_back_is_named_in_the_first_life(
     else:
         train(made, tmp_path)
         assert len(re.findall(words, caplog.text)) == 1
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_a_run_goes_on_when_its_code_was_mended(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, after, words, held = MENDED[name]
+    train(before, tmp_path / "before")
+    assert "the code builds" not in caplog.text
+
+    module = train(after, cut(tmp_path / "before", tmp_path / "after"))
+    again = len(caplog.records)
+    train(after, cut(tmp_path / "after", tmp_path / "again", CUT + 1))
+
+    assert len(re.findall(words, caplog.text)) == 1
+    assert {name: getattr(module, name, None) for name in held} == held
+    assert [record for record in caplog.records[again:] if "the code builds" in record.getMessage()] == []
 
 
 @pytest.mark.parametrize("name", ["Private", "Generators"])
