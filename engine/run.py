@@ -245,7 +245,8 @@ class Run:
             except Exception as error:
                 kind = StoreSilent if self.store.is_passing(error) else SnapshotError
                 result = None, kind(f"{self.store.url}: {type(error).__name__}: {error}")
-                log.exception("in %s", self.store.url)
+                if not isinstance(error, OSError):  # its words say all there is to know
+                    log.exception("in %s", self.store.url)
         value, failure = self._strategy.gather(result)[0]
         if failure is not None:
             raise failure

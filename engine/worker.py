@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from midstride.engine.errors import StopSignal
+from midstride.engine.errors import SnapshotError, StopSignal
 from midstride.engine.heartbeat import Heartbeat, Phase
 from midstride.engine.imports import make_importable
 from midstride.engine.job import TrainingJob
@@ -84,10 +84,10 @@ class Rank:
         except BaseException as error:
             _ignore_stops()  # a launcher asks the others to stop as soon as one has left
             outcome = Outcome.of(error, rank=self.world.rank, step=self._step())
-            if outcome.kind == "died":
+            if outcome.kind == "died" and not isinstance(error, SnapshotError):
                 traceback.print_exc()
-            else:  # a user's error the launcher tells in full, once
-                words = outcome.error if outcome.kind == "stopped" else "user error"
+            else:  # a store's fault, such as a full disk, is in its words; a user's error the launcher tells, once
+                words = "user error" if outcome.kind == "user_error" else outcome.error
                 print(f"rank {self.world.rank}: {words}", file=sys.stderr, flush=True)
             return self._end(outcome)
 

@@ -5,6 +5,7 @@ folders keep both with rename, link and fsync (`local.py`), S3 with its conditio
 fsspec URL (`remote.py`) only the first is believed.
 """
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -221,7 +222,8 @@ class Store(ABC):
 
     def _way_out(self, error: OSError) -> str:
         """What to do about `error`, which kept this store from being written."""
-        return "Allow it"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return "Free some space: the same command then resumes the run" if full else "Allow it"
 
 
 def holds_password(url: str) -> bool:
