@@ -1,5 +1,6 @@
 """Whose code it is: the user's, a library's, Python's, or ours."""
 
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -8,7 +9,7 @@ import midstride.engine
 
 __all__ = ["is_pythons_file", "is_users", "is_users_file"]
 
-_PYTHON = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")})
+_PYTHON = tuple({*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")), str(Path(os.__file__).parent)})
 _INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
 _OURS = str(Path(next(iter(midstride.engine.__path__))).resolve())
 

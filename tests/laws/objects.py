@@ -6,6 +6,7 @@ import enum
 import functools
 import itertools
 import random
+import threading
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -370,6 +371,43 @@ class Containers(Small):
         order = sum(place * number for place, number in enumerate(self.numbers))
         assert all(module is self.layer for module in self.nested["modules"])
         return sum(values) + self.counter[0] + sum(self.default.values()) + self.nested[Level.LOW] + order
+
+
+class Mode(str, enum.Enum):  # noqa: UP042 - as written before StrEnum
+    WARM = "warm"
+    LONG = "long"
+
+
+class Phase(enum.IntEnum):
+    FIRST = 1
+    SECOND = 2
+
+
+class Constants(Small):
+    """Enumerations that are text and numbers, in attributes and hyperparameters."""
+
+    def __init__(self, mode: Mode = Mode.WARM) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def build(self) -> None:
+        self.phase, self.order = Phase.FIRST, {Mode.WARM: Phase.FIRST, Mode.LONG: Phase.SECOND}
+
+    def factor(self, batch: Tensor) -> Any:
+        mode = self.hparams["mode"]
+        assert isinstance(mode, Mode)
+        assert isinstance(self.phase, Phase)
+        self.hparams["mode"] = Mode.LONG if self.phase is Phase.SECOND else Mode.WARM
+        self.phase = Phase.SECOND
+        return self.order[mode] + len(mode.value) + self.phase
+
+
+class Locked(Small):
+    """Many attributes of one kind that no file can hold."""
+
+    def build(self) -> None:
+        for number in range(20):
+            setattr(self, f"lock_{number}", threading.Lock())
 
 
 class Iterators(Small):
@@ -748,6 +786,7 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     "other optimizers": ((Swaps, None, list), True, "replaced in training: SGD became Adam"),
     "a callback": ((Small, None, lambda: [Deaf()]), True, "callbacks, before the first step, did not take back"),
     "None first": ((Opening, None, list), False, "attribute numbers, a generator, is not part of snapshots"),
+    "many of a kind": ((Locked, None, list), False, r"not part of snapshots"),
     "a function": ((ActsOtherwise, None, list), False, r"what no snapshot can hold: module\.act \(now .*tanh"),
     "on the class": ((CountsOnClass, None, list), False, r"part of no snapshot: class CountsOnClass: calls \(0, now 1"),
     "in a global": ((CountsInGlobal, None, list), False, r"part of no snapshot: global .*CALLS\['factor'\] \(0, now 1"),
@@ -758,8 +797,21 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
 Made = tuple[Callable[[], Small], Callable[[], Any] | None, Callable[[], list[Callback]]]
 _MODULES: list[type[Small]] = [
     *(Dropping, Tagged, Private, Tuned, SharedDeque, SharedDict, Hooked, Counted, Viewed, ViewedLate, Tensors),
-    *(Graphed, Arrays, Callable_, Objects, Late, Containers, Iterators, Generators, OfClass, Teacher, Replaced),
-    *(Optimized, Lambda, Cyclic, Cyclic2, CyclicRange, Narrow, Growing, Listed, Averaged),
+    *(
+        Graphed,
+        Arrays,
+        Callable_,
+        Objects,
+        Late,
+        Containers,
+        Constants,
+        Iterators,
+        Generators,
+        OfClass,
+        Teacher,
+        Replaced,
+    ),
+    *(Constants, Optimized, Lambda, Cyclic, Cyclic2, CyclicRange, Narrow, Growing, Listed, Averaged),
 ]
 KEPT: dict[str, Made] = {kind.__name__: (kind, None, list) for kind in _MODULES}
 KEPT |= {

@@ -1,5 +1,6 @@
 """`assert_resumes_exactly`: silent about what is exact, and right about what is not."""
 
+import copy
 import io
 import itertools
 import os
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import DataModule, TrainingModule
+from midstride.engine.exactness.witness import Witness
 from midstride.engine.testing import assert_resumes_exactly
 
 CALLS = [0]
@@ -239,3 +241,13 @@ def test_a_module_that_does_not_train_shows_its_error() -> None:
 
     with pytest.raises(AssertionError, match=r"(?s)does not train to the end.*no such factor"):
         assert_resumes_exactly(Failing, Data(Rows()))
+
+
+def test_a_copy_asks_for_no_id() -> None:
+    with Witness() as witness:
+        copy.deepcopy([[1], {2: []}])
+    assert witness.seen == []
+
+    with Witness() as witness:
+        id(witness)
+    assert [line.partition(" in ")[0] for line in witness.seen] == ["id()"]
