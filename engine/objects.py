@@ -129,7 +129,9 @@ class Objects:
             nodes = walk.attributes(root.values, root.path)
             self._built[root.path] = set(root.values)
             if root.owner is None or is_users(type(root.owner)):
-                self._code |= built_by(nodes, root.path)
+                built = built_by(nodes, root.path)
+                # of what every life sets up anew, such as a number of workers, the names alone
+                self._code |= {k: dict.fromkeys(v, "") for k, v in built.items()} if root.is_setup else built
             if root.is_setup or root.is_data:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
         self._tell_opaque(walk)
