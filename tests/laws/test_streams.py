@@ -41,7 +41,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def feed_of(loaders: Any) -> Feed:
     """Return the training feed of a single process."""
-    return Loaders(Trainer(max_epochs=1, seed=SEED, enable_progress_bar=False), None, train=loaders).training()
+    return Loaders(
+        Trainer(strategy="single", max_epochs=1, seed=SEED, enable_progress_bar=False), None, train=loaders
+    ).training()
 
 
 def same(ours: Any, theirs: Any) -> bool:
