@@ -152,8 +152,9 @@ SNAPSHOTS = [
     Mutant(
         "old weights go before the new ones count",
         "engine/snapshots/weights.py",
-        '        self._store.write(f"{self._folder}/{file}", data)\n',
-        '        self._store.remove(self._folder)\n        self._store.write(f"{self._folder}/{file}", data)\n',
+        '        self._store.write(f"{self._folder}/{file}", weights.staged.data)\n',
+        "        self._store.remove(self._folder)\n"
+        '        self._store.write(f"{self._folder}/{file}", weights.staged.data)\n',
         f"{SNAPSHOT_TESTS}::test_a_kill_while_weights_are_replaced_leaves_whole_ones",
     ),
     Mutant(
