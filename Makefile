@@ -23,10 +23,10 @@ help:  ## show this list
 train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" and the like are passed on
 	$(BIN)/midstride train $(JOB) $(ARGS)
 
-test: check $(HOROVOD)  ## what must pass, about 12 minutes; ARGS="-m fast" takes a minute; LOAD=8 beside 8 busy loops
+test: check $(HOROVOD)  ## what must pass; ARGS="-m fast" while you edit, LOAD=8 beside 8 busy loops
 	$(if $(LOAD),$(BIN)/python tests/load.py $(LOAD)) $(BIN)/python -m pytest --durations-file=build/durations.txt $(ARGS)
 
-test-all: check $(HOROVOD)  ## everything, about an hour: whole laws on a disk, soak, browser, Airflow, xla; before a release
+test-all: check $(HOROVOD)  ## everything: whole laws on a disk, soak, browser, Airflow, xla; before a release
 	$(BIN)/python -m pytest --laws=all --disk --ui --timeout=600 --durations-file=build/durations-all.txt
 	$(MAKE) soak test-airflow test-xla
 
