@@ -37,7 +37,7 @@ class Shard:
         reader: whose data set it is a share of.
         ask: where it is to stand.
         note: the state to go on from; None reads it again from its start.
-        stateful: whether states are taken.
+        states: batches up to which states are taken; 0 leaves out whatever it says of its place.
         copied: read a copy in any case.
 
     Raises:
@@ -46,9 +46,9 @@ class Shard:
     """
 
     def __init__(
-        self, reader: "ShardReader", ask: Ask, note: Note | None, *, stateful: bool = True, copied: bool = False
+        self, reader: "ShardReader", ask: Ask, note: Note | None, *, states: int = sys.maxsize, copied: bool = False
     ) -> None:
-        self.reader, self.number, self.shard = reader, ask.number, ask.shard
+        self.reader, self.number, self.shard, self.states = reader, ask.number, ask.shard, states
         self.key = mix(mix(reader.key, ask.epoch), ask.shard)
         self.position, self.due = (note.batch, note.due) if note else (0, 1)
         #: of all samples up to here; None after a state that came without one
@@ -66,7 +66,7 @@ class Shard:
         self._seed(seed)
         if reader.init is not None and reader.shards:
             self._calling("worker_init_fn", reader.init, ask.shard)
-        if stateful:
+        if states:
             state = pickle.loads(note.data) if note else None
             self.source: Source = self._calling("__iter__", source_of, dataset, ask.epoch, seed, state)
         else:
@@ -129,7 +129,7 @@ class Shard:
             set_seed(mix(seed, number))
 
     def _take_note(self) -> None:
-        if self.position < self.due:
+        if not self.due <= self.position <= self.states:
             return
         try:
             note = self.note()

@@ -7,6 +7,7 @@ iterator, and its own random numbers for every batch.
 
 import copy
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -80,20 +81,20 @@ class ShardReader(Dataset[Any]):
             torch_worker._worker_info = outer
 
     def _opened(self, ask: Ask) -> Shard:
-        """Return a shard where `ask` wants it: from its state if that can be trusted, else from its start."""
+        """Return a shard where `ask` wants it: from its state if that passed, else from its start."""
         if self._trial is None:
             self._trial = self._tried(ask) if self.tries else Trial()
-        stateful = self._trial.refused is None
-        if ask.note is None or not stateful:
-            return Shard(self, ask, None, stateful=stateful)
+        states = sys.maxsize if self._trial.refused is None else self._trial.passed
+        if ask.note is None or ask.note.batch > states:
+            return Shard(self, ask, None, states=states)
         try:
-            return Shard(self, ask, ask.note, stateful=True)
+            return Shard(self, ask, ask.note, states=states)
         except EngineError as error:
             log.warning(
                 "%s\nIts state does not bring it back to batch %d: all batches before that are read again.",
                 *(error, ask.batch),
             )
-            return Shard(self, ask, None, stateful=False)
+            return Shard(self, ask, None, states=0)
 
     def _tried(self, ask: Ask) -> Trial:
         """Try the stream on copies, and say if its state is of no use."""
@@ -103,14 +104,16 @@ class ShardReader(Dataset[Any]):
             return Trial("it cannot be copied, so its state cannot be tried")
 
         def opened(note: Note | None, stateful: bool) -> Shard:
-            return Shard(self, begin._replace(batch=note.batch if note else 0), note, stateful=stateful, copied=True)
+            at = begin._replace(batch=note.batch if note else 0)
+            return Shard(self, at, note, states=sys.maxsize if stateful else 0, copied=True)
 
         trial = try_stream(opened, self.batch_size or 1, self.where)
         if trial.refused is not None and ask.shard == 0:
             log.warning(
                 "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "
-                "was read of the epoch; here %d batches took %.2f s.",
-                *(self.where, trial.refused, trial.batches, trial.seconds),
+                "was read of the epoch%s; here %d batches took %.2f s.",
+                *(self.where, trial.refused, f" after batch {trial.passed}" if trial.passed else ""),
+                *(trial.batches, trial.seconds),
             )
         return trial
 

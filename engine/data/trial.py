@@ -1,8 +1,8 @@
 """A stream is tried before it is trusted: read again it gives the same, and its state brings it back to its place.
 
 At the start of each life some samples are read from copies of the data set: once with states taken on the way, once
-more from the start, and once from each state. A state that does not bring the stream back is not used: it is read
-again from its start instead.
+more from the start, and once from each state. From the first state on that does not bring the stream back none is used:
+what follows the last one that did, or else the whole epoch, is read again instead.
 """
 
 import time
@@ -38,12 +38,14 @@ class Trial:
     """What came of trying a stream.
 
     Args:
-        refused: why its state is not used, in words; None if it is, or if there is none.
+        refused: why its state is not used; None if it is, or if there is none.
+        passed: batches before the last state that brought it back; 0 if there is none.
         batches: read on the way.
         seconds: that reading them once took.
     """
 
     refused: str | None = None
+    passed: int = 0
     batches: int = 0
     seconds: float = 0.0
 
@@ -84,8 +86,13 @@ def try_stream(open_: Callable[[Note | None, bool], Reading], batch_size: int, w
                 "the clock, the system, or a generator that cannot be found, or takes away what it reads. Draw from "
                 "torch, numpy.random, random or a generator that is an attribute of the data set, seeded with a number."
             )
-    refused = walk.failed or next(filter(None, (_refused(open_, note, walk.digests) for note in walk.notes)), None)
-    return Trial(refused, len(walk.digests), seconds)
+    trial = Trial(walk.failed, 0, len(walk.digests), seconds)
+    for note in walk.notes:
+        if (refused := _refused(open_, note, walk.digests)) is not None:
+            trial.refused = refused
+            break
+        trial.passed = note.batch
+    return trial
 
 
 def _walked(reading: Reading, batches: int) -> _Walk:
@@ -104,6 +111,8 @@ def _walked(reading: Reading, batches: int) -> _Walk:
                 walk.failed = _last_line(error)
             else:
                 walk.notes += [] if note is None else [note]
+    # What nothing was read after has not been tried.
+    walk.notes = [note for note in walk.notes if note.batch < len(walk.digests)]
     return walk
 
 

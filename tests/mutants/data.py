@@ -124,9 +124,30 @@ DATA = [
     Mutant(
         "a state is trusted that was not tried",
         "engine/data/trial.py",
-        "_refused(open_, note, walk.digests) for",
-        "_refused(open_, note, walk.digests[:0]) for",
+        "_refused(open_, note, walk.digests)) is not None:",
+        "_refused(open_, note, walk.digests[:0])) is not None:",
         "unit/test_iterable.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
+    ),
+    Mutant(
+        "states are taken after the last one that passed",
+        "engine/data/shard.py",
+        "if not self.due <= self.position <= self.states:",
+        "if not self.due <= self.position:",
+        "unit/test_iterable.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
+    ),
+    Mutant(
+        "a state that passed is left for the start",
+        "engine/data/trial.py",
+        "        trial.passed = note.batch\n",
+        "",
+        "unit/test_iterable.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
+    ),
+    Mutant(
+        "a state after which nothing was read passes",
+        "engine/data/trial.py",
+        "if note.batch < len(walk.digests)]",
+        "if note.batch <= len(walk.digests)]",
+        "unit/test_iterable.py::test_a_state_after_which_nothing_was_read_has_not_passed",
     ),
     Mutant(
         "what a stream gives again is not compared",

@@ -3,6 +3,7 @@
 import copy
 import gc
 import logging
+import math
 import os
 import random
 import threading
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.data import trial
 from midstride.engine.data.feed import Feed
 from midstride.engine.data.iterable import IterableFeed
+from midstride.engine.data.notes import Note
 from midstride.engine.data.shard import STATE_BYTES
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.snapshots.codec import differences
@@ -261,20 +264,71 @@ class Arguing(Lines):
         raise AssertionError
 
 
-@pytest.mark.parametrize(("kind", "why"), [(Forgetful, "batch 4 was another one"), (Arguing, "TypeError")])
+class Mute(Stateful):
+    """Says nothing of its place from its ninth sample on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.at > 8:
+            raise KeyError("place")
+        return {"at": self.at}
+
+
+class Lost(Forgetful):
+    """Its state is one sample behind from the first one on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at - 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "passed"),
+    [
+        (Forgetful, "batch 4 was another one). {again} after batch 1; here", [1]),
+        (Mute, "KeyError: 'place'). {again} after batch 1; here", [1]),
+        (Lost, "batch 2 was another one). {again}; here", []),
+        (Arguing, "TypeError", []),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used(
-    kind: type[Lines], why: str, caplog: pytest.LogCaptureFixture
+    kind: type[Lines], why: str, passed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = feed_of(kind(), tries=True)
     found = [batch.tolist() for _, batch in zip(range(3), feed.batches(0), strict=False)]
     (message,) = [record.getMessage() for record in caplog.records if "does not bring it back" in record.getMessage()]
-    assert why in message
-    assert not feed.state_dict()["states"]
+    assert why.format(again="So a run that resumes reads again what was read of the epoch") in message
+    state = copy.deepcopy(feed.state_dict())
+    assert [note["batch"] for note in state["states"].values()] == passed
     again = feed_of(kind(), tries=True)
-    again.load_state_dict(copy.deepcopy(feed.state_dict()))
+    again.load_state_dict(copy.deepcopy(state))
     assert found + [batch.tolist() for batch in again.batches(0, 3)] == [
         list(range(first, first + 4)) for first in range(0, 20, 4)
     ]
+    assert resumed(kind(), state, 3) == REST
+    assert list(range(4 * sum(passed), 20)) == READ
+
+
+class Numbered:
+    """A shard of batches 1, 2, 3, ..., each its own digest; its state is wrong after batch 3."""
+
+    def __init__(self, note: Note | None) -> None:
+        self.at = note.batch + (note.batch == 3) if note else 0
+
+    def next_digest(self) -> int:
+        self.at += 1
+        return self.at
+
+    def note(self) -> Note:
+        return Note(self.at, 0, b"")
+
+
+@pytest.mark.parametrize(("batches", "is_refused"), [(3, False), (4, True)])
+def test_a_state_after_which_nothing_was_read_has_not_passed(
+    batches: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "SECONDS", math.inf)
+    found = trial.try_stream(lambda note, _: Numbered(note), trial.SAMPLES // batches, "the loader")
+    assert (found.passed, found.refused is not None) == (1, is_refused)
 
 
 def test_a_state_that_turns_out_wrong_on_resume_is_left_for_the_start(caplog: pytest.LogCaptureFixture) -> None:
