@@ -4,15 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from midstride.engine.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+    from midstride.engine.config.job import TrainingJob
     from midstride.engine.data.combined import CombinedLoader
-    from midstride.engine.job import TrainingJob
-    from midstride.engine.launchers.base import Launcher
-    from midstride.engine.module import DataModule, TrainingModule
+    from midstride.engine.launch.launchers.base import Launcher
+    from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+    from midstride.engine.modules.module import DataModule, TrainingModule
     from midstride.engine.seeds import seed_everything
-    from midstride.engine.snapshots.store import Store
+    from midstride.engine.storage.store import Store
     from midstride.engine.strategies.base import Strategy
-    from midstride.engine.trainer import Trainer
+    from midstride.engine.training.trainer import Trainer
     from midstride.engine.world import World
 
     __version__: str
@@ -37,18 +37,18 @@ __all__ = [
 
 #: name -> the module it lives in; loaded on first use, so that reading a job needs no torch
 _HOMES = {
-    "BestCheckpoint": "callbacks",
-    "Callback": "callbacks",
+    "BestCheckpoint": "modules.callbacks",
+    "Callback": "modules.callbacks",
     "CombinedLoader": "data.combined",
-    "DataModule": "module",
-    "EarlyStopping": "callbacks",
-    "Launcher": "launchers.base",
-    "LearningRateMonitor": "callbacks",
-    "Store": "snapshots.store",
+    "DataModule": "modules.module",
+    "EarlyStopping": "modules.callbacks",
+    "Launcher": "launch.launchers.base",
+    "LearningRateMonitor": "modules.callbacks",
+    "Store": "storage.store",
     "Strategy": "strategies.base",
-    "Trainer": "trainer",
-    "TrainingJob": "job",
-    "TrainingModule": "module",
+    "Trainer": "training.trainer",
+    "TrainingJob": "config.job",
+    "TrainingModule": "modules.module",
     "World": "world",
     "seed_everything": "seeds",
 }

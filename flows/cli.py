@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
-from midstride.engine.champions.commands import listeners
-from midstride.engine.champions.night import faults_of_night
-from midstride.engine.cli import Accepted, Date, JobFile, Overrides, app, load
-from midstride.engine.cli import main as run_command_line
-from midstride.engine.console import busy, show_error
+from midstride.engine.cli.app import Accepted, Date, JobFile, Overrides, app, load
+from midstride.engine.cli.app import main as run_command_line
+from midstride.engine.cli.champions import listeners
+from midstride.engine.cli.output import busy, show_error
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
-from midstride.engine.job import TrainingJob
-from midstride.flows.rollback import tell_rolled_back
+from midstride.engine.registry.nightly import faults_of_night
+from midstride.flows.rollback_event import tell_rolled_back
 
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
 
@@ -88,7 +88,7 @@ def _failed(job: TrainingJob, screen: Any, result: BaseException, again: str) ->
     if isinstance(result, Exception):
         show_error(str(result) if isinstance(result, EngineError) else f"{type(result).__name__}: {result}")
     if screen.url:
-        from midstride.engine.report import report_of
+        from midstride.engine.runs.report import report_of
         from midstride.flows.terminal import show_report
 
         run = screen.url.rpartition("/")[2]
@@ -148,8 +148,8 @@ def setup_server(
 ) -> int:
     """Give a self-hosted Prefect server what it lacks for runs that nobody watches; again changes nothing."""
     with busy("asking Prefect's server"):
-        from midstride.flows.self_hosted import crash_zombies, create_pool
         from midstride.flows.server import need_server
+        from midstride.flows.server_setup import crash_zombies, create_pool
 
         need_server()
         done = crash_zombies()
@@ -161,7 +161,7 @@ def setup_server(
 
 def _for_elsewhere(job: Path, overrides: list[str] | None, flow: str) -> TrainingJob:
     """Load a job that has to hold in other folders and processes than this."""
-    from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere
+    from midstride.engine.jobs.portability import doubts_elsewhere, faults_elsewhere
 
     loaded = load(job, overrides, None)
     with busy("importing its code as a deployment would"):
@@ -181,7 +181,7 @@ def _run_flow(name: str, arguments: tuple[Any, ...], screen: Any) -> Any:
                 from midstride.flows.server import api
 
                 flow = getattr(import_module(f"midstride.flows.{name}"), name)
-                from midstride.tasks.watch import shown_by
+                from midstride.tasks.monitor import shown_by
             with api(screen.busy), screen, shown_by(screen):
                 return flow(*arguments)
     except BaseException as error:

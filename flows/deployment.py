@@ -14,13 +14,13 @@ from prefect.schedules import Cron, Schedule
 from prefect.settings import get_current_settings
 from prefect.types.entrypoint import EntrypointType
 
-from midstride.engine.champions.night import faults_of_night
-from midstride.engine.elsewhere import relative_paths
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.yaml_file import apply_overrides
 from midstride.engine.errors import JobError
-from midstride.engine.job import TrainingJob
-from midstride.engine.jobfile import apply_overrides
+from midstride.engine.jobs.portability import relative_paths
+from midstride.engine.registry.nightly import faults_of_night
+from midstride.flows.serve import serve_until_asked
 from midstride.flows.server import need_server
-from midstride.flows.serving import serve_until_asked
 
 __all__ = ["FLOWS", "TAG", "deploy", "serve"]
 

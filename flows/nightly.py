@@ -6,13 +6,13 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from midstride.engine.champions.night import DATE, Night
-from midstride.engine.champions.report import NightReport
-from midstride.engine.job import TrainingJob
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.registry.nightly import DATE, Night
+from midstride.engine.registry.report import NightReport
 from midstride.flows.train import as_deployed, attempts_so_far, launched, prepared
+from midstride.tasks.compare import judge_challenger
 from midstride.tasks.credentials import credentials_of
-from midstride.tasks.judge import judge_challenger
-from midstride.tasks.night import publish_night
+from midstride.tasks.nightly_report import publish_night
 from midstride.tasks.report import publish_report
 
 __all__ = ["nightly"]

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from midstride.engine.champions.decision import Decision
-from midstride.engine.champions.report import NightReport
-from midstride.engine.console import WorldView
-from midstride.engine.markdown import facts_of, lost_steps, number, seconds
-from midstride.engine.report import Report
+from midstride.engine.cli.output import WorldView
+from midstride.engine.registry.comparison import Decision
+from midstride.engine.registry.report import NightReport
+from midstride.engine.runs.markdown import facts_of, lost_steps, number, seconds
+from midstride.engine.runs.report import Report
 
 __all__ = ["Screen", "quiet", "show_night", "show_report"]
 

@@ -3,15 +3,15 @@
 from prefect import flow
 from prefect.runtime import deployment, flow_run
 
-from midstride.engine.elsewhere import relative_paths
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
-from midstride.engine.job import TrainingJob
-from midstride.engine.ledger import Ledger
-from midstride.engine.prepared import Manifest, still_there
-from midstride.engine.report import Report
-from midstride.engine.snapshots.store import Store
-from midstride.flows.detached import detach
-from midstride.flows.words import spare_stacks
+from midstride.engine.jobs.portability import relative_paths
+from midstride.engine.jobs.prepare import Manifest, still_there
+from midstride.engine.runs.report import Report
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.storage.store import Store
+from midstride.flows.detach import detach
+from midstride.flows.log_filters import spare_stacks
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.evaluate import evaluate_best
 from midstride.tasks.launch import launch_world

@@ -8,8 +8,8 @@ from typing import Any
 from prefect.blocks.core import Block
 from pydantic import SecretStr
 
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
-from midstride.engine.job import TrainingJob
 
 __all__ = ["credentials_of"]
 

@@ -3,8 +3,8 @@
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from midstride.engine.errand import run_errand
-from midstride.engine.job import TrainingJob
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.jobs.isolated import run_errand
 
 __all__ = ["evaluate_best"]
 

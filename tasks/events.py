@@ -5,7 +5,7 @@ from typing import ClassVar
 from prefect.events import emit_event
 from pydantic import BaseModel, ConfigDict, Field
 
-from midstride.tasks.keys import resource
+from midstride.tasks.resources import resource
 
 __all__ = [
     "EVENTS",

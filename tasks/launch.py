@@ -7,15 +7,15 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 
-from midstride.engine.errand import check_outcome
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested, UserError, WorldError
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
-from midstride.engine.ledger import Ledger, Verdict
-from midstride.engine.lost import settle_lost
-from midstride.engine.report import cause_of
-from midstride.engine.snapshots.store import Store
-from midstride.tasks.watch import Watch, say
+from midstride.engine.jobs.isolated import check_outcome
+from midstride.engine.launch.launch import launch
+from midstride.engine.launch.recovery import settle_lost
+from midstride.engine.runs.report import cause_of
+from midstride.engine.session.attempts import Ledger, Verdict
+from midstride.engine.storage.store import Store
+from midstride.tasks.monitor import Watch, say
 
 __all__ = ["launch_world"]
 

@@ -5,8 +5,8 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import INPUTS, RUN_ID
 
-from midstride.engine.errand import run_errand
-from midstride.engine.job import TrainingJob
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.jobs.isolated import run_errand
 
 __all__ = ["prepare_data"]
 
@@ -23,7 +23,7 @@ def prepare_data(job: TrainingJob) -> dict[str, Any]:
     """Have the job's data module prepare its data; return a small manifest of them.
 
     A retry of the flow gets the manifest from the cache, so the caller checks with
-    `midstride.engine.prepared.still_there` whether the data are, too.
+    `midstride.engine.jobs.prepare.still_there` whether the data are, too.
     """
     manifest: dict[str, Any] = run_errand("prepare", job, job.name, on_line=get_run_logger().info)
     return manifest

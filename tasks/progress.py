@@ -6,9 +6,9 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from midstride.engine.events import Event
-from midstride.engine.markdown import number, seconds
-from midstride.tasks.keys import artifact_key
+from midstride.engine.runs.markdown import number, seconds
+from midstride.engine.session.events import Event
+from midstride.tasks.resources import artifact_key
 
 __all__ = ["Progress"]
 

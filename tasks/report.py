@@ -8,14 +8,14 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events.worker import EventsWorker
 
-from midstride.engine.curves import draw
-from midstride.engine.job import TrainingJob
-from midstride.engine.lost import settle_lost
-from midstride.engine.markdown import headline, markdown_of
-from midstride.engine.report import Report, cause_of, metric_rows, report_of
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.launch.recovery import settle_lost
+from midstride.engine.runs.curves import draw
+from midstride.engine.runs.markdown import headline, markdown_of
+from midstride.engine.runs.report import Report, cause_of, metric_rows, report_of
+from midstride.engine.storage.store import Store
 from midstride.tasks.events import Happened, RunFailed, RunFinished, RunStopped, emit
-from midstride.tasks.keys import artifact_key
+from midstride.tasks.resources import artifact_key
 
 __all__ = ["publish_report", "tell_stopped"]
 

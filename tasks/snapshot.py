@@ -8,10 +8,10 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from midstride.engine.markdown import seconds, size
-from midstride.engine.snapshots.inspection import inspect_snapshots
+from midstride.engine.runs.markdown import seconds, size
+from midstride.engine.snapshots.announced import inspect_snapshots
 from midstride.tasks.events import SnapshotCommitted, emit
-from midstride.tasks.keys import artifact_key
+from midstride.tasks.resources import artifact_key
 
 __all__ = ["record_snapshot"]
 

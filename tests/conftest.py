@@ -128,7 +128,7 @@ def forked_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what this process launches forked from there, not started as fresh Pythons: a tenth of the time."""
     import fork_server
 
-    monkeypatch.setattr("midstride.engine.launchers.group.start_keeper", fork_server.start_keeper)
+    monkeypatch.setattr("midstride.engine.processes.supervised.start_keeper", fork_server.start_keeper)
 
 
 @pytest.fixture(scope="session")

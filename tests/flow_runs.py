@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from midstride.engine.job import TrainingJob
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
+from midstride.engine.storage.store import Store
 
 TINY = Path(__file__).parent / "flows" / "tiny"
 STEPS = 24  # 96 samples in batches of 4 on two ranks, twice
@@ -66,7 +66,7 @@ def train_forked(job: TrainingJob, run: str) -> None:
 
 
 def _train(job: TrainingJob, run: str) -> None:
-    from midstride.engine.imports import make_importable
+    from midstride.engine.config.import_paths import make_importable
     from midstride.engine.seeds import seed_everything
 
     make_importable(job.folder)

@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from midstride.engine.launchers.keeper import Keeper
-from midstride.engine.launchers.lifeline import die_with_parent
+from midstride.engine.processes.lifetime import die_with_parent
+from midstride.engine.processes.supervisor import Keeper
 
 __all__ = ["ForkedKeeper", "run_program", "start_keeper"]
 
 #: what is called in a fork instead of being started by `python -m`; any other command is executed as it is
-CALLED = ("midstride.engine.errand", "midstride.engine.launchers.spawner", "midstride.engine.worker")
+CALLED = ("midstride.engine.jobs.isolated", "midstride.engine.launch.fork_server", "midstride.engine.launch.rank")
 
 
 def run_program(path: Path, log: Path) -> int:
@@ -36,7 +36,7 @@ def run_program(path: Path, log: Path) -> int:
 
 
 def start_keeper(command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float) -> "ForkedKeeper":
-    """Start a keeper as `midstride.engine.launchers.group` does, in a fork."""
+    """Start a keeper as `midstride.engine.processes.supervised` does, in a fork."""
     log.touch()
     return ForkedKeeper(_fork(_keep, [*command], grace_s, environment=environment, log=log))
 

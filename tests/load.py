@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from midstride.engine.launchers.lifeline import die_with_parent
+from midstride.engine.processes.lifetime import die_with_parent
 
 
 def _spin(parent: int) -> None:

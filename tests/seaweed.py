@@ -18,7 +18,7 @@ from unittest import mock
 
 from s3fs import S3FileSystem
 
-from midstride.engine.launchers.lifeline import die_with_parent
+from midstride.engine.processes.lifetime import die_with_parent
 
 __all__ = ["Seaweed"]
 

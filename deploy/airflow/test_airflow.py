@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from flow_runs import results, tiny_job
 
-from midstride.engine.faults import FaultPlan
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
-from midstride.engine.ledger import Ledger
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.launch.launch import launch
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.storage.store import Store
 
 DATE = "2026-03-01"
 RUN = f"nightly-{DATE}"

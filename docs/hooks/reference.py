@@ -9,7 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from midstride.engine.job import TrainingJob
+from midstride.engine.config.job import TrainingJob
 from midstride.flows.cli import app
 
 __all__ = ["commands", "job", "on_page_markdown"]

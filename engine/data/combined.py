@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from midstride.engine.data.feed import Feed
+from midstride.engine.data.loader import Feed
 from midstride.engine.errors import UserError
 
 __all__ = ["CombinedFeed", "CombinedLoader", "Mode", "leaves"]

@@ -7,7 +7,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from midstride.engine.errors import UnsupportedState
-from midstride.engine.snapshots.codec import walk
+from midstride.engine.state.codec import walk
 
 __all__ = ["Items", "as_items", "digest_of_items", "pack_items", "unpack_items"]
 

@@ -1,205 +1,96 @@
-"""Map-style loaders that start anywhere in an epoch and give the same batches as if they had come there by walking."""
+"""What a loop reads: batches from any place of any epoch, and what decides their order."""
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
-from midstride.engine.data.feed import Feed
-from midstride.engine.data.kept import MainGeneratorsKept
-from midstride.engine.data.order import Fetch, Order, Shard
-from midstride.engine.data.random import Rng, Seeds
-from midstride.engine.data.samplers import Dealt, Sampled
-from midstride.engine.data.seeded import SeededCollate, SeededDataset, few
-from midstride.engine.data.workers import TiedWorker, fetched, started
-from midstride.engine.seeds import mix
-
-__all__ = ["ExactLoader"]
+__all__ = ["Feed", "Feeds"]
 
 
-#: samples that are read twice in each life: what draws where it cannot be found may do so for few of them
-PROBED = 64
+class Feed(ABC):
+    """Batches of one rank, the same ones whether it came to a place by walking or by resuming there.
 
-
-#: more samples are not counted at the start of an epoch: it would take seconds
-COUNTED = 10_000_000
-
-
-class _Places:
-    """The batch sampler: what to fetch, from a place that is set before each pass."""
-
-    def __init__(self, order: Order, key: int, *, probe: bool) -> None:
-        self.order, self.key, self._probe = order, key, PROBED if probe else 0
-        self.epoch = self.start = self.count = 0
-        #: the indices of what is fetched and not yet handed out
-        self.under_way: deque[list[Any]] = deque()
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[Fetch]:
-        self.under_way.clear()
-        # No more than will be consumed: what workers fetch beyond a limit is time lost.
-        for fetch in islice(self.order.fetches(mix(self.key, self.epoch), self.start), self.count):
-            self.under_way.append(fetch.indices)
-            probe = min(self._probe, len(fetch.indices))
-            self._probe -= probe
-            yield fetch._replace(probe=probe) if probe else fetch
-
-
-class ExactLoader(Feed):
-    """A map-style DataLoader that can begin at any batch of any epoch.
-
-    Args:
-        loader: the user's loader; its data set, workers, collate and the rest are kept.
-        order: which samples this rank reads.
-        key: hash that sets this loader's random numbers apart from every other's.
-        limit: a share of the batches, or a number of them.
-        rng: what a seed in the data is for.
-        what: the loader, for messages.
+    Its place is not its own: the loop counts, and says where to start.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        order: Order,
-        key: int,
-        limit: float = 1.0,
-        *,
-        rng: Rng = "lazy",
-        what: str = "train",
-    ) -> None:
-        self.order, self.source = order, loader
-        self._limit, self._rng, self._what = limit, rng, what
-        self._seeds = Seeds(rng, shared=loader.num_workers > 0)
-        self._places = _Places(order, key, probe=rng == "lazy")
-        self._in_main = loader.num_workers == 0
-        self._kept = MainGeneratorsKept()
-        self._loader = self._rebuilt(loader, key)
-        self.longest = len(self)
-        self.batch_size = order.batch_size
+    #: the batches of an epoch on the rank that has the most; a loop may set it after asking the others
+    longest: int
+    #: samples in a full batch of this rank; None where batches have no fixed size
+    batch_size: int | None
+    #: whether the batch handed out last is the epoch's last one; in training that holds on every rank at once
+    at_end: bool = False
+    #: whether `len` tells; if not, only reading to the end does
+    is_sized: bool = True
+    #: indices in the data set of the samples last handed out, in order; None where they have none
+    given: Sequence[int] | None = None
+    #: why a run cannot go on with another number of ranks, in words; None if it can
+    fixed_world: str | None = None
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""
-        return self._limited(len(self.order))
-
-    def _limited(self, batches: int) -> int:
-        if isinstance(self._limit, int):
-            return min(batches, self._limit)
-        return int(batches * self._limit)
-
-    def facts(self) -> dict[str, Any]:
-        """Return what decides the order of samples."""
-        return {
-            "global_batch_size": self.order.global_batch_size,
-            "samples": len(self.order.sequence),
-            "drop_last": getattr(self.order, "drop_last", False),
-            **self.order.sequence.facts,
-        }
 
     @property
-    def fixed_world(self) -> str | None:  # type: ignore[override]
-        """Why the order or the random numbers would be others at another number of ranks."""
-        if isinstance(self.order, Dealt):
-            return f"the batches of its {type(self.source.batch_sampler).__name__} are dealt to the ranks whole"
-        if getattr(self.order, "own", False):
-            return "every rank reads samples of its own, by use_distributed_sampler=False or a sampler of its own"
-        if self._rng == "batch":
-            return "rng='batch' seeds the random numbers of a rank's batch as a whole"
-        if self._seeds.collate_drew:
-            return "its collate_fn draws random numbers, once for each rank's batch"
-        return None
+    def expected(self) -> int | None:
+        """The batches of an epoch as far as is known: exact for a sized feed, else a hint or None."""
+        return len(self)
+
+    @abstractmethod
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield the batches of `epoch` from batch `start` on, to the end of the epoch.
+
+        Started in the middle, that is the pass in which `state_dict` was taken, resumed.
+        """
 
     def worlds(self, size: int, batch_size: int) -> list[int]:
-        """Return the divisors of the global batch, but for those at which `drop_last` would leave out another end."""
-        if self.fixed_world is not None or not isinstance(order := self.order, Shard):
-            return [size]
-
-        def batches(ranks: int) -> int:
-            return len(replace(order, rank=0, size=ranks, batch_size=size * batch_size // ranks))
-
-        whole = size * batch_size
-        return [n for n in range(1, whole + 1) if whole % n == 0 and batches(n) == batches(size)]
+        """Return the numbers of ranks at which the epoch has the batches that `size` ranks of `batch_size` give it."""
+        return [size]
 
     def resize(self, batch_size: int) -> None:
-        """Read `batch_size` samples at once on this rank, at places as if it had always been so."""
-        if not isinstance(self.order, Shard):
-            raise TypeError("batches that somebody else makes have no size to set")
-        self.order = self._places.order = replace(self.order, batch_size=batch_size)
-        self.batch_size = batch_size
-        self.longest = self._limited(len(replace(self.order, rank=0)))
+        """Read `batch_size` samples at once on this rank; called only where `fixed_world` is None."""
+        raise NotImplementedError(f"{type(self).__name__} has no resize: write one, or give the feed a fixed_world")
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of `epoch` from batch `start` on."""
-        count = len(self) - start
-        if count <= 0:
-            return
-        self.order.sequence.open(epoch, resumed=start > 0)
-        self._places.epoch, self._places.start, self._places.count = epoch, start, count
-        with self._kept:
-            iterator = started(self._loader, f"the {self._what} loader")
-        last = start + count - 1
-        for number in range(start, last + 1):
-            if self._in_main:
-                with self._kept as kept:
-                    self._seeds.seen = kept.before
-                    batch = fetched(iterator, self._where, number)
-                    kept.after, self._seeds.seen = self._seeds.seen, None
-            else:
-                batch = fetched(iterator, self._where, number)
-            self.at_end = number == last
-            indices = self._places.under_way.popleft()
-            self.given = indices if {*map(type, indices)} == {int} else None
-            yield batch
+    def planned(self) -> Iterable[Sequence[Any]] | None:
+        """Return what a sampler gives this rank in the epoch that is open, batch by batch.
 
-    def planned(self) -> Iterator[list[Any]] | None:
-        """Return what a sampler gives this rank in the epoch that is open, batch by batch."""
-        sequence = self.order.sequence
-        is_own = "sampler" in sequence.facts or getattr(self.order, "own", False)
-        if not is_own or len(sequence) > COUNTED:
-            return None
-        return (fetch.indices for fetch in islice(self.order.fetches(0, 0), len(self)))
+        None where there is no sampler, or its order is a function of the epoch.
+        """
+        return None
 
     def shared_order(self) -> str | None:
-        """Return a digest of what a sampler gives all ranks in the epoch that is open."""
-        order = self.order
-        if not isinstance(order.sequence, Sampled) or getattr(order, "own", False) or getattr(order, "size", 1) == 1:
-            return None
-        return order.sequence.digest()
+        """Return a digest of the order that all ranks share in the epoch that is open, where training may change it."""
+        return None
 
-    def _where(self, number: int) -> str:
-        rank = getattr(self.order, "rank", 0)
-        return (
-            f"\nin batch {number} of epoch {self._places.epoch} of the {self._what} loader on rank {rank}, "
-            f"samples {few(self._places.under_way[0])}"
-        )
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the order of samples, as JSON; it belongs to the run's identity.
+
+        `global_batch_size`, where there is one, counts the samples that all ranks take at once.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the sampler carries from epoch to epoch, and what was seen of collate."""
-        return {"sampler": self.order.sequence.state_dict(), "random_collate": self._seeds.collate_drew}
+        """Return what cannot be found from a place alone, on this rank, as of the last batch handed out."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back; called before the first `batches` of a life."""
+
+
+class Feeds:
+    """The feeds of a fit as one part of a run's state."""
+
+    def __init__(self, training: Feed, validation: Sequence[Feed] = ()) -> None:
+        self.training, self.validation = training, list(validation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of every feed."""
+        return {
+            "training": self.training.state_dict(),
+            "validation": [feed.state_dict() for feed in self.validation],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
-        self.order.sequence.load_state_dict(state_dict["sampler"])
-        self._seeds.collate_drew = state_dict["random_collate"]
-
-    def _rebuilt(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:
-        collate: Any = SeededCollate(loader.collate_fn, self._seeds, single=loader.batch_sampler is None)
-        return DataLoader(
-            SeededDataset(loader.dataset, self._seeds),
-            batch_sampler=self._places,  # type: ignore[arg-type]
-            collate_fn=collate,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=TiedWorker(loader.worker_init_fn),
-            multiprocessing_context=loader.multiprocessing_context,
-            # iter() draws from this generator: the main one must not be moved by a restart.
-            generator=torch.Generator().manual_seed(key),
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-        )
+        self.training.load_state_dict(state_dict["training"])
+        for feed, state in zip(self.validation, state_dict["validation"], strict=True):
+            feed.load_state_dict(state)

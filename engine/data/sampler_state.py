@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from midstride.engine.data.held import Generator, attributes_of, get_state, held_generators, set_state
 from midstride.engine.data.in_place import filled
 from midstride.engine.errors import NotExact, UnsupportedState
-from midstride.engine.snapshots.codec import differences, walk
+from midstride.engine.objects.generators import Generator, attributes_of, get_state, held_generators, set_state
+from midstride.engine.state.codec import differences, walk
 
 __all__ = ["SamplerState", "wrapped"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from midstride.engine.data.seeded import Failure
+from midstride.engine.data.seeded_dataset import Failure
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
-from midstride.engine.launchers.lifeline import die_with_parent, end_with
+from midstride.engine.processes.lifetime import die_with_parent, end_with
 
 __all__ = ["TiedWorker", "fetched", "lost_workers", "started", "unwatch"]
 

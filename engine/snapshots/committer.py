@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, Superseded, WorldError
-from midstride.engine.snapshots.checksums import FileFacts, facts_of, seal, unseal
-from midstride.engine.snapshots.history import FORMAT, MANIFEST, ROWS, SNAPSHOTS, Snapshot
+from midstride.engine.snapshots.catalog import FORMAT, MANIFEST, ROWS, SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.lease import Lease, ensure_newest
-from midstride.engine.snapshots.place import Place, part_name, snapshot_name
+from midstride.engine.snapshots.position import Place, part_name, snapshot_name
 from midstride.engine.snapshots.staging import Staged
-from midstride.engine.snapshots.store import Store
+from midstride.engine.storage.checksums import FileFacts, facts_of, seal, unseal
+from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 __all__ = ["Committer", "Taken"]

@@ -1,39 +1,121 @@
-"""Inspection: whether snapshots that were announced are there, by their manifests and sizes. Needs no torch."""
+"""A survey: everything that lies in a run's store, and what is wrong with it. Needs no torch."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from midstride.engine.errors import SnapshotDamaged
-from midstride.engine.snapshots.history import MANIFEST, SNAPSHOTS, History, Snapshot
-from midstride.engine.snapshots.store import Store
+from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
+from midstride.engine.snapshots.catalog import SNAPSHOTS, History, Snapshot
+from midstride.engine.snapshots.lease import leases
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.position import parse_name
+from midstride.engine.snapshots.weights_index import (
+    FOLDERS,
+    last_is_missing,
+    missing_weights,
+    newest_weights,
+    verify_weights,
+)
+from midstride.engine.storage.store import Store
 
-__all__ = ["inspect_snapshots"]
+__all__ = ["Finding", "survey"]
+
+State = Literal["committed", "verified", "damaged", "set aside", "not committed", "superseded"]
 
 
-def inspect_snapshots(url: str, announced: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the snapshots `announced` for the run at `url`, each with what was found there as "state".
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
 
-    Its bytes are not read: that is for `History.verify`. One that is gone was pruned after a newer one.
-
-    Raises:
-        SnapshotDamaged: a file is missing or has another size than its manifest says.
+    Args:
+        name: a snapshot's, or "lease", "metrics", "best", "last".
+        state: what it is worth; "not committed" never happened, "superseded" is of a generation that lost its run.
+        reason: why it is damaged or was set aside.
+        snapshot: if it could be opened.
     """
-    store = Store.open(url)
-    committed = {snapshot.name: snapshot for snapshot in History(store).snapshots()}
-    return [{**one, "state": _state(store, committed.get(one["name"]))} for one in announced]
+
+    name: str
+    state: State
+    reason: str = ""
+    snapshot: Snapshot | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nobody needs to do anything about it."""
+        return self.state != "damaged"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        taken = self.snapshot
+        facts = taken and {
+            "step": taken.place.step,
+            "generation": taken.generation,
+            "bytes": taken.bytes,
+            "time": taken.manifest["time"],
+        }
+        return {"name": self.name, "state": self.state, "reason": self.reason, **(facts or {})}
 
 
-def _state(store: Store, snapshot: Snapshot | None) -> str:
-    if snapshot is None:
-        return "pruned"
-    for name, expected in snapshot.manifest["files"].items():
-        path = f"{SNAPSHOTS}/{snapshot.name}/{name}"
-        try:
-            found = f"has {store.size(path)} bytes"
-        except FileNotFoundError:
-            found = "is missing"
-        if found != f"has {expected['bytes']} bytes":
-            if not store.exists(f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}"):
-                return "pruned"
-            raise SnapshotDamaged(f"{store.url}/{path} {found}, its manifest says {expected['bytes']} bytes")
-    return f"{len(snapshot.manifest['files'])} files, sizes right"
+def survey(store: Store, *, read: bool = False) -> list[Finding]:
+    """Return what lies in the run in `store`, snapshots first, in the order of their places.
+
+    Args:
+        store: of the run.
+        read: read every byte of what counts, of the weights and of the metric log too; else manifests only.
+    """
+    try:
+        if read:
+            leases(store)
+        lineage = Lineage.of(store)
+    except SnapshotDamaged as error:
+        return [Finding("lease", "damaged", str(error))]
+    history = History(store)
+    aside = dict(history.aside())
+    names = sorted({name for name in (*store.list(SNAPSHOTS), *store.unfinished(SNAPSHOTS)) if parse_name(name)})
+    findings = [_snapshot(history, name, lineage, aside, read) for name in names if _has_files(store, name)]
+    if read:
+        findings += [Finding("metrics", "damaged", fault) for fault in history.log_faults()]
+        for snapshot in history.snapshots()[-1:]:
+            missing = missing_weights(store, snapshot.manifest).values()
+            findings += [Finding("weights", "damaged", fault) for fault in missing]
+            if fault := last_is_missing(store, snapshot):
+                findings.append(Finding("last", "damaged", f"{fault}; `midstride snapshots repair` writes them anew"))
+        for folder in FOLDERS:
+            findings += _damages(folder, lambda folder=folder: _verify_weights(store, folder))  # type: ignore[misc]
+    return findings
+
+
+def _has_files(store: Store, name: str) -> bool:
+    path = f"{SNAPSHOTS}/{name}"
+    return bool(store.list(path)) or name in store.unfinished(SNAPSHOTS)
+
+
+def _snapshot(history: History, name: str, lineage: Lineage, aside: dict[str, str], read: bool) -> Finding:
+    if name in aside:
+        return Finding(name, "set aside", aside[name])
+    if not lineage.holds(name):
+        return Finding(name, "superseded")
+    snapshot = None
+    try:
+        snapshot = history.opened(name)
+        if snapshot is None:
+            return Finding(name, "not committed")
+        if read:
+            history.verify(snapshot)
+    except SnapshotMissing:
+        return Finding(name, "not committed")  # pruned while it was read
+    except SnapshotError as error:
+        return Finding(name, "damaged", str(error), snapshot)
+    return Finding(name, "verified" if read else "committed", snapshot=snapshot)
+
+
+def _damages(name: str, act: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        act()
+    except SnapshotDamaged as error:
+        yield Finding(name, "damaged", str(error))
+
+
+def _verify_weights(store: Store, folder: str) -> None:
+    if saved := newest_weights(store, folder):
+        verify_weights(store, saved)

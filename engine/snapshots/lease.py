@@ -14,9 +14,9 @@ from typing import Any
 from uuid import uuid4
 
 from midstride.engine.errors import SnapshotDamaged, Superseded
-from midstride.engine.snapshots.checksums import seal, unseal
-from midstride.engine.snapshots.place import parse_name
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.position import parse_name
+from midstride.engine.storage.checksums import seal, unseal
+from midstride.engine.storage.store import Store
 
 __all__ = [
     "BLOCK",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.snapshots.lease import WAYS_OUT, Lease, ancestry, lease_path, newest
-from midstride.engine.snapshots.place import Place, parse_name
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.position import Place, parse_name
+from midstride.engine.storage.store import Store
 
 __all__ = ["Lineage"]
 

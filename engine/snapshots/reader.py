@@ -5,14 +5,14 @@ from collections.abc import Collection
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
-from midstride.engine.snapshots.bounds import sound
-from midstride.engine.snapshots.checksums import check_facts, facts_of
-from midstride.engine.snapshots.codec import decode
-from midstride.engine.snapshots.history import SNAPSHOTS, Snapshot
-from midstride.engine.snapshots.place import part_name
-from midstride.engine.snapshots.store import Store
-from midstride.engine.snapshots.tensor_file import read_tensors
-from midstride.engine.snapshots.tensors import FreshTensors
+from midstride.engine.snapshots.catalog import SNAPSHOTS, Snapshot
+from midstride.engine.snapshots.position import part_name
+from midstride.engine.state.bounds import sound
+from midstride.engine.state.codec import decode
+from midstride.engine.state.tensor_file import read_tensors
+from midstride.engine.state.tensors import FreshTensors
+from midstride.engine.storage.checksums import check_facts, facts_of
+from midstride.engine.storage.store import Store
 
 __all__ = ["read", "read_part"]
 

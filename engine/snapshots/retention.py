@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Iterable
 
-from midstride.engine.snapshots.history import History, Snapshot
+from midstride.engine.snapshots.catalog import History, Snapshot
 from midstride.engine.snapshots.lease import Lease, ensure_newest
-from midstride.engine.snapshots.place import Place
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.position import Place
+from midstride.engine.storage.store import Store
 
 __all__ = ["Retention"]
 

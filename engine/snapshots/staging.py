@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from midstride.engine.snapshots.arena import Buffer
-from midstride.engine.snapshots.checksums import FileFacts, facts_of
-from midstride.engine.snapshots.codec import walk
-from midstride.engine.snapshots.place import part_name
-from midstride.engine.snapshots.tensors import Layout, Leaf, Region, copy_tensors
+from midstride.engine.snapshots.buffer_pool import Buffer
+from midstride.engine.snapshots.position import part_name
+from midstride.engine.state.codec import walk
+from midstride.engine.state.tensors import Layout, Leaf, Region, copy_tensors
+from midstride.engine.storage.checksums import FileFacts, facts_of
 from midstride.engine.world import World
 
 __all__ = ["Staged", "Stager", "deal"]

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
-from midstride.engine.snapshots.arena import Buffer
-from midstride.engine.snapshots.bounds import sound
-from midstride.engine.snapshots.checksums import facts_of, seal
-from midstride.engine.snapshots.codec import decode
+from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.lease import Lease, ensure_newest
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.place import Place, parse_name, snapshot_name
+from midstride.engine.snapshots.position import Place, parse_name, snapshot_name
 from midstride.engine.snapshots.staging import Staged, Stager
-from midstride.engine.snapshots.store import Store
-from midstride.engine.snapshots.tensor_file import read_tensors
 from midstride.engine.snapshots.weights_index import COPY, files_of, needed, newest_weights, weights_names, with_way_out
+from midstride.engine.state.bounds import sound
+from midstride.engine.state.codec import decode
+from midstride.engine.state.tensor_file import read_tensors
+from midstride.engine.storage.checksums import facts_of, seal
+from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 __all__ = ["StagedWeights", "Weights", "WeightsFolder", "load_weights", "save_weights", "weights_at"]

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
-from midstride.engine.snapshots.bounds import check_files, sound
-from midstride.engine.snapshots.checksums import FileFacts, check_facts, facts_of, unseal
-from midstride.engine.snapshots.history import Snapshot
+from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.place import Place, parse_name
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.position import Place, parse_name
+from midstride.engine.state.bounds import check_files, sound
+from midstride.engine.storage.checksums import FileFacts, check_facts, facts_of, unseal
+from midstride.engine.storage.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -7,18 +7,18 @@ same step, since code of the user's runs between them: it is made anew where a c
 from collections.abc import Callable
 from typing import Any
 
+from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
-from midstride.engine.snapshots.arena import Buffer
-from midstride.engine.snapshots.checksums import facts_of
-from midstride.engine.snapshots.history import Snapshot
+from midstride.engine.snapshots.buffer_pool import Buffer
+from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.place import parse_name
+from midstride.engine.snapshots.position import parse_name
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.staging import Stager
-from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.weights import StagedWeights
 from midstride.engine.snapshots.weights_index import ASIDE, SavedWeights, is_of_the_end, open_weights
-from midstride.engine.strategies.table import STRATEGIES
+from midstride.engine.storage.checksums import facts_of
+from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 __all__ = ["NotRebuilt", "rebuild"]

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from midstride.engine.config.strategies import STRATEGIES, Row
 from midstride.engine.errors import StrategyUnavailable
-from midstride.engine.strategies.table import STRATEGIES, Row
 
 if TYPE_CHECKING:
     from midstride.engine.strategies.base import Strategy

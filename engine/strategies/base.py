@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from midstride.engine.hooks import calling
-from midstride.engine.module import TrainingModule
-from midstride.engine.options import TrainerOptions
+from midstride.engine.config.options import TrainerOptions
+from midstride.engine.modules.hooks import calling
+from midstride.engine.modules.module import TrainingModule
 from midstride.engine.seeds import DeviceGenerator
-from midstride.engine.state import Stateful
-from midstride.engine.strategies.channel import Channel
+from midstride.engine.state.stateful import Stateful
+from midstride.engine.strategies.side_channel import Channel
 from midstride.engine.world import World
 
 __all__ = ["LossOf", "Strategy", "TrainingStep"]

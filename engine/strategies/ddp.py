@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.strategies.base import TrainingStep
-from midstride.engine.strategies.process_group import ProcessGroup, average_gradients, broadcast
+from midstride.engine.strategies.collective import ProcessGroup, average_gradients, broadcast
 
 __all__ = ["Ddp"]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from midstride.engine.hooks import calling
-from midstride.engine.module import TrainingModule
+from midstride.engine.modules.hooks import calling
+from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import Strategy, TrainingStep
 from midstride.engine.strategies.replicas import SplitStep, in_parts
 from midstride.engine.strategies.single import Single

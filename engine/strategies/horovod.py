@@ -15,10 +15,10 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError, WorldError
-from midstride.engine.learning_rates import scale_learning_rates
-from midstride.engine.module import TrainingModule
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.optim.learning_rates import scale_learning_rates
 from midstride.engine.strategies.base import Strategy, TrainingStep
-from midstride.engine.strategies.channel import Channel
+from midstride.engine.strategies.side_channel import Channel
 
 __all__ = ["Horovod"]
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from midstride.engine.devices import move
-from midstride.engine.hooks import calling
-from midstride.engine.metrics import is_metric
-from midstride.engine.module import TrainingModule
+from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.modules.hooks import calling
+from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import TrainingStep
-from midstride.engine.strategies.batches import cut, join
+from midstride.engine.strategies.batch_split import cut, join
+from midstride.engine.trees import move
 
 __all__ = ["SplitStep", "in_parts"]
 

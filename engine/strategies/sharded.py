@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UnsupportedState, UserError
-from midstride.engine.module import TrainingModule
-from midstride.engine.snapshots.pieces import Piece, cut, mapped, recut
-from midstride.engine.state import Stateful
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.state.row_shards import Piece, cut, mapped, recut
+from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import TrainingStep
-from midstride.engine.strategies.process_group import ProcessGroup, broadcast
+from midstride.engine.strategies.collective import ProcessGroup, broadcast
 
 __all__ = ["FullySharded", "Sharded", "blocks"]
 

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch_xla._internal import pjrt
 
 from midstride.engine.errors import StrategyUnavailable, UserError, WorldError
-from midstride.engine.module import TrainingModule
+from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import TrainingStep
-from midstride.engine.strategies.process_group import ProcessGroup, average_gradients
+from midstride.engine.strategies.collective import ProcessGroup, average_gradients
 
 __all__ = ["Xla"]
 

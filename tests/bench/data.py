@@ -26,8 +26,8 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from midstride.engine.data.iterable import IterableFeed
-from midstride.engine.data.reading import training_loader
+from midstride.engine.data.dataloader_order import training_loader
+from midstride.engine.data.iterable.loader import IterableFeed
 from midstride.engine.world import World
 
 BATCH = 32

@@ -17,10 +17,10 @@ from flow_runs import tiny_job
 from rich.console import Console
 from rich.table import Table
 
-from midstride.engine.events import Event
-from midstride.engine.faults import FaultPlan
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.launch.launch import launch
+from midstride.engine.session.events import Event
 
 #: what ends each part, in order
 PARTS = {

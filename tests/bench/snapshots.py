@@ -25,12 +25,12 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from midstride.engine.snapshots.arena import Buffer
-from midstride.engine.snapshots.codec import walk
+from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.local import LocalStore
-from midstride.engine.snapshots.place import Place
+from midstride.engine.snapshots.position import Place
 from midstride.engine.snapshots.writer import Writer
+from midstride.engine.state.codec import walk
+from midstride.engine.storage.local import LocalStore
 from midstride.engine.world import World
 
 LAYERS = 16

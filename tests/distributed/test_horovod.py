@@ -15,7 +15,7 @@ from torch.optim import SGD, lr_scheduler
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import StrategyUnavailable, UserError
-from midstride.engine.launchers import build_launcher
+from midstride.engine.launch.launchers import build_launcher
 from midstride.engine.strategies import build_strategy
 from midstride.engine.strategies.base import TrainingStep
 from midstride.engine.world import World
@@ -132,6 +132,6 @@ def test_what_cannot_be_summed_is_named() -> None:
 
 
 def test_without_horovod_the_launcher_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstride.engine.launchers.horovodrun.find_spec", lambda name: None)
+    monkeypatch.setattr("midstride.engine.launch.launchers.horovodrun.find_spec", lambda name: None)
     with pytest.raises(StrategyUnavailable, match="make horovod"):
         build_launcher("horovodrun")

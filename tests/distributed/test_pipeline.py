@@ -15,9 +15,9 @@ from torchmetrics import CatMetric
 
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, Trainer, TrainingModule
 from midstride.engine.errors import EngineError
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.catalog import History
 from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 
 SAMPLES = 13

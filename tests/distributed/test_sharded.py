@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.errors import EngineError
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.pieces import Piece, join, mapped
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.inspection import survey
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.store import Store
-from midstride.engine.snapshots.survey import survey
+from midstride.engine.state.codec import differences
+from midstride.engine.state.row_shards import Piece, join, mapped
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 
 BOTH = ["sharded", "fully_sharded"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from midstride.engine.launchers.lifeline import descendants
+from midstride.engine.processes.lifetime import descendants
 
 MODULE = """
 import os, sys

@@ -12,9 +12,9 @@ from laws.lives import Setting, Tangled, live
 
 from midstride.engine import Trainer
 from midstride.engine.errors import EngineError
-from midstride.engine.faults import FaultPlan
-from midstride.engine.snapshots.history import History, Place
-from midstride.engine.snapshots.store import Store
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.snapshots.catalog import History, Place
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 
 

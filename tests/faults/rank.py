@@ -5,7 +5,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from midstride.engine.launchers.lifeline import PARENT, die_with_parent
+from midstride.engine.processes.lifetime import PARENT, die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(os.environ.pop(PARENT)))

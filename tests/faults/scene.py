@@ -17,9 +17,9 @@ from laws.lives import Setting, assert_alike
 from seaweed import Seaweed
 
 from midstride.engine.errors import EngineError
-from midstride.engine.faults import FaultPlan
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 
 __all__ = ["Scene"]
@@ -71,7 +71,7 @@ class Scene:
         """Give the run one life under torchrun; return its agent's exit code."""
         rank = self.folder / "rank.pickle"
         rank.write_bytes(pickle.dumps(partial(_speaking, self.setting, self.url, self.folder / "said.txt", None)))
-        agent = [sys.executable, "-m", "midstride.engine.launchers.agent", "--standalone"]
+        agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone"]
         ranks = [f"--nproc-per-node={self.setting.ranks}", "-m", "faults.rank", str(rank)]
         environment = {**self._environment, "PYTHONPATH": str(Path(__file__).parents[1])}
         self.codes = [subprocess.run([*agent, *ranks], env=environment, timeout=110.0, check=False).returncode]

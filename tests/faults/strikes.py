@@ -19,8 +19,8 @@ from laws.lives import STEPS, Tangled
 from proxy import Proxy
 from torch import Tensor
 
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.storage.store import Store
 
 __all__ = [
     "Strike",
@@ -45,7 +45,7 @@ Strike = Callable[[Scene], AbstractContextManager[None]]
 
 
 def itself(kind: Any, *ranks: int, step: int, phase: str) -> Strike:
-    """`ranks` do it to themselves: see `midstride.engine.faults`."""
+    """`ranks` do it to themselves: see `midstride.engine.fault_injection`."""
 
     @contextmanager
     def strike(scene: Scene) -> Iterator[None]:

@@ -14,12 +14,12 @@ import pytest
 import torch
 from unit.writers import OPEN, alone, state_at, take
 
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.history import History, Place
+from midstride.engine.snapshots.catalog import History, Place
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.snapshots.writer import Writer
+from midstride.engine.state.codec import differences
+from midstride.engine.storage.store import Store
 
 #: all through which a local store asks something of the kernel
 CALLS: list[tuple[Any, str]] = [

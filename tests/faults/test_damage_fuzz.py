@@ -13,10 +13,10 @@ from laws.lives import Setting, live
 from unit.test_cli import run as command
 
 from midstride.engine.errors import EngineError
-from midstride.engine.faults import FaultPlan
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.store import Store
+from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.snapshots.weights import Weights, load_weights
+from midstride.engine.state.codec import differences
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state
 
 SETTING = Setting(options={"snapshots": {"every_steps": 2, "keep": 3}})

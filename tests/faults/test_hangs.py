@@ -6,15 +6,15 @@ import pytest
 from flow_runs import results, tiny_job, train_forked
 from seaweed import Seaweed
 
-from midstride.engine import vigil
-from midstride.engine.events import Event
-from midstride.engine.faults import FaultPlan
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
-from midstride.engine.ledger import Ledger
-from midstride.engine.options import SnapshotOptions
-from midstride.engine.report import report_of
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.launch import watchdog as vigil
+from midstride.engine.launch.launch import launch
+from midstride.engine.runs.report import report_of
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.events import Event
+from midstride.engine.storage.store import Store
 
 LIMIT_S = 5.0
 

@@ -9,17 +9,17 @@ import pytest
 from flow_runs import results, tiny_job
 from laws.horovod_world import needs_horovod, run_horovod_ranks
 
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import StopRequested
-from midstride.engine.events import Event
-from midstride.engine.faults import FaultPlan
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
-from midstride.engine.ledger import Ledger
-from midstride.engine.session import Session
-from midstride.engine.snapshots.store import Store
-from midstride.engine.worker import Rank
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.launch.launch import launch
+from midstride.engine.launch.rank import Rank
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.events import Event
+from midstride.engine.session.session import Session
+from midstride.engine.storage.store import Store
 from midstride.engine.world import World
-from midstride.engine.world_options import WorldOptions
 
 pytestmark = needs_horovod
 

@@ -17,19 +17,19 @@ from pathlib import Path
 import pytest
 from laws.horovod_world import needs_horovod
 
-from midstride.engine import launch as launching
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
-from midstride.engine.events import Event
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
-from midstride.engine.launchers import LAUNCHERS, build_launcher
-from midstride.engine.launchers.base import Launcher
-from midstride.engine.launchers.group import ProcessGroup
-from midstride.engine.launchers.lifeline import descendants
-from midstride.engine.launchers.wards import Wards
-from midstride.engine.ledger import Ledger
-from midstride.engine.session import Session
-from midstride.engine.snapshots.store import Store
+from midstride.engine.launch import launch as launching
+from midstride.engine.launch.launch import launch
+from midstride.engine.launch.launchers import LAUNCHERS, build_launcher
+from midstride.engine.launch.launchers.base import Launcher
+from midstride.engine.processes.lifetime import descendants
+from midstride.engine.processes.registered_ranks import Wards
+from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.events import Event
+from midstride.engine.session.session import Session
+from midstride.engine.storage.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ties are those of Linux")
 
@@ -39,7 +39,7 @@ GRACE_S = 1.0
 RANK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from midstride.engine.launchers.lifeline import PARENT, die_with_parent, end_with_ancestors
+from midstride.engine.processes.lifetime import PARENT, die_with_parent, end_with_ancestors
 parent = os.environ.pop(PARENT, None)
 if "HOROVOD_RANK" in os.environ:
     end_with_ancestors("MIDSTRIDE_SESSION")
@@ -69,7 +69,7 @@ time.sleep(600)
 #: The spawner, its ranks such scripts.
 SPAWNER = """
 import runpy, sys
-from midstride.engine.launchers import spawner
+from midstride.engine.launch.launchers import spawner
 script, folder, mode = sys.argv[1:]
 def rank():
     sys.argv = [script, folder, mode]
@@ -83,8 +83,8 @@ spawner.main()
 WATCHER = """
 import os, sys, time
 from pathlib import Path
-from midstride.engine.cli import stoppable
-from midstride.engine.launchers.group import ProcessGroup
+from midstride.engine.cli.app import stoppable
+from midstride.engine.processes.supervised import ProcessGroup
 folder, grace_s, *command = sys.argv[1:]
 environment = {**os.environ, "MIDSTRIDE_SESSION": folder}
 if "--gloo" in command:
@@ -133,11 +133,11 @@ class Scene:
         if launcher == "inline":
             return [sys.executable, *rank]
         if launcher == "horovodrun":
-            agent = [sys.executable, "-m", "midstride.engine.launchers.horovod_agent", "--gloo", "--disable-cache"]
+            agent = [sys.executable, "-m", "midstride.engine.launch.horovodrun_agent", "--gloo", "--disable-cache"]
             return [*agent, "--start-timeout", "120", "-np", "2", sys.executable, *rank]
         if launcher == "spawn":
             return [sys.executable, self.script("spawner", SPAWNER), *rank]
-        agent = [sys.executable, "-m", "midstride.engine.launchers.agent", "--standalone", "--nproc-per-node=2"]
+        agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone", "--nproc-per-node=2"]
         return [*agent, "--monitor-interval=0.1", "--shutdown-timeout=30", *rank]
 
     def pids(self, name: str = "*") -> list[int]:
@@ -257,7 +257,7 @@ def test_horovodrun_leaves_nobody(scene: Scene, watcher: Callable[..., subproces
 SLOW_TO_LEAVE = """
 import os, signal, sys, time
 from pathlib import Path
-from midstride.engine.launchers.lifeline import PARENT
+from midstride.engine.processes.lifetime import PARENT
 folder = Path(sys.argv[1])
 (folder / f"heartbeat-rank-r{os.environ['HOROVOD_RANK']}").write_bytes(os.getpid().to_bytes(8, sys.byteorder))
 told = []
@@ -413,10 +413,10 @@ def test_ranks_can_print_after_their_watcher_was_killed(
 WORLD = """
 import json, os, signal, sys, time
 from midstride.engine.errors import JobError, StopRequested
-from midstride.engine.events import EventLog
-from midstride.engine.outcome import Outcome
-from midstride.engine.session import Session
-from midstride.engine.worker import print_whole_lines
+from midstride.engine.session.events import EventLog
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.session import Session
+from midstride.engine.launch.rank import print_whole_lines
 print_whole_lines()
 session, rank = Session(os.environ["MIDSTRIDE_SESSION"]), int(os.environ.get("RANK", "0"))
 job, run, attempt = session.read()

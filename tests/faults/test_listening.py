@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from flow_runs import tiny_job, wait_for
 
-from midstride.engine.events import Event
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
-from midstride.engine.launchers.lifeline import descendants
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.launch.launch import launch
+from midstride.engine.processes.lifetime import descendants
+from midstride.engine.session.events import Event
 
 LISTENING = "0A"
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from nights.house import House
 
-from midstride.engine.champions.decision import Decision
-from midstride.engine.champions.line import Line
-from midstride.engine.champions.night import Night
+from midstride.engine.config.import_paths import make_importable
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import Overtaken, UserError
-from midstride.engine.evaluate import compare
-from midstride.engine.faults import FaultPlan
-from midstride.engine.imports import make_importable
-from midstride.engine.job import TrainingJob
-from midstride.engine.prepared import prepare
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.jobs.evaluate import compare
+from midstride.engine.jobs.prepare import prepare
+from midstride.engine.registry.comparison import Decision
+from midstride.engine.registry.nightly import Night
+from midstride.engine.registry.registry import Line
 from midstride.engine.testing import run_ranks
 
 

@@ -8,7 +8,7 @@ import pytest
 from flow_runs import wait_for
 from laws.lives import Setting, assert_alike, live
 
-from midstride.engine.faults import FaultPlan
+from midstride.engine.fault_injection import FaultPlan
 
 SUPERSEDED = 75
 

@@ -9,10 +9,10 @@ import pytest
 from laws.lives import Setting, live
 from unit.test_cli import run as command
 
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.snapshots.catalog import History
 from midstride.engine.snapshots.weights import load_weights
+from midstride.engine.state.codec import differences
+from midstride.engine.storage.store import Store
 
 #: how a run was trained -> its setting; at the last step the weights are the best so far
 SETTINGS = {

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from laws.axes import cover
 from laws.lives import LAYOUTS, Setting, Tangled, assert_alike, live
 
-from midstride.engine.faults import FaultPlan
-from midstride.engine.requests import Requests
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.session.signals import Requests
 from midstride.engine.world import World
 
 STOPPED = 75

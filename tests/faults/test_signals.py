@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from flow_runs import Command, results, tiny_job, train_forked, wait_for
 
-from midstride.engine.heartbeat import Pulse
-from midstride.engine.job import TrainingJob
-from midstride.engine.ledger import Ledger
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.heartbeat import Pulse
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.storage.store import Store
 
 NEVER = 1000
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from midstride.engine.data.reading import training_loader
+from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World

@@ -13,8 +13,8 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from midstride.engine.job import TrainingJob
-from midstride.engine.launchers.lifeline import marked
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.processes.lifetime import marked
 
 _MARK = "MIDSTRIDE_TEST_OF"
 

@@ -13,9 +13,9 @@ import pytest
 from flow_events import payload, told
 from flow_runs import STEPS, Command, results, wait_for
 
-from midstride.engine.job import TrainingJob
-from midstride.engine.ledger import Ledger
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.storage.store import Store
 from midstride.flows.train import train
 
 Make = Callable[..., TrainingJob]

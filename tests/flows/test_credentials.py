@@ -15,10 +15,10 @@ from pydantic import BaseModel, SecretStr
 from s3fs import S3FileSystem
 from seaweed import KEY, SECRET, Seaweed, environment
 
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import JobError
-from midstride.engine.job import TrainingJob
-from midstride.engine.options import SnapshotOptions
-from midstride.engine.snapshots.store import Store
+from midstride.engine.storage.store import Store
 from midstride.flows.nightly import nightly
 from midstride.flows.train import train
 from midstride.tasks.credentials import credentials_of

@@ -20,13 +20,13 @@ from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import AwaitingRetry
 
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
-from midstride.engine.job import TrainingJob
-from midstride.engine.launchers.lifeline import descendants
-from midstride.engine.ledger import Ledger
-from midstride.engine.snapshots.store import Store
+from midstride.engine.processes.lifetime import descendants
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.storage.store import Store
 from midstride.flows.deployment import TAG, deploy
-from midstride.flows.self_hosted import create_pool
+from midstride.flows.server_setup import create_pool
 from midstride.flows.train import train
 
 Make = Callable[..., TrainingJob]

@@ -11,10 +11,10 @@ from flow_events import payload, told
 from flow_runs import STEPS, wait_for
 from seaweed import Seaweed
 
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import UserError
-from midstride.engine.faults import FaultPlan
-from midstride.engine.job import TrainingJob
-from midstride.engine.options import SnapshotOptions
+from midstride.engine.fault_injection import FaultPlan
 from midstride.flows.train import train
 from midstride.tasks.events import EVENTS, Happened
 

@@ -11,9 +11,9 @@ from nights.house import House
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from midstride.engine.champions.report import NightReport
 from midstride.engine.errors import UserError
-from midstride.engine.faults import FaultPlan
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.registry.report import NightReport
 from midstride.flows.nightly import nightly
 
 

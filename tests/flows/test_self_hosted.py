@@ -7,11 +7,11 @@ from prefect import get_client
 from prefect.events.schemas.automations import Automation
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from midstride.engine.cli import main
+from midstride.engine.cli.app import main
 from midstride.flows.cli import app
 from midstride.flows.deployment import TAG
-from midstride.flows.self_hosted import ZOMBIES, crash_zombies
 from midstride.flows.server import ServerError, need_server
+from midstride.flows.server_setup import ZOMBIES, crash_zombies
 
 
 @pytest.fixture(autouse=True)

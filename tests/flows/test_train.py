@@ -17,16 +17,16 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, Fl
 from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.client.schemas.sorting import ArtifactSort
 
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import UserError
-from midstride.engine.events import Event
-from midstride.engine.faults import FaultPlan
-from midstride.engine.job import TrainingJob
-from midstride.engine.ledger import Ledger
-from midstride.engine.snapshots.store import Store
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.events import Event
+from midstride.engine.storage.store import Store
 from midstride.flows.train import train
-from midstride.tasks import watch
-from midstride.tasks.keys import artifact_key
-from midstride.tasks.watch import shown_by
+from midstride.tasks import monitor as watch
+from midstride.tasks.monitor import shown_by
+from midstride.tasks.resources import artifact_key
 
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]
@@ -133,7 +133,7 @@ def _kill_agent(folder: Path, alive: Alive) -> None:
     wait_for((folder / "mark").exists, "the step at which the model waits")
     wait_for(lambda: [*folder.glob("runs/*/snapshots/000000000005-*/manifest.json")], "the snapshot before it")
     agents = [
-        pid for pid in alive() if b"midstride.engine.launchers.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in alive() if b"midstride.engine.launch.torchrun_agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     # The keeper has the agent's command in its own.
     agents = [pid for pid in agents if b"launchers.keeper" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -185,7 +185,7 @@ def test_a_done_run_is_done_again_at_once(make_job: Make) -> None:
 def test_the_orchestrator_never_loads_torch(make_job: Make, server: str, alive: Alive, tmp_path: Path) -> None:
     job = make_job(processes=1)
     script = (
-        "import sys; from pathlib import Path; from midstride.engine.job import TrainingJob;"
+        "import sys; from pathlib import Path; from midstride.engine.config.job import TrainingJob;"
         "from midstride.flows.train import train;"
         f"assert train(TrainingJob.load(Path({str(tmp_path / 'job.yaml')!r})), 'light').outcome == 'done';"
         "assert 'torch' not in sys.modules, 'torch was loaded'"

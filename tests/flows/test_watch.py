@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from midstride.tasks.watch import _uninterrupted
+from midstride.tasks.monitor import _uninterrupted
 
 
 def asked(times: int, called: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from laws.lives import LAYOUTS, STEPS
 
-from midstride.engine.faults import PHASES, FaultPlan
+from midstride.engine.fault_injection import PHASES, FaultPlan
 
 __all__ = ["COVER", "PRODUCT", "Chain", "Death", "pairs"]
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
-from midstride.engine.audit import audit
-from midstride.engine.faults import FaultPlan
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.store import Store
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.runs.audit import audit
 from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.state.codec import differences
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state, run_ranks
 
 __all__ = [

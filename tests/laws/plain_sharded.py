@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
-from midstride.engine.snapshots.pieces import mapped
+from midstride.engine.state.row_shards import mapped
 
 __all__ = ["DeepNet", "own", "plain_sharded"]
 

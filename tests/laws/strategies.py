@@ -15,7 +15,7 @@ from laws.xla_world import XLA_RANKS
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from midstride.engine.faults import FaultPlan
+from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.strategies.base import TrainingStep
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.testing import run_ranks

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import DataModule, Trainer, TrainingModule
-from midstride.engine.audit import audit
 from midstride.engine.errors import EngineError
-from midstride.engine.faults import FaultPlan
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.runs.audit import audit
 from midstride.engine.testing import run_ranks
 
 #: six global batches, the last one of ten samples, which worlds of different sizes pad differently

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from laws.lives import Setting, assert_alike, live
 
-from midstride.engine.faults import FaultPlan, InjectedFault
+from midstride.engine.fault_injection import FaultPlan, InjectedFault
 from midstride.engine.testing import run_ranks
 
 

@@ -15,12 +15,12 @@ from laws.loaders import LOADERS
 from torch.utils.data import DataLoader, RandomSampler
 
 from midstride.engine import Trainer
-from midstride.engine.data.feed import Feed
-from midstride.engine.data.reading import evaluation_loader, training_loader
+from midstride.engine.data.dataloader_order import evaluation_loader, training_loader
+from midstride.engine.data.loader import Feed
 from midstride.engine.errors import UserError
-from midstride.engine.faults import FaultPlan
+from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.seeds import Generators
-from midstride.engine.snapshots.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, differences, encode
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
 

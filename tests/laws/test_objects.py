@@ -18,8 +18,8 @@ from laws.objects import KEPT, NAMED
 
 from midstride.engine import Trainer
 from midstride.engine.errors import UserError
-from midstride.engine.objects import Objects, upgraded
-from midstride.engine.snapshots.codec import differences
+from midstride.engine.objects.object_state import Objects, upgraded
+from midstride.engine.state.codec import differences
 from midstride.engine.testing import final_state
 
 STEPS, CUT = 5, 2

@@ -12,14 +12,14 @@ from laws.modules import Metered
 from torch import Tensor
 
 from midstride.engine import Callback, Trainer
-from midstride.engine.audit import audit
 from midstride.engine.errors import LossNotFinite, UserError
-from midstride.engine.faults import FaultPlan
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.runs.audit import audit
+from midstride.engine.snapshots.catalog import History
 from midstride.engine.snapshots.weights_index import metrics_of
-from midstride.engine.state import state_of
+from midstride.engine.state.codec import differences
+from midstride.engine.state.stateful import state_of
+from midstride.engine.storage.store import Store
 
 #: in the first epoch, of the last rank: in the middle of windows and, of 4, the one that closes the first
 BAD = {1, 3}

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
-from midstride.engine.snapshots.codec import differences
 from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.state.codec import differences
 from midstride.engine.testing import run_ranks
 
 

@@ -11,11 +11,11 @@ from laws.chains import COVER, PRODUCT, Chain, pairs
 from laws.lives import STEPS, Setting, assert_alike, live, live_on
 from laws.modules import MODULES, Watched, Worsening
 
-from midstride.engine.faults import FaultPlan
-from midstride.engine.ledger import Ledger
-from midstride.engine.outcome import Outcome
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state
 
 

@@ -10,7 +10,7 @@ from laws.strategies import ROWS
 from torch import nn
 
 from midstride.engine.errors import UserError
-from midstride.engine.faults import FaultPlan
+from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.testing import run_ranks
 
 #: a row, its ranks and its modules

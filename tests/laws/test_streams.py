@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, default_collate
 
 from midstride.engine import Trainer
-from midstride.engine.data.feed import Feed
-from midstride.engine.data.loaders import Loaders
-from midstride.engine.faults import FaultPlan
-from midstride.engine.snapshots.codec import decode, encode
+from midstride.engine.data.loader import Feed
+from midstride.engine.data.resolve import Loaders
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.state.codec import decode, encode
 from midstride.engine.testing import run_ranks
 
 SEED = 7

@@ -3,10 +3,10 @@
 import shutil
 from pathlib import Path
 
-from midstride.engine.champions.line import Line
-from midstride.engine.job import TrainingJob
-from midstride.engine.ledger import Ledger
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.registry.registry import Line
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.storage.store import Store
 
 __all__ = ["House"]
 

@@ -12,11 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from midstride.engine.faults import PHASES, FaultPlan
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.fault_injection import PHASES, FaultPlan
+from midstride.engine.launch.launch import launch
 from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
+from midstride.engine.storage.store import Store
 
 __all__ = ["main", "random_kills"]
 

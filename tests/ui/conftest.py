@@ -9,7 +9,7 @@ from flow_runs import results, tiny_job
 from ui.deaths import STEPS
 from ui.site import Site
 
-from midstride.engine.launch import launch
+from midstride.engine.launch.launch import launch
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
 

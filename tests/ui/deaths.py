@@ -40,7 +40,7 @@ def _kill_ranks(site: Site, run: Run) -> None:
     """Kill the one rank whenever it is on its way, until its flow gives up."""
     mark = Path(run.job.module_args["mark"])
     while run.state not in TERMINAL:
-        _kill(run, b"midstride.engine.worker")
+        _kill(run, b"midstride.engine.launch.rank")
         mark.unlink()
         wait_for(lambda: mark.exists() or run.state in TERMINAL, "the rank, or the end", 300)
 

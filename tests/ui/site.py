@@ -16,8 +16,8 @@ from flow_runs import wait_for
 from ui.browser import Screen, browser
 from ui.services import POOL, free_port, server, surroundings, worker
 
-from midstride.engine.job import TrainingJob
-from midstride.tasks.keys import artifact_key
+from midstride.engine.config.job import TrainingJob
+from midstride.tasks.resources import artifact_key
 
 __all__ = ["TERMINAL", "Run", "Site"]
 

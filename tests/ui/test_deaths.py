@@ -8,8 +8,8 @@ from flow_runs import results, tiny_job, wait_for
 from ui.deaths import DEATHS, STEPS
 from ui.site import Site
 
-from midstride.engine.ledger import Ledger
-from midstride.engine.snapshots.store import Store
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.storage.store import Store
 
 
 @pytest.mark.timeout(3000)  # seven lives of a flow, each of several processes: four minutes where it is quiet

@@ -6,9 +6,9 @@ import pytest
 from flow_runs import results, wait_for
 from ui.site import Site
 
-from midstride.engine.faults import FaultPlan
-from midstride.engine.job import TrainingJob
-from midstride.engine.launch import launch
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.launch.launch import launch
 
 KILLED_AT, SNAPSHOT = 60, 50
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
-from midstride.engine.audit import audit
-from midstride.engine.cli import main
+from midstride.engine.cli.app import main
 from midstride.engine.data.order import InOrder, Shard
 from midstride.engine.errors import SnapshotMissing
-from midstride.engine.samples import SampleAccount, digest_of
+from midstride.engine.runs.audit import audit
+from midstride.engine.training.sample_log import SampleAccount, digest_of
 
 Enter = Callable[[SampleAccount, int, int, list[int], int], None]
 ENTER: Enter = SampleAccount.enter  # type: ignore[assignment]

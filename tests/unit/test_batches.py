@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from midstride.engine.devices import convert, move
 from midstride.engine.errors import UserError
-from midstride.engine.strategies.batches import cut, join
+from midstride.engine.strategies.batch_split import cut, join
+from midstride.engine.trees import convert, move
 
 X = torch.arange(6.0).view(3, 2)
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from unit.test_cli import run as command
 
-from midstride.engine.champions.decision import Decision, decide
-from midstride.engine.champions.line import Line
-from midstride.engine.champions.night import Night, faults_of_night, metric_of
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, Overtaken, SnapshotDamaged, UserError
-from midstride.engine.job import TrainingJob
-from midstride.engine.snapshots.checksums import facts_of, seal
-from midstride.engine.snapshots.local import LocalStore
-from midstride.engine.snapshots.store import Store
+from midstride.engine.registry.comparison import Decision, decide
+from midstride.engine.registry.nightly import Night, faults_of_night, metric_of
+from midstride.engine.registry.registry import Line
+from midstride.engine.storage.checksums import facts_of, seal
+from midstride.engine.storage.local import LocalStore
+from midstride.engine.storage.store import Store
 
 JOB: dict[str, Any] = {
     "name": "digits",

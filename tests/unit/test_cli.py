@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine.cli import main
+from midstride.engine.cli.app import main
 
 MODEL = """
 from pathlib import Path

@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR
 
 from midstride.engine.errors import UnsupportedState
-from midstride.engine.snapshots.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, differences, encode
 
 STEPS_BEFORE, STEPS_AFTER = 7, 20
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from midstride.engine import CombinedLoader, Trainer, TrainingModule
 from midstride.engine.data.combined import CombinedFeed, Mode
-from midstride.engine.data.feed import Feed
-from midstride.engine.data.loaders import Loaders
+from midstride.engine.data.loader import Feed
+from midstride.engine.data.resolve import Loaders
 from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix
 

@@ -13,9 +13,9 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
-from midstride.engine.job import TrainingJob
-from midstride.engine.launchers import LAUNCHERS
-from midstride.engine.requests import GRACE_S
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.launch.launchers import LAUNCHERS
+from midstride.engine.session.signals import GRACE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = "1.34.0"

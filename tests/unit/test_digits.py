@@ -9,7 +9,7 @@ import torch
 from fork_server import run_program
 
 from midstride.engine import BestCheckpoint, Trainer
-from midstride.engine.job import TrainingJob
+from midstride.engine.config.job import TrainingJob
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/digits"
 

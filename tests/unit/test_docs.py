@@ -14,7 +14,7 @@ import pytest
 import yaml
 from fork_server import run_program
 
-from midstride.engine.job import TrainingJob
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.testing import run_ranks
 from midstride.flows.cli import app
 
@@ -127,8 +127,8 @@ def test_python_blocks_name_what_they_use(page: Path) -> None:
 NEWCOMER = """
 import runpy
 runpy.run_path("train.py", run_name="__main__")
-from midstride.engine.check import faults_in
-from midstride.engine.job import TrainingJob
+from midstride.engine.jobs.check import faults_in
+from midstride.engine.config.job import TrainingJob
 assert not (faults := faults_in(TrainingJob.load("job.yaml"))), faults
 runpy.run_path("test_model.py")["test_resumes_exactly"]()
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from unit.writers import alone, take
 
-from midstride.engine.snapshots.store import Store
+from midstride.engine.storage.store import Store
 
 
 class SystemCalls:

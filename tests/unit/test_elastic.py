@@ -5,12 +5,12 @@ import torchmetrics
 from torch import nn
 
 from midstride.engine import TrainingModule
-from midstride.engine.elastic import padded_anew
-from midstride.engine.logged import Logged
-from midstride.engine.metrics import Metrics
-from midstride.engine.parts import Gradients
+from midstride.engine.metrics.logger import Logged
+from midstride.engine.metrics.torchmetrics_state import Metrics
 from midstride.engine.seeds import Generators, seed_everything
-from midstride.engine.snapshots.codec import differences
+from midstride.engine.state.codec import differences
+from midstride.engine.training.checkpointing.parts import Gradients
+from midstride.engine.training.checkpointing.world_size import padded_anew
 
 
 class Module(TrainingModule):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine.elsewhere import doubts_elsewhere, faults_elsewhere, relative_paths
-from midstride.engine.job import TrainingJob
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.jobs.portability import doubts_elsewhere, faults_elsewhere, relative_paths
 
 CODE = """
 from midstride.engine import DataModule, TrainingModule

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import DataModule, TrainingModule
-from midstride.engine.exactness.witness import Witness
 from midstride.engine.testing import assert_resumes_exactly
+from midstride.engine.testing.nondeterminism import Witness
 
 CALLS = [0]
 

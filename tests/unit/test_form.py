@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from midstride.engine.job import TrainingJob
+from midstride.engine.config.job import TrainingJob
 
 SCHEMA = TrainingJob.model_json_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)

@@ -14,15 +14,15 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
-from midstride.engine.snapshots import codec
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.history import History, Place
+from midstride.engine.snapshots.catalog import History, Place
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.nodes import Instance, Same, View
-from midstride.engine.snapshots.pieces import Piece
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.writer import Writer
+from midstride.engine.state import codec
+from midstride.engine.state.codec import differences
+from midstride.engine.state.nodes import Instance, Same, View
+from midstride.engine.state.row_shards import Piece
+from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 PAGE = Path(__file__).parents[2] / "docs" / "snapshot-format.md"

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from midstride.engine.data.held import get_state, held_generators, seeder, set_state
-from midstride.engine.snapshots.codec import decode, differences, encode
+from midstride.engine.objects.generators import get_state, held_generators, seeder, set_state
+from midstride.engine.state.codec import decode, differences, encode
 
 GLOBAL = np.random.default_rng(1)
 

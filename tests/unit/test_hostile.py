@@ -16,14 +16,14 @@ import torch
 import xxhash
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
-from midstride.engine.snapshots.codec import walk
-from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.catalog import History
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.place import Place
+from midstride.engine.snapshots.position import Place
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.weights import load_weights, save_weights
 from midstride.engine.snapshots.writer import Writer
+from midstride.engine.state.codec import walk
+from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 WEIGHT = torch.randn(3, 4)

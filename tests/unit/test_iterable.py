@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from midstride.engine import Trainer, TrainingModule
-from midstride.engine.data import trial
-from midstride.engine.data.feed import Feed
-from midstride.engine.data.iterable import IterableFeed
-from midstride.engine.data.notes import Note
-from midstride.engine.data.shard import STATE_BYTES
+from midstride.engine.data.iterable import trial
+from midstride.engine.data.iterable.loader import IterableFeed
+from midstride.engine.data.iterable.shard import STATE_BYTES
+from midstride.engine.data.iterable.shard_state import Note
+from midstride.engine.data.loader import Feed
 from midstride.engine.errors import NotExact, UserCodeError, UserError
-from midstride.engine.snapshots.codec import differences
+from midstride.engine.state.codec import differences
 
 #: what was read in this process, by whatever copy of a data set
 READ: list[int] = []

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from midstride.engine.config.import_paths import call_with, load_attribute
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.strategies import STRATEGIES
+from midstride.engine.config.yaml_file import parse_yaml
 from midstride.engine.errors import JobError, UserCodeError
-from midstride.engine.imports import call_with, load_attribute
-from midstride.engine.job import TrainingJob
-from midstride.engine.jobfile import parse_yaml
-from midstride.engine.strategies.table import STRATEGIES
 
 JOB = """
 name: digits
@@ -240,6 +240,6 @@ def test_wrong_arguments_are_faults_of_the_job() -> None:
 
 
 def test_reading_a_job_loads_no_torch() -> None:
-    code = "import sys, midstride.engine.launch; print('torch' in sys.modules, 'prefect' in sys.modules)"
+    code = "import sys, midstride.engine.launch.launch; print('torch' in sys.modules, 'prefect' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["False", "False"]

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.errors import Superseded
-from midstride.engine.ledger import Attempt, Ledger, fatal_snapshots, judge
-from midstride.engine.outcome import Outcome
-from midstride.engine.snapshots.store import Store
+from midstride.engine.session.attempts import Attempt, Ledger, fatal_snapshots, judge
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.storage.store import Store
 
 
 def died(number: int, **facts: Any) -> Attempt:

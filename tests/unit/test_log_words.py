@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from midstride.engine.errors import WorldError
-from midstride.flows.words import NoStacks
+from midstride.flows.log_filters import NoStacks
 
 
 @pytest.mark.parametrize(("error", "shown"), [(WorldError("rank 1 was killed"), False), (ValueError("odd"), True)])

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import EngineError, NotExact, UserError
-from midstride.engine.metrics import Metrics
-from midstride.engine.snapshots.codec import decode, differences, encode
+from midstride.engine.metrics.torchmetrics_state import Metrics
 from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.state.codec import decode, differences, encode
 
 
 def numbers() -> DataLoader[Any]:

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from flow_runs import tiny_job
 
-from midstride.engine import events
-from midstride.engine.cli import stoppable
+from midstride.engine.cli.app import stoppable
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested
-from midstride.engine.events import EventLog, EventTail
-from midstride.engine.job import TrainingJob
-from midstride.engine.ledger import Attempt, Ledger
-from midstride.engine.lost import settle_lost
-from midstride.engine.outcome import Outcome
-from midstride.engine.session import Session
-from midstride.engine.snapshots.store import Store
+from midstride.engine.launch.recovery import settle_lost
+from midstride.engine.session import events
+from midstride.engine.session.attempts import Attempt, Ledger
+from midstride.engine.session.events import EventLog, EventTail
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.session import Session
+from midstride.engine.storage.store import Store
 
 #: kind -> fields, of every kind of event that adds to an attempt
 TELLING: dict[str, dict[str, Any]] = {

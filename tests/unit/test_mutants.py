@@ -7,10 +7,10 @@ from mutants.mutant import Mutant
 from mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = [
-    *("engine", "engine/data", "engine/snapshots", "engine/strategies", "engine/launchers"),
-    *("engine/champions", "engine/exactness", "tasks", "flows"),
-]
+PACKAGES = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "engine").glob("*/__init__.py")} | {
+    "tasks",
+    "flows",
+}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.name}")
@@ -27,4 +27,4 @@ def test_a_bug_can_be_planted_and_has_tests_to_see_it(mutant: Mutant) -> None:
 def test_every_package_has_its_bugs() -> None:
     assert len(MUTANTS) >= 60
     assert len({(mutant.file, mutant.name) for mutant in MUTANTS}) == len(MUTANTS)
-    assert {Path(mutant.file).parent.as_posix() for mutant in MUTANTS} == set(PACKAGES)
+    assert {"/".join(Path(mutant.file).parent.parts[:2]) for mutant in MUTANTS} >= PACKAGES

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine import worker
 from midstride.engine.errors import JobError, SnapshotError, StopRequested, Superseded, UserCodeError
-from midstride.engine.events import EventLog, EventTail
-from midstride.engine.outcome import Kind, Outcome, decide
-from midstride.engine.session import Session
+from midstride.engine.launch import rank as worker
+from midstride.engine.session.events import EventLog, EventTail
+from midstride.engine.session.outcome import Kind, Outcome, decide
+from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
 

@@ -86,7 +86,7 @@ def test_what_loads_an_extra_loads_nothing_else(library: str):
 
 
 def test_a_job_is_read_without_torch():
-    loaded = after_importing(["midstride.engine", "midstride.engine.job", "midstride.engine.strategies"])
+    loaded = after_importing(["midstride.engine", "midstride.engine.config.job", "midstride.engine.strategies"])
     assert not loaded & {"torch", "prefect"}
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from midstride.engine.errors import NotExact
-from midstride.engine.snapshots.codec import decode, differences, encode
-from midstride.engine.snapshots.pieces import Piece, cut, join, recut
+from midstride.engine.state.codec import decode, differences, encode
+from midstride.engine.state.row_shards import Piece, cut, join, recut
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 6, 33])

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, UserError
-from midstride.engine.job import TrainingJob
-from midstride.engine.strategies.balance import balanced, bounds
+from midstride.engine.strategies.pipeline.balance import balanced, bounds
 
 
 def linears(count: int) -> nn.Sequential:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from laws.xla_world import STAND_IN
 
+from midstride.engine.config.strategies import Choice, conflicts
 from midstride.engine.errors import JobError, StrategyUnavailable
-from midstride.engine.gpus import parse_devices, parse_gpus
-from midstride.engine.placement import Machine, Placement, Wishes, place
+from midstride.engine.ranks.gpus import parse_devices, parse_gpus
+from midstride.engine.ranks.placement import Machine, Placement, Wishes, place
+from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.strategies import STRATEGIES, build_strategy
 from midstride.engine.strategies.ddp import Ddp
-from midstride.engine.strategies.table import Choice, conflicts
-from midstride.engine.tpu_cores import parse_tpu_cores
-from midstride.engine.trainer import Trainer
+from midstride.engine.training.trainer import Trainer
 from midstride.engine.world import World
 
 #: on a machine with four

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from midstride.engine.options import SnapshotOptions
-from midstride.engine.snapshots.policy import LONGEST_S, Policy
+from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.snapshots.schedule import LONGEST_S, Policy
 
 
 class Simulated:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import fsspec
 import pytest
 
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StoreUnsafe
-from midstride.engine.job import TrainingJob
-from midstride.engine.prepared import prepare, still_there
+from midstride.engine.jobs.prepare import prepare, still_there
 
 MODEL = """
 import fsspec

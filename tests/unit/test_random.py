@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from midstride.engine.data.loader import ExactLoader
-from midstride.engine.data.reading import training_loader
+from midstride.engine.data.dataloader_order import training_loader
+from midstride.engine.data.map_style import ExactLoader
 from midstride.engine.errors import NotExact
 from midstride.engine.seeds import Generators, mix, rank_seed
-from midstride.engine.snapshots.codec import differences
+from midstride.engine.state.codec import differences
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
 

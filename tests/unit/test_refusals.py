@@ -30,7 +30,7 @@ from midstride.engine.errors import (
     UserCodeError,
     UserError,
 )
-from midstride.engine.snapshots.codec import differences
+from midstride.engine.state.codec import differences
 from midstride.engine.testing import final_state
 
 

@@ -19,13 +19,13 @@ from unit.test_cli import JOB, MODEL, run
 from unit.writers import take
 
 from midstride.engine.errors import SnapshotError, StoreSilent
-from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.catalog import History
 from midstride.engine.snapshots.lease import acquire, leases
-from midstride.engine.snapshots.patience import Patience
-from midstride.engine.snapshots.place import Place
-from midstride.engine.snapshots.store import Store, Terms
+from midstride.engine.snapshots.position import Place
 from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.snapshots.writer import Taking, Writer
+from midstride.engine.storage.retry import Patience
+from midstride.engine.storage.store import Store, Terms
 from midstride.engine.world import World
 
 MIB = 2**20

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data.items import as_items, pack_items, unpack_items
+from midstride.engine.data.sampler_order import Sampled
 from midstride.engine.data.sampler_state import SamplerState
-from midstride.engine.data.samplers import Sampled
 from midstride.engine.errors import NotExact
-from midstride.engine.snapshots.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, differences, encode
 
 EPOCHS, SAMPLES, BATCH = 6, 24, 4
 

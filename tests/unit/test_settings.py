@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
-from midstride.engine.job import TrainingJob
-from midstride.engine.markdown import markdown_of
-from midstride.engine.report import report_of
-from midstride.engine.snapshots.history import History
-from midstride.engine.snapshots.store import Store
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.runs.markdown import markdown_of
+from midstride.engine.runs.report import report_of
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.storage.store import Store
 
 
 class Line(TrainingModule):

@@ -29,21 +29,21 @@ from midstride.engine.errors import (
     Superseded,
     UnsupportedState,
 )
-from midstride.engine.heartbeat import Heartbeat
-from midstride.engine.run import Run
-from midstride.engine.snapshots import segments
-from midstride.engine.snapshots.checksums import seal, unseal
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.history import History, Place, Snapshot, snapshot_name
+from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.snapshots import metric_segments as segments
+from midstride.engine.snapshots.catalog import History, Place, Snapshot, snapshot_name
 from midstride.engine.snapshots.lease import BLOCK, Lease, acquire, leases, newest, superseded_by
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.retention import Retention
 from midstride.engine.snapshots.staging import deal
-from midstride.engine.snapshots.store import Store, Terms
 from midstride.engine.snapshots.weights import load_weights, save_weights
+from midstride.engine.state.codec import differences
+from midstride.engine.storage.checksums import seal, unseal
+from midstride.engine.storage.store import Store, Terms
 from midstride.engine.strategies.single import Single
-from midstride.engine.trainer import Trainer
+from midstride.engine.training.checkpointing.run_store import Run
+from midstride.engine.training.trainer import Trainer
 from midstride.engine.world import World
 
 FILES = ["rank-00000-of-00001.safetensors", "rank-00000-of-00001.json", "metrics.csv"]
@@ -152,7 +152,7 @@ def test_threads_create_once(tmp_path: Path):
 RACER = """
 import sys
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.store import Store, Terms
+from midstride.engine.storage.store import Store, Terms
 assert "torch" not in sys.modules, "reading a run needs no torch"
 sys.stdin.readline()
 print([acquire(Store.open(sys.argv[1]), None, {}).generation for _ in range(int(sys.argv[2]))])

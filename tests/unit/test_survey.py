@@ -8,12 +8,12 @@ from seaweed import Seaweed
 from unit.test_cli import run
 from unit.writers import alone, take
 
-from midstride.engine.snapshots.history import History
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.inspection import survey
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.place import Place
-from midstride.engine.snapshots.store import Store
-from midstride.engine.snapshots.survey import survey
+from midstride.engine.snapshots.position import Place
 from midstride.engine.snapshots.weights import save_weights
+from midstride.engine.storage.store import Store
 
 NAMES = [f"{step:012d}-g000001" for step in (1, 2, 3)]
 

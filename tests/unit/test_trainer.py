@@ -15,8 +15,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
-from midstride.engine.options import TrainerOptions
 from midstride.engine.testing import assert_resumes_exactly
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine.heartbeat import Heartbeat, Phase, Pulse
-from midstride.engine.session import Session
-from midstride.engine.vigil import WINDOW_S, Vigil
-from midstride.engine.world_options import WorldOptions
+from midstride.engine.config.world import WorldOptions
+from midstride.engine.launch.watchdog import WINDOW_S, Vigil
+from midstride.engine.session.heartbeat import Heartbeat, Phase, Pulse
+from midstride.engine.session.session import Session
 
 LIMITS = {"hang_timeout_s": 10, "startup_timeout_s": 100, "validation_timeout_s": 50}
 

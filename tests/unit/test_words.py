@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from midstride.engine.data import words
-from midstride.engine.data.generators import Peeks, moved, peeks, put_back_numpy, put_back_random, put_back_torch
+from midstride.engine.data.rng import raw_memory as words
+from midstride.engine.data.rng.fast_state import Peeks, moved, peeks, put_back_numpy, put_back_random, put_back_torch
 from midstride.engine.seeds import Generators
-from midstride.engine.snapshots.codec import differences
+from midstride.engine.state.codec import differences
 
 #: what draws -> which of torch, numpy and `random` is moved by it
 DRAWS: dict[str, tuple[Callable[[], object], list[bool]]] = {

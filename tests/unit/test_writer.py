@@ -18,19 +18,19 @@ from safetensors.torch import load_file
 from unit.writers import alone, take
 
 from midstride.engine.errors import SnapshotError, Superseded
-from midstride.engine.snapshots import local
-from midstride.engine.snapshots.arena import LONG_WAIT_S, Arena, Buffer
-from midstride.engine.snapshots.checksums import seal, unseal
-from midstride.engine.snapshots.codec import differences
-from midstride.engine.snapshots.history import History, Place
+from midstride.engine.snapshots.buffer_pool import LONG_WAIT_S, Arena, Buffer
+from midstride.engine.snapshots.catalog import History, Place
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.local import LocalStore
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.s3 import S3Store
 from midstride.engine.snapshots.staging import Stager
-from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.snapshots.writer import Writer
+from midstride.engine.state.codec import differences
+from midstride.engine.storage import local
+from midstride.engine.storage.checksums import seal, unseal
+from midstride.engine.storage.local import LocalStore
+from midstride.engine.storage.s3 import S3Store
+from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from midstride.engine.snapshots.history import Place, Snapshot
+from midstride.engine.snapshots.catalog import Place, Snapshot
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.store import Store
 from midstride.engine.snapshots.writer import Writer
+from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 __all__ = ["OPEN", "alone", "open_writer", "state_at", "take"]

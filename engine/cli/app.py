@@ -1,0 +1,149 @@
+"""The command line of the engine: `python -m midstride.engine`, and the part of `midstride` that needs no Prefect.
+
+A command ends with 0 done; 2 the job or the user's code is wrong; 75 stopped on request, the same command
+resumes; 1 the rest.
+"""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+
+from midstride.engine.cli.champions import champion
+from midstride.engine.cli.output import WorldView, busy, show_audit, show_error, show_outcome
+from midstride.engine.cli.snapshots import Url, runs_at, snapshots
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import EngineError, JobError, StopRequested, StopSignal
+
+__all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
+
+JobFile = Annotated[Path, Parameter(help="The job, a YAML file.")]
+RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.", metavar="NAME")]
+Overrides = Annotated[
+    list[str],
+    Parameter(name="--set", help="A choice set from outside: trainer.max_epochs=2", metavar="KEY=VALUE", negative=()),
+]
+Date = Annotated[
+    str | None, Parameter(help="Of a night's data, {date} in the job's arguments: 2026-03-01; today if empty.")
+]
+Accepted = Annotated[
+    list[str],
+    Parameter(
+        name="--accept-change",
+        help="What may differ from the snapshot: seed, data_args, ...",
+        metavar="KEY",
+        negative=(),
+    ),
+]
+
+Resumes = Annotated[
+    bool,
+    Parameter(help="Also break a few steps off in several places, on the CPU, and compare the bits.", negative=()),
+]
+
+app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
+app.command(snapshots)
+app.command(champion)
+
+
+@app.command
+def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
+    """Train, in processes of its own, resuming the run if it has been started before."""
+    from midstride.engine.launch.launch import launch
+
+    loaded = load(job, overrides, accepted)
+    with stoppable(), WorldView(bar=loaded.trainer.enable_progress_bar) as view:
+        outcome = launch(loaded, run, on_line=view.line, on_event=view.event)
+    show_outcome(outcome)
+    if outcome.kind == "done":
+        print(f"run {run} is done: {loaded.run_url(run)}")
+    return outcome.code
+
+
+def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:
+    """Return the job in a file, with what the command line says on top."""
+    extra = [f"accept_change=[{', '.join(accepted)}]"] if accepted else []
+    return TrainingJob.load(job, [*(overrides or ()), *extra])
+
+
+@app.command
+def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overrides: Overrides | None = None) -> int:
+    """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
+    from midstride.engine.cli.resume_check import faults_in_resuming
+    from midstride.engine.jobs.check import faults_in
+    from midstride.engine.jobs.portability import doubts_elsewhere, faults_elsewhere
+
+    loaded = TrainingJob.load(job, overrides or ())
+    if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
+        print("trying a step of it, and a batch of each evaluation", file=sys.stderr)
+    if faults := faults_in(loaded, date):
+        raise JobError.of(job, faults)
+    if resume and (faults := faults_in_resuming(loaded)):
+        raise JobError.of(job, faults)
+    print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
+    if elsewhere := [*faults_elsewhere(loaded), *doubts_elsewhere(loaded)]:
+        print("\n  ".join(["in a deployment it would not be:", *elsewhere]))
+    return 0
+
+
+@app.command
+def audit(url: Url, /) -> int:
+    """Show what each epoch of a run used, over all its lives: every sample once; end with 1 if that does not hold."""
+    from midstride.engine.runs.audit import audit as audit_of
+
+    with busy(f"reading {url}"), runs_at(url) as runs:
+        audits = [(name, audit_of(store.url)) for name, store in runs]
+    for name, found in audits:
+        show_audit(name, found)
+    return 0 if all(found.is_clean for _, found in audits) else 1
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn the signals that ask a process to stop into `StopRequested`, which ends the block wherever it is.
+
+    Call it in the main thread. Inside the block it is a `StopSignal`, which no `except Exception` catches.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise StopSignal(f"asked to stop by {signal.Signals(number).name}; the same command resumes")
+
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `launch` hears it while there is a world
+    try:
+        yield
+    except StopSignal as stop_signal:
+        raise StopRequested(str(stop_signal)) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _mistyped(error: CycloptsError) -> str:
+    """Say what is wrong with a command line, and where to read what is right."""
+    words = str(error)
+    if isinstance(error, UnusedCliTokensError):
+        words = f"What is {' '.join(error.unused_tokens or ())!r}? There is no place for it."
+    return f"{words}\n{' '.join(['midstride', *(error.command_chain or ()), '--help'])} tells what there is."
+
+
+def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; errors end in one block on standard error, never in a traceback of ours."""
+    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = commands(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.exit(code if isinstance(code, int) else 0)
+    except CycloptsError as error:
+        show_error(_mistyped(error))
+        sys.exit(2)
+    except EngineError as error:
+        show_error(str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(StopRequested.exit_code)

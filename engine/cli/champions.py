@@ -1,0 +1,104 @@
+"""`midstride champion list | show | rollback`: whose weights are in charge, and back to those before."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from midstride.engine.errors import UserError
+from midstride.engine.registry.registry import FOLDER, Champion, Line
+from midstride.engine.storage.store import Store
+
+__all__ = ["champion", "listeners"]
+
+Url = Annotated[str, Parameter(help="The store of all runs: a folder or an fsspec URL.")]
+Job = Annotated[str | None, Parameter(help="Name of the job, where the store has champions of several.")]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
+
+#: who else hears of a roll-back: the line, who left, who is back. `midstride` tells Prefect's server
+listeners: list[Callable[[Line, Champion, Champion], object]] = []
+
+champion = App(name="champion", help="See whose weights are in charge of a job, or go back to those before.")
+
+
+@champion.command(name="list")
+def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
+    """List the champions of each job, oldest first."""
+    found = {line.name: [_described(line, one) for one in line.champions()] for line in _lines(url, job)}
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return 0
+    console = Console(highlight=False)
+    for name, champions in found.items():
+        table = Table(title=escape(name), title_justify="left")
+        for column in ("number", "run", "crowned", "why"):
+            table.add_column(column, justify="right" if column == "number" else "left", no_wrap=column != "why")
+        for one in champions:
+            table.add_row(str(one["number"]), escape(one["run"]), one["crowned"], escape(one["why"]))
+        console.print(table)
+    return 0
+
+
+@champion.command
+def show(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
+    """Show who reigns, why, and where the weights are."""
+    line = _only(url, job)
+    facts = _described(line, _reigning(line))
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    for name in ("run", "crowned", "why", "weights"):
+        print(f"{name:>8}  {facts[name]}")
+    return 0
+
+
+@champion.command
+def rollback(url: Url, *, job: Job = None) -> int:
+    """Put the champion before the reigning one in charge again; given once more, the one before that."""
+    line = _only(url, job)
+    left, back = _reigning(line), line.roll_back()
+    print(f"{back.run} is champion of {line.name} again, after {left.run}: {line.weights_url(back)}")
+    for tell in listeners:
+        tell(line, left, back)
+    return 0
+
+
+def _lines(url: str, job: str | None) -> list[Line]:
+    store = Store.open(url)
+    with store.in_words("read"):
+        names = store.list(FOLDER)
+    if not names:
+        raise UserError(f"{url} has no champions: name the store of all runs, the folder above those of the runs.")
+    if job is not None and job not in names:
+        raise UserError(f"{url} has no champion of a job {job!r}; it has those of {', '.join(names)}.")
+    return [Line(store.at(f"{FOLDER}/{name}")) for name in names if job in (None, name)]
+
+
+def _only(url: str, job: str | None) -> Line:
+    lines = _lines(url, job)
+    if len(lines) > 1:
+        raise UserError(
+            f"{url} has champions of several jobs: say --job, one of {', '.join(one.name for one in lines)}."
+        )
+    return lines[0]
+
+
+def _reigning(line: Line) -> Champion:
+    found = line.current()
+    if found is None:  # its weights were copied, and then it was killed
+        raise UserError(f"{line.name} has no champion yet")
+    return found
+
+
+def _described(line: Line, one: Champion) -> dict[str, Any]:
+    why = one.decision.why if one.decision else "rolled back to"
+    crowned = datetime.fromtimestamp(one.time).strftime("%Y-%m-%d %H:%M:%S")
+    decision = one.decision and one.decision.model_dump()
+    facts = {**asdict(one), "decision": decision}
+    return {**facts, "crowned": crowned, "why": why, "weights": line.weights_url(one)}

@@ -1,0 +1,33 @@
+"""Whether a job resumes exactly, tried on a few steps of it: `midstride check --resume`."""
+
+import logging
+from typing import Any
+
+from midstride.engine.config.job import TrainingJob
+
+__all__ = ["faults_in_resuming"]
+
+#: what the check says itself, or what has no place in a few steps
+_LEFT_OUT = frozenset(
+    {"max_epochs", "max_steps", "limit_train_batches", "limit_val_batches", "val_check_interval", "enable_progress_bar"}
+)
+
+
+def faults_in_resuming(job: TrainingJob) -> list[str]:
+    """Return what ends otherwise when a few steps of `job`, which has no other faults, are broken off and resumed.
+
+    They are taken on the CPU, in processes of their own one after the other; nothing is kept.
+    """
+    from midstride.engine.testing.resume_check import assert_resumes_exactly
+
+    chosen: dict[str, Any] = {k: v for k, v in job.trainer.model_dump().items() if k not in _LEFT_OUT}
+    callbacks = job.build_trainer().callbacks
+    own, quiet = logging.getLogger("midstride"), logging.NullHandler()
+    own.addHandler(quiet)  # what each life says of its world is of no interest here
+    try:
+        assert_resumes_exactly(job.build_module, job.build_data, seed=job.seed, callbacks=callbacks, gpus=0, **chosen)
+    except AssertionError as error:
+        return [str(error)]
+    finally:
+        own.removeHandler(quiet)
+    return []

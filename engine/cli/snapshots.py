@@ -1,0 +1,139 @@
+"""`midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all runs of a store."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from midstride.engine.cli.output import busy
+from midstride.engine.errors import JobError, UserError
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.inspection import Finding, survey
+from midstride.engine.snapshots.lease import newest
+from midstride.engine.snapshots.repair import repairs
+from midstride.engine.storage.store import Store
+
+__all__ = ["Url", "runs_at", "snapshots"]
+
+Url = Annotated[str, Parameter(help="A run, or a store of runs: a folder or an fsspec URL.")]
+Keep = Annotated[int, Parameter(help="How many stay, beside the one that the newest life of the run resumed from.")]
+Yes = Annotated[bool, Parameter(name="--yes", help="Do it.", negative=())]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
+
+snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of all runs of a store.")
+
+
+@snapshots.command(name="list")
+def list_snapshots(url: Url, /, *, as_json: AsJson = False) -> int:
+    """List the snapshots, by their manifests."""
+    with busy(f"looking at {url}"), runs_at(url) as runs:
+        found = {name: survey(store) for name, store in runs}
+    _show(found, as_json)
+    return 0
+
+
+@snapshots.command
+def verify(url: Url, /, *, as_json: AsJson = False) -> int:
+    """Read every byte of every snapshot that counts and compare it with what was written; end with 1 if one differs."""
+    with busy(f"reading all of {url}"), runs_at(url) as runs:
+        found = {name: survey(store, read=True) for name, store in runs}
+    _show(found, as_json)
+    return 0 if all(finding.is_good for findings in found.values() for finding in findings) else 1
+
+
+@snapshots.command
+def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
+    """Remove older snapshots beyond the newest ones of each run, and what was never committed before them."""
+    if keep < 1:
+        raise JobError.of("prune", [f"--keep: at least 1 is needed, not {keep}: a run without a snapshot starts over"])
+    with busy(f"looking at {url}"), runs_at(url) as runs:
+        result = {name: _prune(store, keep) for name, store in runs}
+    if as_json:
+        print(json.dumps(result, indent=1))
+        return 0
+    for name, went in result.items():
+        print(f"{name}: {len(went['removed'])} removed, {len(went['kept'])} kept")
+    return 0
+
+
+@snapshots.command
+def repair(url: Url, /, *, yes: Yes = False) -> int:
+    """Say what of each run is damaged and can be made anew; with --yes, do it, while no world advances the run."""
+    left = 0
+    with busy(f"reading all of {url}"), runs_at(url) as runs:
+        for name, store in runs:
+            left += _repair(name, store, yes)
+    if left and not yes:
+        print("nothing was changed: --yes does what is said here")
+    return 1 if left and not yes else 0
+
+
+def _repair(name: str, store: Store, yes: bool) -> int:
+    """Say what there is to do about a run, and do it if asked to; return how much of it can be done."""
+    done: set[str] = set()
+    while found := [one for one in repairs(store) if one.words not in done]:
+        for one in found:
+            print(f"{name}: {one.words}")
+            if yes and one.act is not None:
+                one.act()
+        done |= {one.words for one in found}
+        if not yes:
+            break
+    return sum(one.act is not None for one in found)
+
+
+def _prune(store: Store, keep: int) -> dict[str, list[str]]:
+    history, lease = History(store), newest(store)
+    resumed_from = [lease.resumed_from] if lease and lease.resumed_from else []
+    removed = history.prune(keep, also=resumed_from)
+    return {"removed": removed, "kept": [snapshot.name for snapshot in history.snapshots()]}
+
+
+@contextmanager
+def runs_at(url: str) -> Iterator[list[tuple[str, Store]]]:
+    """Give the runs at `url`, by name: it is one, or a folder of them; its errors are in words."""
+    store = Store.open(url)
+    with store.in_words("read"):
+        if _is_run(store):
+            yield [(url, store)]
+            return
+        runs = [(name, store.at(name)) for name in store.list() if _is_run(store.at(name))]
+        if not runs:
+            raise UserError(f"{url} is no run and holds none: name a run's folder or URL, or the store of all runs.")
+        yield runs
+
+
+def _is_run(store: Store) -> bool:
+    return bool({"run.json", "lease", "snapshots"} & set(store.list()))
+
+
+def _show(found: dict[str, list[Finding]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({run: [one.as_json() for one in findings] for run, findings in found.items()}, indent=1))
+        return
+    console = Console(highlight=False)
+    for run, findings in found.items():
+        console.print(_table(run, findings))
+        for finding in findings:
+            if finding.reason:  # not in the table, where a path would be broken
+                style = None if finding.is_good else "red"
+                console.print(f"{finding.name}: {finding.reason}", style=style, markup=False, soft_wrap=True)
+
+
+def _table(run: str, findings: Sequence[Finding]) -> Table:
+    table = Table(title=escape(run), title_justify="left")
+    for column in ("snapshot", "step", "gen", "bytes", "taken", "state"):
+        table.add_column(column, justify="right" if column in ("step", "gen", "bytes") else "left", no_wrap=True)
+    for finding in findings:
+        facts = ["", "", "", ""]
+        if taken := finding.snapshot:
+            time = datetime.fromtimestamp(taken.manifest["time"]).strftime("%m-%d %H:%M:%S")
+            facts = [str(taken.place.step), str(taken.generation), f"{taken.bytes:,}", time]
+        table.add_row(finding.name, *facts, finding.state, style="" if finding.is_good else "red")
+    return table

@@ -1,0 +1,1 @@
+"""What a job says: its file, its options, its names. Needs no torch."""

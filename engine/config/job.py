@@ -1,0 +1,256 @@
+"""The training job: every choice that decides a run, from one YAML file, all faults found at once.
+
+Importing this needs no torch: an orchestrator reads jobs without loading it.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+
+from midstride.engine.config.import_paths import IMPORT_PATH, call_with, import_path, load_attribute
+from midstride.engine.config.json_schema import job_form
+from midstride.engine.config.options import MonitorOptions, NightlyOptions, Options, SnapshotOptions, TrainerOptions
+from midstride.engine.config.strategies import STRATEGIES, Choice, conflicts
+from midstride.engine.config.world import WorldOptions
+from midstride.engine.config.yaml_file import apply_overrides, faults_of, read_mapping
+from midstride.engine.errors import JobError, SnapshotMissing
+from midstride.engine.storage.store import Terms
+
+if TYPE_CHECKING:
+    from midstride.engine.modules.callbacks import Callback
+    from midstride.engine.modules.module import DataModule, TrainingModule
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["TrainingJob"]
+
+Built = TypeVar("Built")
+
+
+def _ends(trainer: TrainerOptions) -> TrainerOptions:
+    if trainer.max_epochs is None and trainer.max_steps is None:
+        raise ValueError("say max_epochs or max_steps: the training would never end")
+    return trainer
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+ImportPath = Annotated[str, AfterValidator(import_path), Field(json_schema_extra={"pattern": IMPORT_PATH})]
+
+
+IdentityKey = Literal[
+    "module",
+    "module_args",
+    "data",
+    "data_args",
+    "weights",
+    "seed",
+    "global_batch_size",
+    "samples",
+    "drop_last",
+    "shuffle",
+    "sampler",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "val_check_interval",
+    "limit_train_batches",
+    "limit_val_batches",
+    "use_distributed_sampler",
+    "rng",
+    "precision",
+    "strategy",
+]
+
+
+class TrainingJob(Options):
+    """What is trained, on what, how and where: a run is a job and a name."""
+
+    model_config = ConfigDict(json_schema_extra=job_form)
+
+    name: str = Field(title="Name", description="Of the job.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    module: ImportPath = Field(title="Module", description="package.module:attribute of the TrainingModule.")
+    module_args: dict[str, Any] = Field({}, title="Module arguments", description="Passed to the module by name.")
+    data: ImportPath = Field(title="Data", description="package.module:attribute of the DataModule.")
+    data_args: dict[str, Any] = Field({}, title="Data arguments", description="Passed to the data module by name.")
+    weights: str | None = Field(
+        None, title="Weights", description="With which a fresh run begins: the best or last folder of another; or none."
+    )
+    seed: Seed = Field(0, title="Seed", description="Of everything random.")
+    world: WorldOptions = Field(
+        WorldOptions.model_validate({}), title="World", description="Which processes train together."
+    )
+    trainer: Annotated[TrainerOptions, AfterValidator(_ends)] = Field(title="Training", description="How long and how.")
+    snapshots: SnapshotOptions | None = Field(
+        SnapshotOptions.model_validate({}),
+        title="Snapshots",
+        description="When the whole state is written; none are taken if empty.",
+    )
+    monitor: MonitorOptions | None = Field(None, title="Monitor", description="Which value decides what is best.")
+    nightly: NightlyOptions = Field(
+        NightlyOptions.model_validate({}),
+        title="Nightly",
+        description="When the challenger of a night takes the champion's place.",
+    )
+    retries: Annotated[int, Field(ge=0, strict=True)] = Field(
+        3, title="Retries", description="Attempts in a row without a newer snapshot that are forgiven."
+    )
+    accept_change: tuple[IdentityKey, ...] = Field(
+        (),
+        title="Accepted changes",
+        description="What may differ from the run's snapshot, although it decides the run.",
+    )
+    folder: str = Field("", title="Code folder", description="Importable in every rank; the job file's own if empty.")
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "TrainingJob":
+        world = self.world
+        if world.strategy in STRATEGIES:
+            choice = Choice(world.strategy, world.strategy_args, self.trainer.precision, world.processes)
+            if faults := conflicts(choice):
+                raise ValueError("; ".join(faults))
+        return self
+
+    @classmethod
+    def load(cls, path: Path | str, overrides: Iterable[str] = ()) -> "TrainingJob":
+        """Return the job in the YAML file `path`, its paths made absolute against that file.
+
+        Args:
+            path: the file.
+            overrides: choices set from outside, such as "trainer.max_epochs=2"; values are YAML.
+
+        Raises:
+            JobError: with every fault of the file and of the overrides at once.
+        """
+        path = Path(path)
+        document, faults = read_mapping(path)
+        if faults:
+            raise JobError.of(path, faults)
+        faults = apply_overrides(document, overrides)
+        try:
+            job = cls.model_validate(document)
+        except ValidationError as error:
+            faults += faults_of(error, cls)
+        if faults:
+            raise JobError.of(path, faults)
+        return job.resolved(path.absolute().parent)
+
+    def resolved(self, folder: Path) -> "TrainingJob":
+        """Return this job with every path made absolute against `folder`.
+
+        Those are the store, the code folder, and arguments that start with "./" or "../": only these
+        are surely paths.
+        """
+        snapshots = self.snapshots
+        return self.model_copy(
+            update={
+                "folder": _absolute(self.folder or ".", folder),
+                "snapshots": snapshots and snapshots.model_copy(update={"url": _absolute(snapshots.url, folder)}),
+                "weights": self.weights and _absolute(self.weights, folder),
+                "module_args": _resolve(self.module_args, folder),
+                "data_args": _resolve(self.data_args, folder),
+            }
+        )
+
+    @property
+    def store_url(self) -> str:
+        """Where all runs of this job live; a run has a place also when it takes no snapshots."""
+        url = (self.snapshots or SnapshotOptions.model_validate({})).url
+        return _absolute(url, Path(self.folder)).rstrip("/")
+
+    def run_url(self, run: str) -> str:
+        """Return where the run called `run` lives.
+
+        Raises:
+            JobError: the name cannot be that of a folder.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run):
+            raise JobError(f"run {run!r}: letters, digits and . _ - are needed, a letter or digit first")
+        return f"{self.store_url}/{run}"
+
+    @property
+    def store_terms(self) -> Terms:
+        """What whoever starts a world, or looks after it, asks of the store: an answer soon."""
+        return Terms(lease=self.snapshots.lease) if self.snapshots else Terms()
+
+    def build_module(self) -> "TrainingModule":
+        """Return the job's module, built from its arguments, with the weights that the job says.
+
+        Raises:
+            JobError: it cannot be imported, takes other arguments, is no TrainingModule, or the weights do not fit.
+            UserCodeError: importing or building it raises.
+        """
+        from midstride.engine.modules.module import TrainingModule
+
+        module = self._build("module", self.module, self.module_args, TrainingModule)
+        if self.weights is not None:
+            self._load(module, self.weights)
+        return module
+
+    def _load(self, module: "TrainingModule", url: str) -> None:
+        from midstride.engine.snapshots.weights import weights_at
+
+        try:
+            module.load_state_dict(weights_at(url).state_dict)
+            return
+        except SnapshotMissing as error:
+            fault = str(error)
+        except RuntimeError as error:  # torch's, naming each tensor that is too many, missing or of another shape
+            fault = f"those of {url} do not fit {self.module}: {error}"
+        raise JobError.of(f"job {self.name}", [f"weights: {fault}"])
+
+    def build_data(self) -> "DataModule":
+        """Return the job's data module, built from its arguments; raises as `build_module` does."""
+        from midstride.engine.modules.module import DataModule
+
+        return self._build("data", self.data, self.data_args, DataModule)
+
+    def build_trainer(self) -> "Trainer":
+        """Return the Trainer that this job describes."""
+        from midstride.engine.modules.callbacks import BestCheckpoint, EarlyStopping
+        from midstride.engine.training.trainer import Trainer
+
+        callbacks: list[Callback] = []
+        if (monitor := self.monitor) is not None:
+            callbacks.append(BestCheckpoint(monitor.metric, monitor.mode))
+            if monitor.patience is not None:
+                callbacks.append(EarlyStopping(monitor.metric, monitor.patience, monitor.mode))
+        return Trainer(
+            strategy=self.world.strategy,
+            strategy_args=self.world.strategy_args,
+            devices=self.world.devices,
+            snapshots=self.snapshots,
+            callbacks=callbacks,
+            seed=self.seed,
+            accept_change=self.accept_change,
+            identity={key: getattr(self, key) for key in ("module", "module_args", "data", "data_args", "weights")},
+            **self.trainer.model_dump(),
+        )
+
+    def _build(self, key: str, spec: str, arguments: dict[str, Any], kind: type[Built]) -> Built:
+        where = f"job {self.name}"
+        try:
+            make = load_attribute(spec, self.folder or Path.cwd(), key)
+            if isinstance(make, type) and not issubclass(make, kind):
+                raise JobError(f"{key}: {spec} is no {kind.__name__}")
+            built = call_with(make, arguments, spec, f"{key}_args")
+        except JobError as error:
+            raise JobError.of(where, str(error).splitlines()) from None
+        if not isinstance(built, kind):
+            fault = f"{key}: {spec} gives a {type(built).__name__}; a {kind.__name__} is needed"
+            raise JobError.of(where, [fault])
+        return built
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return path if "://" in path else os.path.normpath(folder / path)
+
+
+def _resolve(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _resolve(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolve(item, folder) for item in value]
+    return _absolute(value, folder) if isinstance(value, str) and value.startswith(("./", "../")) else value

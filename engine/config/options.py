@@ -1,0 +1,217 @@
+"""The choices a Trainer and a job share, validated in one place, with titles for forms.
+
+Importing this needs no torch: an orchestrator reads jobs without loading it.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from midstride.engine.config.json_schema import snapshots_form
+from midstride.engine.config.lightning_names import HABITS
+from midstride.engine.errors import JobError
+from midstride.engine.storage.store import PASSWORD, Terms, holds_password
+
+__all__ = [
+    "MonitorOptions",
+    "NightlyOptions",
+    "Options",
+    "SnapshotOptions",
+    "TrainerOptions",
+    "checked_options",
+    "short_precision",
+]
+
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Limit = Annotated[
+    Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0.0, le=1.0)],
+    Field(union_mode="left_to_right"),
+]
+
+
+def short_precision(value: Any) -> Any:
+    """Return the short name of a precision: 16 and "16-mixed" are "16".
+
+    >>> short_precision("bf16-mixed")
+    'bf16'
+    """
+    named = {"16-mixed": "16", "bf16-mixed": "bf16", "32-true": "32", "64-true": "64"}
+    return named.get(str(value), str(value)) if type(value) in (int, str) else value
+
+
+class Options(BaseModel):
+    """Base of every group of choices: unknown keys are faults, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _without_password(url: str) -> str:
+    if holds_password(url):
+        raise ValueError(PASSWORD)
+    return url
+
+
+class SnapshotOptions(Options):
+    """When the whole state of a run is written, and where."""
+
+    model_config = ConfigDict(json_schema_extra=snapshots_form)
+
+    url: Annotated[str, AfterValidator(_without_password)] = Field(
+        "runs", title="Store", description="Folder or fsspec URL that holds the runs."
+    )
+    credentials: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9-]+$")] | None = Field(
+        None,
+        title="Credentials",
+        description="Prefect block that holds them: secret/NAME, aws-credentials/NAME; the environment if empty.",
+    )
+    lease: Literal["exclusive", "none"] = Field(
+        "exclusive",
+        title="Lease",
+        description="exclusive: the store sees to it that one world has the run; none: you do, on any fsspec URL.",
+    )
+    store_patience_s: Annotated[float, Field(ge=0)] = Field(
+        300.0, title="Patience", description="Seconds a store that stops to answer is waited for."
+    )
+    every_steps: Count | None = Field(
+        None, title="Every n steps", description="Steps between snapshots; in validation, batches between them."
+    )
+    every_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, title="Every t seconds", description="Seconds between snapshots."
+    )
+    overhead: Fraction | None = Field(
+        None,
+        title="Overhead",
+        description="Largest share of the time that snapshots may cost; 0.01 if nothing is chosen.",
+    )
+    keep: Count = Field(3, title="Keep", description="How many snapshots are kept; older ones are removed.")
+
+    @property
+    def terms(self) -> Terms:
+        """What a world that trains asks of the store."""
+        return Terms(self.lease, self.store_patience_s)
+
+    @model_validator(mode="after")
+    def _one_rhythm(self) -> "SnapshotOptions":
+        chosen = [name for name in ("every_steps", "every_seconds", "overhead") if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            raise ValueError(f"choose one of every_steps, every_seconds and overhead, not {' and '.join(chosen)}")
+        return self
+
+
+class MonitorOptions(Options):
+    """Which logged value decides what is best."""
+
+    metric: str = Field(title="Metric", description="Name under which the value is logged, such as val/accuracy.")
+    mode: Literal["min", "max"] = Field("min", title="Better is", description="min for a loss, max for a score.")
+    patience: Count | None = Field(
+        None, title="Patience", description="Stop after so many validations without an improvement; never if empty."
+    )
+
+
+class NightlyOptions(Options):
+    """When the challenger of a night takes the champion's place."""
+
+    metric: str | None = Field(
+        None, title="Metric", description="Logged by the test; the monitor's if empty, as val/loss is test/loss."
+    )
+    margin: Annotated[float, Field(ge=0)] = Field(
+        0.0, title="Margin", description="By more than this must it be better, in units of the metric."
+    )
+    warm_start: bool = Field(False, title="Warm start", description="Begin a night with the champion's weights.")
+
+
+class TrainerOptions(Options):
+    """How long and how a module trains."""
+
+    max_epochs: Count | None = Field(None, title="Epochs", description="Stop after so many passes over the data.")
+    max_steps: Count | None = Field(None, title="Steps", description="Stop after so many optimizer steps.")
+    precision: Annotated[Literal["32", "bf16", "16", "64"], BeforeValidator(short_precision)] = Field(
+        "32", title="Precision", description="Of the arithmetic: 16 and bf16 are mixed."
+    )
+    accumulate_grad_batches: Count = Field(1, title="Accumulate", description="Batches that make one optimizer step.")
+    gradient_clip_val: Annotated[float, Field(gt=0)] | None = Field(
+        None, title="Clip gradients", description="Largest norm (or value) of the gradients."
+    )
+    gradient_clip_algorithm: Literal["norm", "value"] = Field("norm", title="Clip by", description="Norm or value.")
+    on_nan: Literal["fail", "skip"] = Field(
+        "fail",
+        title="A loss that is not finite",
+        description="Ends the run, or has its batch left out on every rank and listed in the report.",
+    )
+    val_check_interval: Annotated[Count | Fraction, Field(union_mode="left_to_right")] = Field(
+        1.0, title="Validate every", description="A share of an epoch (0.5) or a number of batches (100)."
+    )
+    limit_train_batches: Limit = Field(1.0, title="Limit training", description="A share of the batches or a number.")
+    limit_val_batches: Limit = Field(1.0, title="Limit validation", description="A share of the batches or a number.")
+    limit_test_batches: Limit = Field(1.0, title="Limit test", description="A share of the batches or a number.")
+    rng: Literal["lazy", "batch"] = Field(
+        "lazy", title="Random numbers in data", description="Of each sample (lazy), or one seed for a whole batch."
+    )
+    use_distributed_sampler: bool = Field(
+        True,
+        title="Shard samplers",
+        description="Give each rank its own samples.",
+        validation_alias=AliasChoices("use_distributed_sampler", "replace_sampler_ddp"),  # Lightning 1's name
+    )
+    deterministic: bool | None = Field(
+        None, title="Deterministic", description="Only repeatable algorithms; on when snapshots are on."
+    )
+    collective_timeout_s: Annotated[float, Field(ge=1)] = Field(
+        600.0,
+        title="Silence of a rank",
+        description="Seconds for which the ranks wait in training for one that does not answer; then they end.",
+    )
+    enable_progress_bar: bool = Field(True, title="Progress bar", description="Show one on a terminal.")
+
+
+def checked_options(
+    options: dict[str, Any], snapshots: SnapshotOptions | Mapping[str, Any] | None, others: Sequence[str] = ()
+) -> tuple[TrainerOptions, SnapshotOptions | None]:
+    """Return a Trainer's arguments, validated.
+
+    Args:
+        options: fields of `TrainerOptions`.
+        snapshots: those of `SnapshotOptions`.
+        others: faults found elsewhere, told together with what is found here.
+
+    Raises:
+        JobError: with every fault at once.
+    """
+    faults = list(others)
+    checked: list[Any] = []
+    for kind, given in ((TrainerOptions, options), (SnapshotOptions, snapshots)):
+        try:
+            checked.append(given if given is None or isinstance(given, kind) else kind.model_validate(dict(given)))
+        except ValidationError as error:
+            known = ", ".join(kind.model_fields)
+            for fault in error.errors():
+                where = ".".join(str(part) for part in fault["loc"][:1]) or "snapshots"
+                faults.append(f"{where}: {_words(fault, known)}")
+    if not faults and checked[0].max_epochs is None and checked[0].max_steps is None:
+        checked[0] = checked[0].model_copy(update={"max_epochs": 1000})
+    if faults:
+        raise JobError.of("Trainer(...)", faults)
+    return checked[0], checked[1]
+
+
+def _words(fault: Mapping[str, Any], known: str) -> str:
+    if fault["type"] == "value_error":  # worded here; the value may be a secret
+        return str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        name = str(fault["loc"][-1])
+        close = get_close_matches(name, known.split(", "), n=1)
+        words = f", did you mean {close[0]}?" if close else f"; there are: {known}"
+        return f"is unknown here: {HABITS[name]}" if name in HABITS else f"is unknown{words}"
+    return f"{fault['msg']}, not {fault['input']!r}"

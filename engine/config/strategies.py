@@ -1,0 +1,297 @@
+"""The strategies as rows of data: where the class is, what starts its ranks, what it takes, what it refuses.
+
+Reading the table imports neither torch nor any strategy's own library: an orchestrator reads jobs without them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["STRATEGIES", "Choice", "Conflict", "Row", "conflicts"]
+
+#: who starts the ranks of a Trainer that finds no launcher in its environment: nobody, the script run again,
+#: or processes started from within the caller
+Start = Literal["nobody", "script", "spawn", "fork"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and where; None where it is not known yet, as in a job read far from its GPUs.
+
+    Args:
+        strategy: its name.
+        options: its `strategy_args`.
+        precision: as the Trainer has it.
+        ranks: processes of the world.
+        accelerator: "cpu" or "cuda".
+        launcher: who started this process as a rank; None if nobody did.
+        interactive: there is no script to run again.
+        cuda_in_use: this process has initialised CUDA.
+    """
+
+    strategy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "32"
+    ranks: int = 1
+    accelerator: str | None = None
+    launcher: str | None = None
+    interactive: bool = False
+    cuda_in_use: bool = False
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two things that do not go together.
+
+    Args:
+        met: whether a choice has both.
+        words: what, why, and what to use instead; {} are fields of the choice.
+    """
+
+    met: Callable[[Choice], bool]
+    words: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy.
+
+    Args:
+        target: "package.module:Class".
+        start: who starts its ranks when no launcher has.
+        launcher: who starts them in a job.
+        splits: a process has several devices and splits its batch over them.
+        devices: what its processes train on, in words, where that is neither the CPU nor a GPU.
+        options: `strategy_args` by name: a type, or the values there are, among which may be types.
+        conflicts: what it cannot go together with.
+        divides: no rank has the whole of the weights.
+        remedy: what to do when its library is missing.
+    """
+
+    target: str
+    start: Start = "nobody"
+    launcher: str = "torchrun"
+    splits: bool = False
+    devices: str = ""
+    options: Mapping[str, type | tuple[str | type, ...]] = field(default_factory=dict)
+    conflicts: tuple[Conflict, ...] = ()
+    divides: bool = False
+    remedy: str = "install torch with distributed support"
+
+
+_ALONE = Conflict(lambda c: c.ranks > 1, "strategy single has one process, not {ranks}; for more choose ddp")
+_ONE_PROCESS = Conflict(
+    lambda c: c.ranks > 1,
+    "strategy dp is one process that splits its batches, and this world has {ranks}: use ddp2, which is dp in each of "
+    "several processes, or ddp, which has a device a process",
+)
+_NOT_16 = Conflict(
+    lambda c: c.precision == "16",
+    "precision 16 with {strategy}: autocast to float16 and its gradient scaler know one device a process, and "
+    "{strategy} has several: use precision bf16, or ddp, which has one device a process",
+)
+_SYNC_NEEDS_GPU = Conflict(
+    lambda c: bool(c.options.get("sync_batchnorm")) and c.accelerator == "cpu",
+    "sync_batchnorm on the CPU: torch.nn.SyncBatchNorm exists for GPUs only: leave it out, or train on GPUs",
+)
+_BF16_NEEDS_GPU = Conflict(
+    lambda c: c.options.get("comm_hook") == "bf16_compress" and c.accelerator == "cpu",
+    "comm_hook bf16_compress on the CPU: torch has it over NCCL only: use fp16_compress, or train on GPUs",
+)
+_NO_SCRIPT = Conflict(
+    lambda c: c.interactive and c.launcher is None and c.ranks > 1,
+    "strategy {strategy} in a notebook: it runs the script again once per rank, and there is no script here: "
+    "use ddp_notebook",
+)
+_STARTED_ALREADY = Conflict(
+    lambda c: c.launcher not in (None, "midstride"),
+    "strategy {strategy} starts its own processes, and {launcher} has started this one: use ddp, which joins them",
+)
+_SPAWN_IN_NOTEBOOK = Conflict(
+    lambda c: c.interactive and c.launcher is None,
+    "strategy {strategy} in a notebook: its fresh processes cannot import what is written here: use ddp_notebook",
+)
+_FORK_AFTER_CUDA = Conflict(
+    lambda c: c.cuda_in_use and c.launcher is None,
+    "strategy {strategy} after CUDA was used in this process: a forked process cannot use CUDA again: use ddp_spawn, "
+    "or start afresh and leave CUDA alone before the fit",
+)
+
+_UNKNOWN_TO_HOROVOD = Conflict(
+    lambda c: c.launcher not in (None, "horovodrun", "mpirun"),
+    "strategy horovod in a world that {launcher} started: Horovod finds its processes by horovodrun: start the script "
+    "by horovodrun -np N --gloo python SCRIPT, or use ddp",
+)
+_NO_HOROVODRUN = Conflict(
+    lambda c: c.launcher is None and c.ranks > 1 and c.accelerator is not None,
+    "strategy horovod starts no processes itself: start the script by horovodrun -np {ranks} --gloo python SCRIPT, and "
+    "leave devices out",
+)
+
+_NOT_16_ON_XLA = Conflict(
+    lambda c: c.precision == "16",
+    "precision 16 with xla: the 16 bits of a TPU are bfloat16, which needs no scale of the loss: use precision bf16",
+)
+_XLA_NOT_ON_GPUS = Conflict(
+    lambda c: c.accelerator == "cuda",
+    "strategy xla on GPUs: it trains on the devices that torch_xla finds: say tpu_cores or devices instead of gpus, or "
+    "use ddp",
+)
+_ONE_CORE = Conflict(
+    lambda c: c.options.get("core") is not None and c.ranks > 1,
+    "strategy_args: core {options[core]!r} is for one process, and each of {ranks} has a core of its own: leave core "
+    "out, or start one",
+)
+_XLA_IN_NOTEBOOK = Conflict(
+    lambda c: c.interactive and c.launcher is None and c.ranks > 1,
+    "strategy xla on several cores in a notebook: it runs the script again once per core, and there is no script "
+    "here: train on one core, or in a script",
+)
+
+_NOT_16_IN_STAGES = Conflict(
+    lambda c: c.precision == "16",
+    "precision 16 with pipeline: a scale of the loss would have to be agreed on by all stages: use precision bf16",
+)
+_NO_CUT = Conflict(
+    lambda c: isinstance(c.options.get("balance"), list) and not _are_counts(c.options["balance"]),
+    "strategy_args.balance: layers of each stage are needed, such as [2, 3], not {options[balance]!r}",
+)
+_NO_COUNT = Conflict(
+    lambda c: not _are_counts([c.options.get(name, 1) for name in ("stages", "micro_batches")]),
+    "strategy_args: stages and micro_batches are numbers from 1 on",
+)
+_OTHER_STAGES = Conflict(
+    lambda c: (
+        isinstance(c.options.get("balance"), list) and c.options.get("stages") not in (None, len(c.options["balance"]))
+    ),
+    "strategy_args: stages={options[stages]!r}, and balance={options[balance]!r} has another number of them: leave "
+    "stages out",
+)
+_NOT_SO_MANY = Conflict(
+    lambda c: (c.accelerator is None or c.launcher is not None or c.ranks > 1) and _stages(c) not in _divisors(c.ranks),
+    "strategy pipeline on {ranks} processes, strategy_args {options}: at least 2 stages are needed, and as many "
+    "processes as stages, or a multiple of them",
+)
+
+
+def _are_counts(values: list[Any]) -> bool:
+    return bool(values) and all(type(value) is int and value > 0 for value in values)
+
+
+def _stages(choice: Choice) -> Any:
+    balance = choice.options.get("balance")
+    return choice.options.get("stages") or (len(balance) if isinstance(balance, list) else choice.ranks)
+
+
+def _divisors(ranks: int) -> list[int]:
+    return [number for number in range(2, ranks + 1) if ranks % number == 0]
+
+
+_DDP = "midstride.engine.strategies.ddp:Ddp"
+_DDP_OPTIONS: dict[str, type | tuple[str | type, ...]] = {
+    "find_unused_parameters": bool,
+    "static_graph": bool,
+    "sync_batchnorm": bool,
+    "comm_hook": ("bf16_compress", "fp16_compress"),
+}
+
+STRATEGIES: dict[str, Row] = {
+    "single": Row(
+        "midstride.engine.strategies.single:Single", launcher="inline", conflicts=(_ALONE,), remedy="install torch"
+    ),
+    "dp": Row(
+        "midstride.engine.strategies.dp:Dp",
+        launcher="inline",
+        splits=True,
+        conflicts=(_ONE_PROCESS, _NOT_16),
+        remedy="install torch",
+    ),
+    "ddp": Row(_DDP, "script", options=_DDP_OPTIONS, conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _NO_SCRIPT)),
+    "ddp2": Row(
+        "midstride.engine.strategies.ddp2:Ddp2",
+        splits=True,
+        options={name: _DDP_OPTIONS[name] for name in ("find_unused_parameters", "static_graph", "comm_hook")},
+        conflicts=(_NOT_16, _BF16_NEEDS_GPU),
+    ),
+    "sharded": Row(
+        "midstride.engine.strategies.sharded:Sharded",
+        "script",
+        options={"blocks": bool},
+        conflicts=(_NO_SCRIPT,),
+        divides=True,
+    ),
+    "fully_sharded": Row(
+        "midstride.engine.strategies.sharded:FullySharded",
+        "script",
+        options={"blocks": bool},
+        conflicts=(_NO_SCRIPT,),
+        divides=True,
+    ),
+    "horovod": Row(
+        "midstride.engine.strategies.horovod:Horovod",
+        launcher="horovodrun",
+        options={"scale_lr": bool},
+        conflicts=(_UNKNOWN_TO_HOROVOD, _NO_HOROVODRUN),
+        remedy="run `make horovod`, or deploy/horovod/install.py in an environment of your own",
+    ),
+    "pipeline": Row(
+        "midstride.engine.strategies.pipeline.strategy:Pipeline",
+        "script",
+        options={
+            "balance": (list, "size", "time"),
+            "stages": int,
+            "micro_batches": int,
+            "schedule": ("1f1b", "gpipe"),
+            "checkpoint": bool,
+        },
+        conflicts=(_NO_CUT, _NO_COUNT, _OTHER_STAGES, _NOT_SO_MANY, _NOT_16_IN_STAGES, _NO_SCRIPT),
+        divides=True,
+    ),
+    "xla": Row(
+        "midstride.engine.strategies.xla:Xla",
+        "script",
+        devices="XLA devices",
+        options={"core": int},
+        conflicts=(_NOT_16_ON_XLA, _XLA_NOT_ON_GPUS, _ONE_CORE, _XLA_IN_NOTEBOOK),
+        remedy="install the release made for your torch, such as: pip install torch==2.9.0 'torch_xla[tpu]==2.9.0'",
+    ),
+    "ddp_spawn": Row(
+        _DDP,
+        "spawn",
+        options=_DDP_OPTIONS,
+        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _SPAWN_IN_NOTEBOOK),
+    ),
+    "ddp_fork": Row(
+        _DDP,
+        "fork",
+        options=_DDP_OPTIONS,
+        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+    ),
+    "ddp_notebook": Row(
+        _DDP,
+        "fork",
+        options=_DDP_OPTIONS,
+        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+    ),
+}
+
+
+def conflicts(choice: Choice) -> list[str]:
+    """Return, in words, everything about `choice` that cannot be; its strategy is a name in the table."""
+    row = STRATEGIES[choice.strategy]
+    faults = [fault for name, value in choice.options.items() if (fault := _option_fault(choice.strategy, name, value))]
+    return faults + [c.words.format_map(vars(choice)) for c in row.conflicts if c.met(choice)]
+
+
+def _option_fault(strategy: str, name: str, value: object) -> str:
+    options = STRATEGIES[strategy].options
+    if name not in options:
+        known = f"it takes {', '.join(sorted(options))}" if options else "it takes none"
+        return f"strategy_args: {strategy} takes no {name!r}; {known}"
+    wanted = options[name]
+    if isinstance(wanted, tuple):
+        right = type(value) in wanted or (isinstance(value, str) and value in wanted)
+        words = f"one of {', '.join(one if isinstance(one, str) else f'a {one.__name__}' for one in wanted)}"
+    else:
+        right, words = type(value) is wanted, f"a {wanted.__name__}"
+    return "" if right else f"strategy_args.{name}: {words} is needed, not {value!r}"

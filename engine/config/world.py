@@ -1,0 +1,117 @@
+"""Which processes train together, as a job says it.
+
+Importing this needs no torch: an orchestrator reads jobs without loading it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from midstride.engine.config.import_paths import import_path
+from midstride.engine.config.json_schema import choose_strategy, world_form
+from midstride.engine.config.options import Count, Options
+from midstride.engine.config.strategies import STRATEGIES, Choice, Row, conflicts
+from midstride.engine.launch.launchers import default_launcher
+
+__all__ = ["WorldOptions"]
+
+#: the strategies of a job: its launcher starts the ranks, so those that start them from a script have no place here
+_STRATEGIES = sorted(name for name, row in STRATEGIES.items() if row.start not in ("spawn", "fork"))
+
+
+def _known_strategy(name: str) -> str:
+    if name in _STRATEGIES:
+        return name
+    if name in STRATEGIES:
+        raise ValueError(f"{name} starts its processes from a script or a notebook, a job from its launcher: say ddp")
+    if ":" in name:
+        return import_path(name)
+    raise ValueError(f"there is no strategy {name!r}; there are: {', '.join(_STRATEGIES)}")
+
+
+def _one_node(nodes: str) -> str:
+    if nodes != "1":
+        raise ValueError(f'a world on several nodes cannot be started from here yet: "1" is needed, not {nodes!r}')
+    return nodes
+
+
+def _text(value: Any) -> Any:
+    """`nodes: 1` means the text."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+#: host:slots of each, by commas
+_HOSTS = r"^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$"
+
+TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
+
+
+class WorldOptions(Options):
+    """Which processes train together."""
+
+    model_config = ConfigDict(json_schema_extra=world_form)
+
+    strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema(choose_strategy(_STRATEGIES))] = Field(
+        "single",
+        title="Strategy",
+        description='How one module trains on many devices: single, ddp, ..., or your own as "package.module:Class".',
+    )
+    strategy_args: dict[str, Any] = Field({}, title="Strategy arguments", description="Passed to the strategy by name.")
+    processes: Count = Field(1, title="Processes", description="Ranks on each node.")
+    devices: Count | None = Field(
+        None, title="Devices", description="Over which each process splits its batches, with dp and ddp2."
+    )
+    nodes: Annotated[str, BeforeValidator(_text), AfterValidator(_one_node)] = Field(
+        "1", title="Nodes", description="How many machines.", json_schema_extra={"pattern": "^1$"}
+    )
+    hang_timeout_s: TimeoutS = Field(
+        600.0, title="Hang", description="Seconds without a batch after which the world is ended and retried."
+    )
+    startup_timeout_s: TimeoutS = Field(
+        1800.0, title="Hang at the start", description="The same until the first step: imports, set-up, compilation."
+    )
+    validation_timeout_s: TimeoutS = Field(
+        1800.0,
+        title="Hang in validation",
+        description="The same for a batch of validation, and at the end of an epoch.",
+    )
+    hosts: Annotated[str, Field(pattern=_HOSTS)] | None = Field(
+        None,
+        title="Hosts",
+        description="For horovodrun, host:slots of each, such as a:4,b:4; ranks fill them in this order. "
+        "Here alone if empty.",
+    )
+    launcher: Literal["horovodrun", "inline", "spawn", "torchrun"] | None = Field(
+        None, title="Launcher", description="Who starts the processes; follows from the strategy if empty."
+    )
+
+    @property
+    def launched_by(self) -> str:
+        """The launcher's name, chosen or following from the strategy."""
+        return self.launcher or default_launcher(self.strategy)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "WorldOptions":
+        row = STRATEGIES.get(self.strategy)
+        choice = Choice(self.strategy, self.strategy_args, ranks=self.processes)
+        faults = conflicts(choice) if row is not None else []
+        if row is not None and self.devices is not None and not row.splits:
+            faults.append(f"devices is for dp and ddp2; with {self.strategy} say processes: {self.devices}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        if self.launched_by == "inline" and self.processes > 1:
+            raise ValueError(f"launcher inline starts one process, not {self.processes}; leave it out, or say spawn")
+        self._fits_horovodrun(row)
+        return self
+
+    def _fits_horovodrun(self, row: Row | None) -> None:
+        launcher = self.launched_by
+        if row is not None and "horovodrun" in (launcher, row.launcher) and launcher != row.launcher:
+            raise ValueError(f"launcher {launcher} does not go with strategy {self.strategy}: leave it out")
+        if self.hosts is None:
+            return
+        if launcher != "horovodrun":
+            raise ValueError(f"hosts is for horovodrun, and strategy {self.strategy} is started by {launcher}")
+        slots = sum(int(host.rpartition(":")[2]) for host in self.hosts.split(","))
+        if slots < self.processes:
+            raise ValueError(f"hosts {self.hosts} have {slots} slots, and there are {self.processes} processes")

@@ -1,0 +1,160 @@
+"""How a user's DataLoader is read: which order its samplers mean, on this rank of this world."""
+
+import logging
+from typing import Any, Literal
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from midstride.engine.data.map_style import ExactLoader
+from midstride.engine.data.order import InOrder, Order, Sequence, Shard, Shuffled
+from midstride.engine.data.rng.per_sample import Rng
+from midstride.engine.data.sampler_order import Dealt, Sampled
+from midstride.engine.errors import NotExact, UserError
+from midstride.engine.seeds import mix
+from midstride.engine.world import World
+
+__all__ = ["check_loader", "evaluation_loader", "training_loader"]
+
+log = logging.getLogger(__name__)
+_STAGES = ("validate", "test", "predict")
+
+
+def training_loader(
+    loader: DataLoader[Any], world: World, *, seed: int, shard: bool, limit: float, rng: Rng = "lazy"
+) -> ExactLoader:
+    """Return `loader` in DistributedSampler's order for `world`; `shard` gives every rank its own samples.
+
+    Raises:
+        NotExact: the loader's data set or sampler has no exact form here.
+        UserError: there is nothing to train on.
+    """
+    _check(loader, "train")
+    key = mix(seed, 0)
+    order = _order(loader, world, what="train", key=key, seed=seed, shard=shard, rest="padded")
+    exact = ExactLoader(loader, order, key, limit, rng=rng, what="train")
+    if len(exact) == 0:
+        rank_samples = order.rank_samples() if isinstance(order, Shard) else 0
+        reason = (
+            f"batch_size {order.batch_size} is larger than a rank's {rank_samples} of {len(order.sequence)} samples, "
+            "and drop_last=True leaves out what does not fill a batch: use a smaller batch or drop_last=False"
+            if len(order) == 0
+            else f"limit_train_batches={limit!r} of {len(order)} batches leaves none"
+        )
+        raise UserError(f"the training loader has no batch: {reason}.")
+    return exact
+
+
+def evaluation_loader(
+    loader: DataLoader[Any],
+    world: World,
+    *,
+    seed: int,
+    stage: str,
+    number: int,
+    shard: bool,
+    limit: float,
+    rng: Rng = "lazy",
+) -> ExactLoader:
+    """Return loader `number` of `stage`, every sample once over all ranks and none twice.
+
+    Raises:
+        NotExact: the loader's data set or sampler has no exact form here.
+    """
+    _check(loader, stage)
+    key = mix(mix(seed, 1 + _STAGES.index(stage)), number)
+    order = _order(loader, world, what=stage, key=key, seed=seed, shard=shard, rest="kept")
+    return ExactLoader(loader, order, key, limit, rng=rng, what=stage)
+
+
+def check_loader(loader: DataLoader[Any], what: str) -> None:
+    """Refuse what is no DataLoader, or one whose own way to iterate would be left out."""
+    if not isinstance(loader, DataLoader):
+        raise UserError(f"the {what} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise NotExact(
+            f"the {what} loader is a {type(loader).__name__} with an __iter__ of its own, which would be left out. "
+            "Do in the data set or in collate_fn what it does."
+        )
+
+
+def _check(loader: DataLoader[Any], what: str) -> None:
+    check_loader(loader, what)
+    if hasattr(loader.dataset, "__len__") and len(loader.dataset) == 0:
+        raise UserError(f"the {what} data set {type(loader.dataset).__name__} has length 0: there is nothing to read.")
+
+
+def _order(
+    loader: DataLoader[Any],
+    world: World,
+    *,
+    what: str,
+    key: int,
+    seed: int,
+    shard: bool,
+    rest: Literal["padded", "kept"],
+) -> Order:
+    """Return the order that the samplers of `loader` mean."""
+    batches: Any = loader.batch_sampler
+    own = world.size > 1 and (not shard or _shards_itself(loader, world, what))
+    if batches is not None and type(batches) is not BatchSampler:
+        sampled = Sampled(batches, loader.dataset, key, what, shared=not own)
+        return Dealt(sampled, rank=world.rank, size=world.size, rest=rest, own=own)
+    # A BatchSampler of torch given by hand leaves its sampler and sizes to itself.
+    sampler, batch_size, drop_last = (
+        (loader.sampler, 1, False) if batches is None else (batches.sampler, batches.batch_size, batches.drop_last)
+    )
+    if type(sampler) is DistributedSampler and shard:
+        own = False
+        rest = "dropped" if sampler.drop_last and rest == "padded" else rest  # type: ignore[assignment]
+    sequence = _sequence(sampler, loader, what=what, key=key, seed=seed, training=rest != "kept", own=own)
+    return Shard(sequence, batch_size, drop_last, world.rank, world.size, rest, own)
+
+
+def _sequence(
+    sampler: Any, loader: DataLoader[Any], *, what: str, key: int, seed: int, training: bool, own: bool
+) -> Sequence:
+    if type(sampler) is SequentialSampler:
+        return InOrder(len(sampler))
+    if type(sampler) is DistributedSampler and not own:
+        samples = len(sampler.dataset)  # type: ignore[arg-type]
+        return (
+            Shuffled(samples, sampler.seed, "DistributedSampler") if sampler.shuffle and training else InOrder(samples)
+        )
+    plain = (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler._num_samples is None
+        and sampler.generator is None
+    )
+    if plain and training:
+        return Shuffled(len(sampler), seed)
+    if plain:
+        log.warning("the %s loader has shuffle=True: it is read in order, every sample once", what)
+        return InOrder(len(sampler))
+    return Sampled(sampler, loader.dataset, key, what, shared=not own)
+
+
+def _shards_itself(loader: DataLoader[Any], world: World, what: str) -> bool:
+    """Return whether a sampler of `loader` gives each rank samples of its own already.
+
+    Raises:
+        UserError: it does so for another world.
+    """
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    while sampler is not None:
+        place = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+        if None not in place:
+            if place != (world.rank, world.size):
+                raise UserError(
+                    f"the {what} loader's {type(sampler).__name__} is for rank {place[0]} of {place[1]}, this is rank "
+                    f"{world.rank} of {world.size}: leave rank= and num_replicas= out, or give it those of the world."
+                )
+            return True
+        sampler = getattr(sampler, "sampler", None)
+    return False

@@ -1,0 +1,235 @@
+"""Iterable data sets: their place is what was read of each shard, and the state that came with it."""
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterDataPipe
+
+from midstride.engine.data.iterable.schedule import Asks, Place, Turn, shards_in_turn
+from midstride.engine.data.iterable.shard_state import Ended, Note
+from midstride.engine.data.iterable.shards import ShardReader
+from midstride.engine.data.loader import Feed
+from midstride.engine.data.rng.isolation import MainGeneratorsKept
+from midstride.engine.data.workers import TiedWorker, fetched, started
+from midstride.engine.errors import NotExact, UserError
+
+__all__ = ["IterableFeed"]
+
+log = logging.getLogger(__name__)
+
+
+class IterableFeed(Feed):
+    """A DataLoader over an iterable data set, which can go on in the middle.
+
+    The shards are dealt like cards: a batch of each in turn, leaving out those that have ended. That is the order in
+    which plain PyTorch gives them; here it does not depend on how many workers read them.
+
+    Args:
+        loader: the user's loader.
+        name: of the loader, for messages.
+        key: hash that sets this loader's random numbers apart from every other's, on every rank.
+        limit: a share of the batches, or a number of them.
+        tries: read some of it more than once, to see whether it gives the same again and its state is to be trusted.
+        agree: returns whether something is true on every rank; called by all of them at the same batch, so that
+            all end an epoch with the same one. Without it each rank reads its own to its end.
+    """
+
+    is_sized = False
+    fixed_world = "an iterable data set decides by itself what each rank reads"
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        name: str,
+        key: int,
+        limit: float,
+        tries: bool = False,
+        agree: Callable[[bool], bool] | None = None,
+    ) -> None:
+        dataset: Any = loader.dataset
+        self.name = f"{name} over {type(dataset).__name__}"
+        if isinstance(dataset, IterDataPipe):
+            raise NotExact(
+                f"{self.name}: data pipes are not read here. Write an IterableDataset that iterates over it."
+            )
+        self.batch_size = loader.batch_size
+        self._drop_last, self._agree = loader.drop_last, agree
+        #: shards that the data are read as, from the first life of a run to its last; 0 is plain PyTorch's no workers
+        self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
+        self._expected, self._limit = self._limited(len(loader) if hasattr(dataset, "__len__") else None, limit)
+        self._workers = loader.num_workers
+        self._persistent = loader.persistent_workers
+        self._kept = MainGeneratorsKept()
+        self._reader = ShardReader(
+            dataset,
+            batch_size=loader.batch_size,
+            drop_last=loader.drop_last,
+            collate=loader.collate_fn,
+            init=loader.worker_init_fn,
+            key=key,
+            where=self.name,
+        )
+        self._reader.tries = tries
+        self._asks = Asks()
+        self._loader = _rebuilt(loader, self._reader, self._asks, key)
+        self._place = Place.start(max(1, self.shards))
+        self._passes = 0
+        self._told = False
+
+    def __len__(self) -> int:
+        raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
+
+    @property
+    def expected(self) -> int | None:
+        """The batches of an epoch, if the data set says; it may be wrong."""
+        return self._expected
+
+    def _limited(self, expected: int | None, limit: float) -> tuple[int | None, int | None]:
+        """Return the batches to expect, and the most to read."""
+        if isinstance(limit, int):
+            return (limit if expected is None else min(expected, limit)), limit
+        if limit in (0.0, 1.0):
+            return (0, 0) if limit == 0.0 else (expected, None)
+        if expected is None:
+            raise UserError(
+                f"{self.name}: a limit of {limit} is a share of its batches, and how many there are, only reading to "
+                "the end tells. Give a number of batches, or 1.0 for all."
+            )
+        return int(expected * limit), int(expected * limit)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the order of samples."""
+        return {"iterable": True, "batch_size": self.batch_size, "drop_last": self._drop_last}
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield the batches of `epoch` from batch `start` on; started in the middle, from the state loaded."""
+        place = self._place = self._place if start else Place.start(max(1, self.shards))
+        number, most = start, self._limit
+        if most is not None and number >= most:
+            return
+        reading = self._read(epoch, place)
+        ahead = next(reading, None)
+        self._check_first(number, ahead)
+        while ahead is not None:
+            current, number = ahead, number + 1
+            ahead = next(reading, None) if most is None or number < most else None
+            self.at_end = not self._every_rank(ahead is not None)
+            if self.at_end and ahead is not None:
+                self._tell_left()
+            place.consumed(current)
+            yield current.batch
+            if self.at_end:
+                return
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place as of the last batch handed out, by shard."""
+        place = self._place
+        states = {
+            shard: {"batch": note.batch, "due": note.due, "state": pickle.loads(note.data), **_digest(note)}
+            for shard, note in sorted(place.starts().items())
+        }
+        digests = {"digests": list(place.digests)} if None not in place.digests else {}
+        return {
+            "shards": self.shards,
+            "read": list(place.read),
+            "ended": list(place.ended),
+            "turn": place.turn,
+            "states": states,
+            **digests,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take the place back; the data are read as so many shards as they were then."""
+        self.shards = state_dict["shards"]
+        notes = {
+            shard: Note(note["batch"], note["due"], pickle.dumps(note["state"]), note.get("digest"))
+            for shard, note in state_dict["states"].items()
+        }
+        digests = state_dict.get("digests", [None] * len(state_dict["read"]))  # of older versions
+        read, ended = list(state_dict["read"]), list(state_dict["ended"])
+        self._place = Place(read, ended, state_dict["turn"], digests=list(digests), before=notes)
+
+    def _read(self, epoch: int, place: Place) -> Iterator[Turn]:
+        """Read ahead of `place`, in turn."""
+        self._passes += 1
+        self._tell_replay(place.behind())
+        self._reader.shards = self.shards
+        own_process = self._workers and not self._persistent and len(place.read) <= self._workers
+        self._reader.copies = not own_process
+        ended, news = list(place.ended), []
+        if all(ended):
+            return
+        turns = shards_in_turn(place, self._workers)
+        self._asks.begin(self._passes, epoch, place, shards_in_turn(place, self._workers))
+        with self._kept:
+            iterator = started(self._loader, self.name)
+        while not all(ended):
+            if self._workers:
+                answer = fetched(iterator, self._where, epoch)
+            else:
+                with self._kept:
+                    answer = fetched(iterator, self._where, epoch)
+            shard = next(turns)
+            if shard is None or ended[shard]:
+                continue
+            if isinstance(answer, Ended):
+                ended[shard] = True
+                news.append(shard)
+                continue
+            batch, digest, notes = answer
+            yield Turn(batch, shard, digest, notes, tuple(news))
+            news.clear()
+
+    def _where(self, epoch: int) -> str:
+        return f"\nin epoch {epoch} of {self.name}, after {sum(self._place.read)} batches of this rank"
+
+    def _every_rank(self, value: bool) -> bool:
+        return value if self._agree is None else self._agree(value)
+
+    def _check_first(self, number: int, first: Turn | None) -> None:
+        if self._agree is not None and not self._agree(first is not None):
+            what = "no batch" if number == 0 else f"no batch after batch {number}, which the run has trained on"
+            raise UserError(f"{self.name} has {what} {'on this' if first is None else 'on another'} rank.")
+
+    def _tell_left(self) -> None:
+        if not self._told:
+            log.warning("%s has batches left where another rank's data end: the epoch ends there.", self.name)
+        self._told = True
+
+    def _tell_replay(self, behind: int) -> None:
+        if behind:
+            log.info(
+                "replaying %d batches of %s to come back to its place; with state_dict and load_state_dict it would "
+                "go on from there at once",
+                behind,
+                self.name,
+            )
+
+
+def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: Asks, key: int) -> DataLoader[Any]:
+    return DataLoader(
+        reader,
+        batch_size=None,
+        sampler=asks,
+        collate_fn=_as_it_is,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=TiedWorker(None),
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator().manual_seed(key),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _digest(note: Note) -> dict[str, Any]:
+    return {} if note.digest is None else {"digest": note.digest}
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer

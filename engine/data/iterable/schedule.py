@@ -1,0 +1,119 @@
+"""Shards dealt like cards: whose batch is next, what was read of each, what is asked for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+
+from midstride.engine.data.iterable.shard_state import Ask, Note
+
+__all__ = ["Asks", "Place", "Turn", "shards_in_turn"]
+
+
+class Turn(NamedTuple):
+    """A batch on its way to the loop, and how the place changes once it is there."""
+
+    batch: Any
+    shard: int
+    digest: int | None
+    notes: list[Note]
+    ended: tuple[int, ...]
+
+
+@dataclass
+class Place:
+    """What this rank has consumed of a pass.
+
+    Args:
+        read: batches, by shard.
+        ended: whether there are no more, by shard.
+        turn: the shard whose batch is next.
+        notes: the newest state to go on from, by shard.
+        digests: of all samples read, by shard; None where an older version did not keep it.
+        before: the state before the newest one, by shard.
+    """
+
+    read: list[int]
+    ended: list[bool]
+    turn: int = 0
+    notes: dict[int, Note] = field(default_factory=dict)
+    digests: list[int | None] = field(default_factory=list)
+    before: dict[int, Note] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, shards: int) -> "Place":
+        """Return that of a pass of which nothing was read."""
+        return cls([0] * shards, [False] * shards, digests=[0] * shards)
+
+    def consumed(self, turn: Turn) -> None:
+        """Move on by one turn."""
+        self.read[turn.shard] += 1
+        self.turn = (turn.shard + 1) % len(self.read)
+        self.digests[turn.shard] = turn.digest
+        for note in turn.notes:
+            if turn.shard in self.notes:
+                self.before[turn.shard] = self.notes[turn.shard]
+            self.notes[turn.shard] = Note(*note)
+        for shard in turn.ended:
+            self.ended[shard] = True
+            self.notes.pop(shard, None)
+            self.before.pop(shard, None)
+
+    def starts(self) -> dict[int, Note]:
+        """Return the states to go on from: each with a batch after it, to be read again and compared."""
+        newest = {shard: note for shard, note in self.notes.items() if note.batch < self.read[shard]}
+        return {**self.before, **newest}
+
+    def behind(self) -> int:
+        """Return how many batches have to be read again to come back here."""
+        starts = self.starts()
+        return sum(
+            read - (starts[shard].batch if shard in starts else 0)
+            for shard, (read, ended) in enumerate(zip(self.read, self.ended, strict=True))
+            if not ended
+        )
+
+
+def shards_in_turn(place: Place, workers: int) -> Iterator[int | None]:
+    """Yield whose turn it is, None for nobody's: torch deals to its workers in turn, and a shard keeps its worker."""
+    shards = len(place.read)
+    lap = -(-shards // workers) * workers if workers else shards
+    for turn in count(0 if workers else place.turn):
+        shard = turn % lap
+        yield shard if shard < shards and turn >= place.turn else None
+
+
+class Asks:
+    """The sampler: what is asked for, in turn, without end."""
+
+    def __init__(self) -> None:
+        self._asks: Iterator[Ask | None] = iter(())
+
+    def begin(self, number: int, epoch: int, place: Place, turns: Iterator[int | None]) -> None:
+        """Ask for what comes after `place`."""
+        self._asks = self._of(number, epoch, list(place.read), _resumed(place), list(place.ended), turns)
+
+    def __iter__(self) -> Iterator[Ask | None]:
+        return self._asks
+
+    @staticmethod
+    def _of(
+        number: int,
+        epoch: int,
+        read: list[int],
+        resumed: dict[int, tuple[Note | None, int | None]],
+        ended: list[bool],
+        turns: Iterator[int | None],
+    ) -> Iterator[Ask | None]:
+        for shard in turns:
+            if shard is None or ended[shard]:
+                yield None
+            else:
+                yield Ask(number, epoch, shard, read[shard], *resumed.pop(shard, (None, None)))
+                read[shard] += 1
+
+
+def _resumed(place: Place) -> dict[int, tuple[Note | None, int | None]]:
+    """Return, by shard, the state to go on from and the digest of what was read."""
+    starts = place.starts()
+    return {shard: (starts.get(shard), place.digests[shard]) for shard, read in enumerate(place.read) if read}

@@ -1,0 +1,174 @@
+"""One shard of an iterable data set in one pass: read from its start, or from a state."""
+
+import logging
+import pickle
+import sys
+from collections.abc import Callable
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data._utils import worker as torch_worker
+
+from midstride.engine.data.iterable.content_digest import content_digest
+from midstride.engine.data.iterable.shard_state import Ask, Ended, Note
+from midstride.engine.data.iterable.sources import Source, replayed, source_of
+from midstride.engine.data.rng.fast_state import seed_generators
+from midstride.engine.errors import EngineError, NotExact, UserCodeError
+from midstride.engine.objects.generators import seeder, shared_generators
+from midstride.engine.seeds import mix
+
+if TYPE_CHECKING:
+    from midstride.engine.data.iterable.shards import ShardReader
+
+__all__ = ["STATE_BYTES", "Shard"]
+
+log = logging.getLogger(__name__)
+
+#: a state larger than this travels with every second batch only, one of three times this with every third, ...
+STATE_BYTES = 16 * 1024
+#: sets what opening a shard draws apart from what its batches draw
+_OPENING = (1 << 64) - 1
+
+
+class Shard:
+    """One shard in one pass.
+
+    Args:
+        reader: whose data set it is a share of.
+        ask: where it is to stand.
+        note: the state to go on from; None reads it again from its start.
+        states: batches up to which states are taken; 0 leaves out whatever it says of its place.
+        copied: read a copy in any case.
+
+    Raises:
+        NotExact: it ends before that place, or what was read before it is not what it was.
+        UserCodeError: the user's code raised.
+    """
+
+    def __init__(
+        self, reader: "ShardReader", ask: Ask, note: Note | None, *, states: int = sys.maxsize, copied: bool = False
+    ) -> None:
+        self.reader, self.number, self.shard, self.states = reader, ask.number, ask.shard, states
+        self.key = mix(mix(reader.key, ask.epoch), ask.shard)
+        self.position, self.due = (note.batch, note.due) if note else (0, 1)
+        #: of all samples up to here; None after a state that came without one
+        self.digest = note.digest if note else 0
+        self.over = False
+        dataset = reader.fresh(copied=copied or note is not None)
+        seed = mix(self.key, _OPENING)
+        self.info: Any = None
+        if reader.shards:
+            self.info = torch_worker.WorkerInfo(
+                id=ask.shard, num_workers=reader.shards, seed=seed >> 1, dataset=dataset
+            )
+        torch_worker._worker_info = self.info
+        self.seeders = [seeder(generator) for generator in shared_generators(dataset)]
+        self._seed(seed)
+        if reader.init is not None and reader.shards:
+            self._calling("worker_init_fn", reader.init, ask.shard)
+        if states:
+            state = pickle.loads(note.data) if note else None
+            self.source: Source = self._calling("__iter__", source_of, dataset, ask.epoch, seed, state)
+        else:
+            self.source = self._calling("__iter__", replayed, dataset, ask.epoch, seed)
+        # Not iter(), which islice would call each time: a data set that is its own iterator would start over.
+        self.stream = map(next, repeat(self.source.iterator))
+        #: those that were due on the way here
+        self._notes: list[Note] = []
+        self._return_to(ask.batch)
+        if None not in (ask.digest, self.digest) and self.digest != ask.digest:
+            raise NotExact(
+                f"{self._where()} gives other samples than before the run died, in the {ask.batch} batches that it had "
+                "read: its data have changed, or it draws from what cannot be found. Resume with the data it had, or "
+                "start over under another run name."
+            )
+
+    def read(self) -> Any:
+        """Return the next batch, the digest of all up to it, and the notes that were due."""
+        samples = self._next()
+        if samples is None:
+            return Ended()
+        reader = self.reader
+        if reader.collate_draws:
+            seed_generators(mix(self.key, 2 * self.position + 1))
+        batch = self._calling("collate_fn", reader.collate, samples)
+        self.position += 1
+        self._take_note()
+        notes, self._notes = self._notes, []
+        return batch, self.digest, notes
+
+    def next_digest(self) -> int | None:
+        """Read a batch without collating it; return a digest of all up to here, None at the end."""
+        if self._next() is None:
+            return None
+        self.position += 1
+        return self.digest
+
+    def _next(self) -> Any:
+        samples = self._calling("__next__", self._samples)
+        if samples is not None and self.digest is not None:
+            self.digest = mix(self.digest, content_digest(samples))
+        return samples
+
+    def _samples(self) -> Any:
+        """Return the samples of the next batch; None if there are none."""
+        if self.over:
+            return None
+        self._seed(mix(self.key, 2 * self.position))
+        wanted = self.reader.batch_size or 1
+        samples = list(islice(self.stream, wanted))
+        self.over = len(samples) < wanted
+        if not samples or (self.over and self.reader.drop_last):
+            return None
+        return samples if self.reader.batch_size is not None else samples[0]
+
+    def _seed(self, seed: int) -> None:
+        """Seed the main generators, and those that other shards and copies use as well."""
+        seed_generators(seed)
+        for number, set_seed in enumerate(self.seeders):
+            set_seed(mix(seed, number))
+
+    def _take_note(self) -> None:
+        if not self.due <= self.position <= self.states:
+            return
+        try:
+            note = self.note()
+        except UserCodeError as error:
+            log.warning("%s\nNo more states of it are taken: a run that resumes reads it again.", error)
+            self.due = sys.maxsize
+        else:
+            self._notes += [] if note is None else [note]
+
+    def note(self) -> Note | None:
+        """Return the state to go on from; None if there is none."""
+        samples = self.position * (self.reader.batch_size or 1)
+        state = self._calling("state_dict", self.source.state, samples)
+        if state is None:
+            return None
+        data = pickle.dumps(state)
+        self.due = self.position + 1 + len(data) // STATE_BYTES
+        return Note(self.position, self.due, data, self.digest)
+
+    def _return_to(self, batch: int) -> None:
+        """Read, without collating, what was read before."""
+        while self.position < batch:
+            if self.next_digest() is None:
+                raise NotExact(
+                    f"{self._where()} ended after {self.position} batches, and the run had read {batch} of it: "
+                    "resume with the data it had, or start over under another run name."
+                )
+            self._take_note()
+            del self._notes[:-2]
+
+    def _calling(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise UserCodeError.of(f"{self._where()}, batch {self.position}, {what}", error) from error
+
+    def _where(self) -> str:
+        reader = self.reader
+        worker = f", worker {self.shard} of {reader.shards}" if reader.shards else ""
+        return f"{reader.where}{worker}"

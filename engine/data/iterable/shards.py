@@ -1,0 +1,135 @@
+"""Reading an iterable data set shard by shard, wherever that happens: in a worker or in the main process.
+
+A shard is what plain PyTorch calls a worker: user code sees its number and how many there are in
+`get_worker_info()`. How many workers really read them does not matter, because each shard has its own
+iterator, and its own random numbers for every batch.
+"""
+
+import copy
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset, default_collate, default_convert
+from torch.utils.data._utils import worker as torch_worker
+
+from midstride.engine.data.iterable.shard import Shard
+from midstride.engine.data.iterable.shard_state import Ask, Note
+from midstride.engine.data.iterable.trial import Trial, try_stream
+from midstride.engine.data.seeded_dataset import Failure
+from midstride.engine.errors import EngineError
+
+__all__ = ["ShardReader"]
+
+log = logging.getLogger(__name__)
+
+
+class ShardReader(Dataset[Any]):
+    """A data set of answers: to an `Ask` `(batch, digest, notes)`, `Ended` or a `Failure`; to None, None.
+
+    Args:
+        dataset: the user's, iterable.
+        batch_size: samples of a batch; None takes samples as batches.
+        drop_last: leave out a batch of a shard that is not full.
+        collate: the user's.
+        init: the user's `worker_init_fn`, called for each shard.
+        key: hash that sets this reader's random numbers apart from every other's.
+        where: names loader and rank in errors.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None,
+        drop_last: bool,
+        collate: Callable[[Any], Any],
+        init: Callable[[int], None] | None,
+        key: int,
+        where: str,
+    ) -> None:
+        self.dataset, self.collate, self.init, self.key, self.where = dataset, collate, init, key, where
+        self.batch_size, self.drop_last = batch_size, drop_last
+        #: what `get_worker_info()` shows as the number of workers; 0 where it shows that there are none
+        self.shards = 0
+        #: whether each shard of each pass reads a copy, or the process has the data set for itself
+        self.copies = True
+        # Torch's own draw nothing, and seeding costs as much as they do on small batches.
+        self.collate_draws = collate is not default_collate and collate is not default_convert
+        #: whether to try the stream before it is trusted, which reads some of it more than once
+        self.tries = False
+        self._uncopied = False
+        self._trial: Trial | None = None
+        self._open: dict[int, Shard] = {}
+
+    def __getitem__(self, ask: Ask | None) -> Any:
+        if ask is None:
+            return None
+        shard = self._open.get(ask.shard)
+        outer = torch_worker._worker_info
+        try:
+            if shard is None or shard.number != ask.number:
+                shard = self._open[ask.shard] = self._opened(ask)
+            else:
+                torch_worker._worker_info = shard.info
+            return shard.read()
+        except EngineError as error:
+            # An exception would come out of a worker as torch words it.
+            return Failure(type(error), str(error))
+        finally:
+            torch_worker._worker_info = outer
+
+    def _opened(self, ask: Ask) -> Shard:
+        """Return a shard where `ask` wants it: from its state if that passed, else from its start."""
+        if self._trial is None:
+            self._trial = self._tried(ask) if self.tries else Trial()
+        states = sys.maxsize if self._trial.refused is None else self._trial.passed
+        if ask.note is None or ask.note.batch > states:
+            return Shard(self, ask, None, states=states)
+        try:
+            return Shard(self, ask, ask.note, states=states)
+        except EngineError as error:
+            log.warning(
+                "%s\nIts state does not bring it back to batch %d: all batches before that are read again.",
+                *(error, ask.batch),
+            )
+            return Shard(self, ask, None, states=0)
+
+    def _tried(self, ask: Ask) -> Trial:
+        """Try the stream on copies, and say if its state is of no use."""
+        begin = ask._replace(batch=0, note=None, digest=None)
+        self.fresh(copied=True)
+        if self._uncopied:
+            return Trial("it cannot be copied, so its state cannot be tried")
+
+        def opened(note: Note | None, stateful: bool) -> Shard:
+            at = begin._replace(batch=note.batch if note else 0)
+            return Shard(self, at, note, states=sys.maxsize if stateful else 0, copied=True)
+
+        trial = try_stream(opened, self.batch_size or 1, self.where)
+        if trial.refused is not None and ask.shard == 0:
+            log.warning(
+                "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "
+                "was read of the epoch%s; here %d batches took %.2f s.",
+                *(self.where, trial.refused, f" after batch {trial.passed}" if trial.passed else ""),
+                *(trial.batches, trial.seconds),
+            )
+        return trial
+
+    def fresh(self, *, copied: bool = False) -> Any:
+        """Return the data set as it was given: what one pass changes in it does not reach another."""
+        if not (self.copies or copied) or self._uncopied:
+            return self.dataset
+        try:
+            return copy.deepcopy(self.dataset)
+        except Exception as error:
+            log.warning(
+                "%s: %s cannot be copied (%s). What it changes in itself while it is read goes on from epoch to epoch, "
+                "and is lost when the run resumes: open files and connections in __iter__, not in __init__.",
+                self.where,
+                type(self.dataset).__name__,
+                error,
+            )
+            self._uncopied = True
+            return self.dataset

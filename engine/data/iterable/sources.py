@@ -1,0 +1,185 @@
+"""How an iterable data set comes back to a place: by its own state, by its sampler, or by reading again.
+
+has                                     goes on from                      reads again
+state_dict and load_state_dict          that state                        nothing
+a sampler, and __next__                 the indices its sampler gave      nothing
+neither                                 its start                         everything before the place
+"""
+
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import Any, Protocol
+
+from torch.utils.data import Sampler
+
+from midstride.engine.data.rng.fast_state import seed_generators
+from midstride.engine.data.rng.isolation import MainGeneratorsKept
+from midstride.engine.errors import NotExact
+from midstride.engine.seeds import mix
+from midstride.engine.state.codec import encode
+from midstride.engine.state.stateful import Stateful
+
+__all__ = ["Source", "replayed", "source_of"]
+
+
+class Source(Protocol):
+    """An iterator over samples, and what it can go on from."""
+
+    iterator: Iterator[Any]
+
+    def state(self, samples: int) -> Any:
+        """Return what this source goes on from after so many samples; None if it has to read them again."""
+
+
+def source_of(dataset: Any, epoch: int, key: int, state: Any) -> Source:
+    """Return the samples of `dataset` in `epoch`, from `state` on where there is one.
+
+    Args:
+        dataset: iterable; what is set on it stays.
+        epoch: told to it, where it has `set_epoch`.
+        key: of what its sampler draws.
+        state: what `Source.state` gave.
+    """
+    _set_epoch(dataset, epoch)
+    if isinstance(dataset, Stateful) and not _is_own_iterator(dataset):
+        return _StatefulDataset(dataset, state)
+    if _takes_indices(dataset):
+        return _Sampled(dataset, key, state)
+    iterator = iter(dataset)
+    return _StatefulIterator(iterator, state) if isinstance(iterator, Stateful) else _Replayed(iterator)
+
+
+def replayed(dataset: Any, epoch: int, key: int) -> Source:
+    """Return the samples of `dataset` in `epoch` from its start, whatever it says of its place."""
+    _set_epoch(dataset, epoch)
+    return _Sampled(dataset, key, None) if _takes_indices(dataset) else _Replayed(iter(dataset))
+
+
+def _takes_indices(dataset: Any) -> bool:
+    """Return whether each sample takes one index of a sampler, as far as can be seen."""
+    return hasattr(dataset, "sampler") and hasattr(type(dataset), "__next__") and not isinstance(dataset, Stateful)
+
+
+def _set_epoch(dataset: Any, epoch: int) -> None:
+    for part in (dataset, getattr(dataset, "sampler", None)):
+        if callable(set_epoch := getattr(part, "set_epoch", None)):
+            set_epoch(epoch)
+
+
+def _is_own_iterator(dataset: Any) -> bool:
+    return hasattr(type(dataset), "__next__")
+
+
+def _check(stateful: Any) -> None:
+    """Refuse a state that cannot be written now, not at the first snapshot."""
+    try:
+        state = stateful.state_dict()
+    except Exception:
+        return  # some have a state from the first sample on only
+    encode({type(stateful).__name__: state})
+
+
+class _Replayed:
+    """Keeps nothing: its samples are read again."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.iterator = iterator
+
+    def state(self, samples: int) -> Any:
+        return None
+
+
+class _StatefulIterator:
+    """The iterator has a state; it is loaded after `__iter__`, which may reset it."""
+
+    def __init__(self, iterator: Any, state: Any) -> None:
+        self.iterator = iterator
+        if state is None:
+            _check(iterator)
+        else:
+            iterator.load_state_dict(state)
+
+    def state(self, samples: int) -> Any:
+        state: Any = self.iterator.state_dict()
+        return state
+
+
+class _StatefulDataset:
+    """The data set has a state; it is loaded before `__iter__`, which begins from it."""
+
+    def __init__(self, dataset: Any, state: Any) -> None:
+        self._dataset = dataset
+        if state is not None:
+            dataset.load_state_dict(state)
+        self.iterator = iter(dataset)
+        if state is None:
+            _check(dataset)
+
+    def state(self, samples: int) -> Any:
+        return self._dataset.state_dict()
+
+
+class _Sampled:
+    """Each sample takes one index from the sampler, so its place is how many indices were taken."""
+
+    def __init__(self, dataset: Any, key: int, state: Any) -> None:
+        sampler = dataset.sampler
+        if isinstance(sampler, _CountedSampler):  # read before, by a pass of this process
+            sampler = sampler.sampler
+        self._counted = _CountedSampler(sampler, mix(key, 1), state["indices"] if state else 0)
+        dataset.sampler = self._counted
+        self.iterator = iter(dataset)
+
+    def state(self, samples: int) -> Any:
+        counted = self._counted
+        # Indices taken ahead, or left out, say that more than the sampler decides what comes next.
+        return {"indices": samples} if counted.taken == samples and counted.passes == 1 else None
+
+
+class _CountedSampler(Sampler[Any]):
+    """The user's sampler: counted, begun at any index, and drawing its random numbers apart from the data set's."""
+
+    BLOCK = 1024
+
+    def __init__(self, sampler: Any, key: int, start: int) -> None:
+        self.sampler, self.taken, self.passes = sampler, start, 0
+        self._key, self._start = key, start
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sampler":
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        return self._indices(self._start if self.passes == 1 else 0)
+
+    def _indices(self, start: int) -> Iterator[Any]:
+        before = 0
+        for block in self._blocks():
+            for index in block[max(0, start - before) :]:
+                self.taken += 1
+                yield index
+            before += len(block)
+        if before < start:
+            raise NotExact(
+                f"the sampler {type(self.sampler).__name__} gave {before} indices, and the run had taken {start}: "
+                "resume with the data it had, or start over under another run name."
+            )
+
+    def _blocks(self) -> Iterator[list[Any]]:
+        """Draw ahead, so that what the sampler draws does not depend on what the data set draws between."""
+        kept = MainGeneratorsKept()
+        iterator: Iterator[Any] = iter(())
+        for number in count():
+            with kept:
+                seed_generators(mix(self._key, number))
+                if number == 0:
+                    iterator = iter(self.sampler)
+                block = list(islice(iterator, self.BLOCK))
+            if not block:
+                return
+            yield block

@@ -1,0 +1,132 @@
+"""A stream is tried before it is trusted: read again it gives the same, and its state brings it back to its place.
+
+At the start of each life some samples are read from copies of the data set: once with states taken on the way, once
+more from the start, and once from each state. From the first state on that does not bring the stream back none is used:
+what follows the last one that did, or else the whole epoch, is read again instead.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from midstride.engine.data.iterable.shard_state import Note
+from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError
+
+__all__ = ["Trial", "try_stream"]
+
+#: the most that is read of each copy; what shuffles in a buffer has given some of it by then
+SAMPLES, SECONDS = 1024, 0.3
+#: samples that are read again from the start
+AGAIN = 64
+#: batches after which a state is tried, as far as the samples go
+PLACES = (1, 3, 9, 27, 81, 243)
+
+
+class Reading(Protocol):
+    """A shard that is read without being collated."""
+
+    def next_digest(self) -> int | None:
+        """Read a batch; return a digest of its samples, None at the end."""
+
+    def note(self) -> Note | None:
+        """Return the state to go on from; None if there is none."""
+
+
+@dataclass
+class Trial:
+    """What came of trying a stream.
+
+    Args:
+        refused: why its state is not used; None if it is, or if there is none.
+        passed: batches before the last state that brought it back; 0 if there is none.
+        batches: read on the way.
+        seconds: that reading them once took.
+    """
+
+    refused: str | None = None
+    passed: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Walk:
+    """What a first reading gave: a digest of each batch, and the states on the way."""
+
+    digests: list[int | None] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    failed: str | None = None
+
+
+def try_stream(open_: Callable[[Note | None, bool], Reading], batch_size: int, where: str) -> Trial:
+    """Return whether the state of a stream can be trusted.
+
+    Args:
+        open_: opens a copy of it from a note or from its start; the second argument says whether states are taken.
+        batch_size: samples of a batch.
+        where: names it in errors.
+
+    Raises:
+        NotExact: read again from its start, it gives other samples.
+    """
+    began = time.monotonic()
+    try:
+        walk = _walked(open_(None, True), SAMPLES // batch_size)
+    except UnsupportedState:
+        raise
+    except EngineError as error:
+        return Trial(_last_line(error))
+    seconds = time.monotonic() - began
+    again = open_(None, False)
+    for number, digest in enumerate(walk.digests[: max(2, AGAIN // batch_size)]):
+        if again.next_digest() != digest:
+            raise NotExact(
+                f"{where} gives other samples when it is read again from its start (in batch {number}): it draws from "
+                "the clock, the system, or a generator that cannot be found, or takes away what it reads. Draw from "
+                "torch, numpy.random, random or a generator that is an attribute of the data set, seeded with a number."
+            )
+    trial = Trial(walk.failed, 0, len(walk.digests), seconds)
+    for note in walk.notes:
+        if (refused := _refused(open_, note, walk.digests)) is not None:
+            trial.refused = refused
+            break
+        trial.passed = note.batch
+    return trial
+
+
+def _walked(reading: Reading, batches: int) -> _Walk:
+    walk, began = _Walk(), time.monotonic()
+    while len(walk.digests) < 3 or (len(walk.digests) < batches and time.monotonic() - began < SECONDS):
+        try:
+            walk.digests.append(reading.next_digest())
+        except UserCodeError:  # the run comes to it, too
+            return walk
+        if walk.digests[-1] is None:
+            break
+        if len(walk.digests) in PLACES and walk.failed is None:
+            try:
+                note = reading.note()
+            except EngineError as error:
+                walk.failed = _last_line(error)
+            else:
+                walk.notes += [] if note is None else [note]
+    # What nothing was read after has not been tried.
+    walk.notes = [note for note in walk.notes if note.batch < len(walk.digests)]
+    return walk
+
+
+def _refused(open_: Callable[[Note | None, bool], Reading], note: Note, digests: list[int | None]) -> str | None:
+    try:
+        resumed = open_(note, True)
+        for number in range(note.batch, len(digests)):
+            if resumed.next_digest() != digests[number]:
+                return f"from the state after batch {note.batch} on, batch {number + 1} was another one"
+    except EngineError as error:
+        return _last_line(error)
+    return None
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if ": " in line and not line.startswith(" ")]
+    return lines[-1] if lines else str(error)

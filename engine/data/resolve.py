@@ -1,0 +1,160 @@
+"""A fit's loaders: the user's, each made exact."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from midstride.engine.data.combined import CombinedFeed, CombinedLoader, leaves
+from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
+from midstride.engine.data.iterable.loader import IterableFeed
+from midstride.engine.data.loader import Feed
+from midstride.engine.errors import UserError
+from midstride.engine.modules.hooks import calling
+from midstride.engine.seeds import mix
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Loaders"]
+
+_METHODS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
+_STAGES = tuple(_METHODS)
+
+
+class Loaders:
+    """The loaders that were given, and for what was not those of a DataModule or of the module itself.
+
+    Args:
+        trainer: whose world and options decide who reads what.
+        module: has what neither of the others has.
+        train: a DataModule, or what to train on.
+        evaluate: a DataModule, or what to validate, test or predict on.
+    """
+
+    def __init__(self, trainer: "Trainer", module: Any, *, train: Any = None, evaluate: Any = None) -> None:
+        self._trainer, self._world = trainer, trainer.strategy.readers
+        self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
+        #: where what is trained on comes from
+        self.source = module if train is None else train
+        self._owner = next((one for one in (train, evaluate) if one is not None and not _is_loader(one)), module)
+        if train is not None and evaluate is not None and self._evaluate_on is None:
+            raise UserError(
+                f"val_dataloaders is a {type(evaluate).__name__}; a DataLoader, or a list or dict of them, is needed."
+            )
+        self._shard = trainer.options.use_distributed_sampler and self._world.size > 1
+
+    def training(self) -> Feed:
+        """Return what is trained on."""
+        given = self._call("train_dataloader") if self._train_on is None else self._train_on
+        if given is None:
+            raise UserError(self._no_loader())
+        limit = self._trainer.options.limit_train_batches
+        if isinstance(given, (dict, list, tuple)):
+            given = CombinedLoader(given, "max_size_cycle")
+        if isinstance(given, CombinedLoader):
+            named, nest = leaves(given.loaders, "the training loader")
+            parts = [self._train(loader, name, i, 1.0) for i, (name, loader) in enumerate(named)]
+            feed: Feed = CombinedFeed("the training loaders", parts, nest, given.mode, limit)
+        else:
+            feed = self._train(given, "the training loader", 0, limit)
+        if feed.expected == 0 and limit != 1.0:
+            raise UserError(f"there is no batch to train on: limit_train_batches={limit!r} leaves none.")
+        mine = len(feed) if feed.is_sized else None, feed.facts()
+        counts, facts = zip(*self._trainer.strategy.gather(mine), strict=True)
+        if len(set(counts)) > 1:
+            raise UserError(
+                f"the ranks have {[*counts]} training batches: all need the same number, or they would hang."
+            )
+        if self._shard:
+            _check_alike(facts)
+        return feed
+
+    def _no_loader(self) -> str:
+        kind, owner = type(self._owner).__name__, self._owner
+        if isinstance(owner, Dataset):
+            return f"fit was given a {kind}, a data set, to train on: put it into a DataLoader"
+        if callable(getattr(owner, "train_dataloader", None)):
+            return f"there is no training loader: write {kind}.train_dataloader, and return one."
+        needed = "a DataLoader, a list or dict of them, or what has a train_dataloader"
+        return f"fit was given a {kind} to train on; {needed}, is needed."
+
+    def _train(self, loader: Any, name: str, number: int, limit: float) -> Feed:
+        """Return training loader `number`; the first is ordered by the run's seed, each other by one of its own."""
+        trainer = self._trainer
+        seed = mix(trainer.seed, number) % (1 << 32) if number else trainer.seed
+        if _is_iterable(loader):
+            check_loader(loader, "train")
+            key = mix(mix(seed, 0), self._world.rank)
+            tries, agree = trainer.options.rng == "lazy", trainer.strategy.all_agree
+            return IterableFeed(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
+        return training_loader(loader, self._world, seed=seed, shard=self._shard, limit=limit, rng=trainer.options.rng)
+
+    def evaluation(self, stage: str) -> list[Feed]:
+        """Return the feeds of `stage`, one for each `dataloader_idx`; none if there are none."""
+        given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
+        limit = getattr(self._trainer.options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
+        feeds = [] if given is None or given == [] else self._evaluation(given, stage, limit)
+        counts = self._trainer.strategy.gather([len(feed) if feed.is_sized else None for feed in feeds])
+        if len({len(rank) for rank in counts}) > 1:
+            raise UserError(
+                f"the ranks have {[len(rank) for rank in counts]} {stage} loaders: all need the same number."
+            )
+        for feed, ranks in zip(feeds, zip(*counts, strict=True), strict=True):
+            feed.longest = max((count for count in ranks if count is not None), default=0)
+        return feeds
+
+    def _evaluation(self, given: Any, stage: str, limit: float) -> list[Feed]:
+        mode = given.mode if isinstance(given, CombinedLoader) else "sequential"
+        named, nest = leaves(given.loaders if isinstance(given, CombinedLoader) else given, f"the {stage} loader")
+        evaluate = partial(self._evaluate, stage=stage, limit=limit if mode == "sequential" else 1.0)
+        feeds = [evaluate(loader, name, i) for i, (name, loader) in enumerate(named)]
+        return feeds if mode == "sequential" else [CombinedFeed(f"the {stage} loaders", feeds, nest, mode, limit)]
+
+    def _evaluate(self, loader: Any, name: str, number: int, *, stage: str, limit: float) -> Feed:
+        trainer = self._trainer
+        if _is_iterable(loader):
+            check_loader(loader, stage)
+            key = mix(mix(mix(trainer.seed, 1 + _STAGES.index(stage)), number), self._world.rank)
+            return IterableFeed(loader, name=name, key=key, limit=limit, tries=trainer.options.rng == "lazy")
+        return evaluation_loader(
+            loader,
+            self._world,
+            seed=trainer.seed,
+            stage=stage,
+            number=number,
+            shard=self._shard,
+            limit=limit,
+            rng=trainer.options.rng,
+        )
+
+    def _call(self, name: str) -> Any:
+        if isinstance(self._owner, type):
+            raise UserError(
+                f"the data are the class {self._owner.__name__}: give an instance, {self._owner.__name__}()"
+            )
+        method = getattr(self._owner, name, None)
+        return None if method is None else calling(f"{type(self._owner).__name__}.{name}", method)
+
+
+def _is_loader(source: Any) -> bool:
+    """Return whether `source` is a loader or a nest of them, and not something that has loaders."""
+    if isinstance(source, (dict, list, tuple)):
+        return any(_is_loader(part) for part in (source.values() if isinstance(source, dict) else source))
+    return isinstance(source, (DataLoader, CombinedLoader))
+
+
+def _is_iterable(loader: Any) -> bool:
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
+def _check_alike(facts: tuple[dict[str, Any], ...]) -> None:
+    """Refuse ranks that would share samples of which each has another order: some would be lost, others repeated."""
+    for rank, other in enumerate(facts):
+        for name, value in other.items():
+            if value != facts[0][name]:
+                raise UserError(
+                    f"the ranks share the training samples, but differ in {name}: rank 0 has {facts[0][name]!r}, rank "
+                    f"{rank} has {value!r}. Build data set and sampler alike on every rank, or say "
+                    "use_distributed_sampler=False."
+                )

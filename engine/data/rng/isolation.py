@@ -1,0 +1,69 @@
+"""The main process's generators, left as they were by data that are read in it."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from midstride.engine.data.rng.fast_state import (
+    Peeks,
+    moved,
+    peeks,
+    put_back_numpy,
+    put_back_random,
+    put_back_torch,
+    seed_generators,
+)
+
+__all__ = ["MainGeneratorsKept", "private_generators"]
+
+
+@contextmanager
+def private_generators(seed: int) -> Iterator[None]:
+    """Seed torch, numpy and `random` for what runs within, and put them back."""
+    before = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
+    seed_generators(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+class MainGeneratorsKept:
+    """Leaves the main process's generators as they were, for data that are read in it.
+
+    Reading numpy's whole state costs 40 us, so it is read only when a look at its words says
+    that they changed since the last read, or when a second gaussian is waiting beside them,
+    which no look at the words can see being used up.
+    """
+
+    def __init__(self) -> None:
+        self._numpy_words: object = None
+        self._numpy_state: Any = None
+        #: what was seen on entering; and by whoever looked last within, if nothing can have moved since
+        self.before: Peeks
+        self.after: Peeks | None = None
+
+    def __enter__(self) -> "MainGeneratorsKept":
+        self.before, self.after = peeks(), None
+        words = self.before[1]
+        if words != self._numpy_words or self._numpy_state["has_gauss"]:
+            self._numpy_words, self._numpy_state = words, np.random.get_state(legacy=False)
+            if self._numpy_state["has_gauss"]:
+                # The data must not be served a number that the training step drew.
+                np.random.set_state({**self._numpy_state, "has_gauss": 0, "gauss": 0.0})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch_moved, numpy_moved, random_moved = moved(self.before, self.after or peeks())
+        if torch_moved:
+            put_back_torch(self.before[0])
+        if self._numpy_state["has_gauss"] or (numpy_moved and not put_back_numpy(self.before[1])):
+            np.random.set_state(self._numpy_state)
+        if random_moved:
+            put_back_random(self.before[2])

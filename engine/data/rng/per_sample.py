@@ -1,0 +1,189 @@
+"""Random numbers in the data that need no saved state.
+
+Every sample is read with generators seeded by where it stands in the epoch, and every
+batch is collated with generators seeded by where it starts. So prefetching, the number
+of workers and restarts change nothing, and nothing per batch travels between processes.
+
+Seeding three generators for every sample would cost more than a trivial data set, so it
+is done lazily: a generator is taken for unused until a fetch is seen to have moved it;
+then that fetch is done again with seeds, and from then on the generator is always seeded.
+This asks of a data set that reading a sample twice gives the same sample twice. Generators
+that the data set or the collate hold themselves are always seeded.
+"""
+
+from collections.abc import Callable
+from itertools import compress
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from midstride.engine.data.order import Fetch
+from midstride.engine.data.rng.fast_state import SEED, Peeks, moved, peeks
+from midstride.engine.data.rng.repeatability import is_same
+from midstride.engine.errors import NotExact
+from midstride.engine.objects.generators import held_generators, seeder
+from midstride.engine.seeds import mix
+
+__all__ = ["Rng", "Seeds"]
+
+#: "lazy": numbers of its own for every sample, by whom it is read as may be; "batch": one seed for a whole batch
+Rng = Literal["lazy", "batch"]
+T = TypeVar("T")
+_Seeders = list[Callable[[int], object]]
+_COLLATE = (1 << 64) - 1  # sets a batch's seed for collate apart from its samples'
+
+
+_NOT_REPEATABLE = (
+    "{dataset}[{index!r}] gave another sample when it was read again with the same seeds: it counts its calls, or "
+    "draws from a generator that cannot be found. Draw from torch, numpy.random, random or a generator that is an "
+    "attribute; or give the data set a method reseed(seed); or say rng='batch', which reads every sample only once."
+)
+
+
+class Seeds:
+    """Seeds for the samples and the collation of a batch, for the generators that the data turn out to use.
+
+    Args:
+        rng: what a seed is for.
+        shared: whether workers will have copies of this.
+    """
+
+    def __init__(self, rng: Rng = "lazy", *, shared: bool = False) -> None:
+        self._rng = rng
+        self._used = [False, False, False]  # torch, numpy, random
+        self._held = _Held()
+        self._held_by_collate = _Held()
+        #: the last look at the generators, if nothing can have moved them since: a look costs 8 us
+        self.seen: Peeks | None = None
+        #: whether nothing has drawn so far: then one look, after collate, is for a whole batch
+        self._quiet = False
+        self._unseen: tuple[Peeks, Any] | None = None
+        self._collate_drew = torch.zeros(1, dtype=torch.bool)
+        if shared:
+            self._collate_drew.share_memory_()
+
+    @property
+    def collate_drew(self) -> bool:
+        """Whether collate was seen to draw random numbers, here or in any worker."""
+        return bool(self._collate_drew)
+
+    @collate_drew.setter
+    def collate_drew(self, drew: bool) -> None:
+        self._collate_drew.fill_(drew)
+
+    def samples(self, fetch: Fetch, dataset: Any) -> list[Any]:
+        """Return the samples of one batch, each read as if it were alone in the world.
+
+        Raises:
+            NotExact: read again with the same seeds, a sample was another.
+        """
+        if self._quiet and not fetch.probe:
+            self._unseen = self.seen or peeks(), dataset
+            return _read(dataset, fetch.indices)
+        held = self._held.of(dataset)
+        if self._rng == "batch":
+            self._used, self.seen = [True, True, True], None
+            self._seed(mix(fetch.key, fetch.first), held)
+            return _read(dataset, fetch.indices)
+
+        many = getattr(dataset, "__getitems__", None)
+
+        def one(number: int) -> Any:
+            self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)
+            index = fetch.indices[number]
+            return many([index])[0] if many else dataset[index]
+
+        def plain() -> list[Any]:
+            return _read(dataset, fetch.indices)
+
+        def seeded() -> list[Any]:
+            return [one(number) for number in range(len(fetch.indices))]
+
+        before, self.seen = self.seen or peeks(), None
+        samples = self._settle(before, plain, seeded, held)
+        if self._held.grew(dataset):  # generators made at the first reading
+            held = self._held.of(dataset)
+            samples, self.seen = seeded(), None
+        for number in range(fetch.probe):
+            self._compare(samples[number], one(number), dataset, fetch.indices[number])
+        return samples
+
+    def _compare(self, sample: Any, again: Any, dataset: Any, index: Any) -> None:
+        self.seen = None
+        if not is_same(sample, again):
+            raise NotExact(_NOT_REPEATABLE.format(dataset=type(dataset).__name__, index=index))
+
+    def collate(self, fetch: Fetch, samples: list[Any], collate: Callable[[list[Any]], T]) -> T:
+        """Return `collate(samples)` with the random numbers of the batch."""
+        if self._unseen is not None:
+            (before, dataset), self._unseen = self._unseen, None
+            batch, self.seen = collate(samples), peeks()
+            if before == self.seen:
+                return batch
+            self._quiet = False
+            samples = self.samples(fetch, dataset)
+        held = self._held_by_collate.of(collate)
+        seed = mix(fetch.key ^ _COLLATE, fetch.first)
+        if self._rng == "batch":
+            self._seed(seed, held)
+            return collate(samples)
+
+        def seeded() -> T:
+            self._seed(seed, held)
+            if self.collate_drew:
+                return collate(samples)
+            before = peeks()
+            batch = collate(samples)
+            self.collate_drew = bool(held) or any(moved(before, peeks()))
+            return batch
+
+        # Collating follows reading at once: what was seen after the one is there before the other.
+        before, self.seen = self.seen or peeks(), None
+        batch = self._settle(before, lambda: collate(samples), seeded, held)
+        self._quiet = not (held or self._held.seeders or any(self._used))
+        return batch
+
+    def _settle(self, before: Peeks, plain: Callable[[], T], seeded: Callable[[], T], held: _Seeders) -> T:
+        """Call until no generator that was taken for unused has moved."""
+        while True:
+            result = seeded() if held or any(self._used) else plain()
+            after = peeks()
+            used = [known or moves for known, moves in zip(self._used, moved(before, after), strict=True)]
+            if used == self._used:
+                self.seen = after
+                return result
+            self._used, before = used, after
+
+    def _seed(self, seed: int, held: _Seeders) -> None:
+        for set_seed in compress(SEED, self._used):
+            set_seed(seed)
+        for number, set_seed in enumerate(held):
+            set_seed(mix(seed, number))
+
+
+def _read(dataset: Any, indices: list[Any]) -> list[Any]:
+    many = getattr(dataset, "__getitems__", None)
+    return list(many(indices)) if many else [dataset[index] for index in indices]
+
+
+class _Held:
+    """The seeders of what one object holds, found where it is read: in a worker that is a copy."""
+
+    def __init__(self) -> None:
+        self.seeders: _Seeders | None = None
+        self._settled = False
+
+    def of(self, owner: object) -> _Seeders:
+        if self.seeders is None:
+            self.seeders = [seeder(generator) for _, generator in sorted(held_generators(owner).items())]
+        return self.seeders
+
+    def grew(self, owner: object) -> bool:
+        """Look once more, after the first reading; return whether there is more now."""
+        if self._settled:
+            return False
+        before, self.seeders, self._settled = self.seeders, None, True
+        return len(self.of(owner)) > len(before or ())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"seeders": None, "_settled": False}  # found anew in a spawned worker

@@ -1,0 +1,249 @@
+"""Orders that a sampler of torch or of the user decides: drawn whole at an epoch's start, then shared by the ranks."""
+
+import copy
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import isgeneratorfunction
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+
+from midstride.engine.data.items import Items, as_items, digest_of_items, pack_items, unpack_items
+from midstride.engine.data.order import Fetch, Order, Sequence
+from midstride.engine.data.permutation import Places
+from midstride.engine.data.rng.isolation import private_generators
+from midstride.engine.data.sampler_state import SamplerState, wrapped
+from midstride.engine.errors import NotExact, UserCodeError, UserError
+from midstride.engine.seeds import mix
+from midstride.engine.state.codec import differences
+
+__all__ = ["Dealt", "Sampled"]
+
+log = logging.getLogger(__name__)
+
+#: a sampler that gives more than so many items for each sample of its data set is taken for endless
+_ENDLESS = 100
+_WAY_OUT = "Keep counters and generators as attributes made in __init__, or give it state_dict and load_state_dict."
+
+
+class Sampled(Sequence):
+    """What a sampler gives, epoch by epoch: drawn whole at an epoch's start, from the sampler as it is then.
+
+    In each epoch the main generators are seeded by (key, epoch) while it runs, and put back. The items of the epoch
+    belong to a snapshot: a sampler that reads what training changes would give others when it is run again.
+
+    Args:
+        sampler: a sampler or batch sampler; it stays the object that it is, and so does what it holds.
+        dataset: what it samples from.
+        key: hash that decides what it draws from the main generators.
+        what: the loader, for messages.
+        shared: every rank has the same sampler, and they share what it gives.
+
+    Raises:
+        NotExact: given its state back, it gives another order.
+        UserError: it gives nothing, or epochs of different lengths.
+    """
+
+    def __init__(self, sampler: Any, dataset: Any, key: int, what: str, *, shared: bool = True) -> None:
+        self._sampler, self._dataset, self._key = sampler, dataset, key
+        self._what = f"the {what} loader's {type(sampler).__name__}"
+        self._most = _ENDLESS * (len(dataset) if hasattr(dataset, "__len__") else 1_000_000) + 1_000_000
+        self._state = SamplerState(sampler, dataset)
+        self._items: Items = []
+        self._begin: dict[str, Any] = {}
+        self._after: dict[str, Any] | None = None
+        #: a digest of the epoch's items, where they have to be found again
+        self._due: str | None = None
+        #: whether no more is to be said of changes while an epoch is under way; torch's samplers draw whole, too
+        self._told = not _draws_late(sampler)
+        digest = self._rehearsed()
+        self._named = type(sampler).__name__ + (f", order {digest}" if shared else "")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The sampler's type, and a digest of its first epoch if that is the same on every rank."""
+        return {"sampler": self._named}
+
+    def _rehearsed(self) -> str:
+        """Run copies of the sampler for two epochs, one of them from its state; return a digest of the first."""
+        built = self._state.whole()
+        one, other, resumed = (_copied(self._sampler, self._dataset) for _ in range(3))
+        epochs = [self._run(one, 0)]
+        between = SamplerState(one, self._dataset).whole()
+        epochs.append(self._run(one, 1))
+        # Copies share some generators, and what cannot be copied is one and the same.
+        SamplerState(other, self._dataset).fill(built)
+        again = [self._run(other, 0)]
+        try:
+            SamplerState(resumed, self._dataset).fill(between)
+        except NotExact as error:
+            raise NotExact(f"{self._what} cannot be given its state back: {error}. {_WAY_OUT}") from error
+        again.append(self._run(resumed, 1))
+        self._state.fill(built)
+        if [*map(digest_of_items, epochs)] != [*map(digest_of_items, again)]:
+            raise NotExact(
+                f"{self._what} gives another order when it is run again from the same state: it draws from a source "
+                f"that cannot be put back, or keeps what cannot be found. {_WAY_OUT}"
+            )
+        return self._checked(*epochs)
+
+    def _checked(self, first: Items, second: Items) -> str:
+        if len(first) != len(second):
+            raise UserError(
+                f"{self._what} gives {len(first)} items in one epoch and {len(second)} in the next; "
+                "all epochs need the same number."
+            )
+        if not len(first):
+            raise UserError(f"{self._what} gives nothing: there is nothing to read.")
+        self._length = len(first)
+        return digest_of_items(first)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def open(self, epoch: int, *, resumed: bool) -> None:
+        """Run the sampler for `epoch`; one that was begun in another life has its items."""
+        if resumed:
+            self._run_again(epoch)
+            return
+        if not self._told and self._after is not None:
+            self._tell_changed(self._after)
+        self._begin, self._due = self._state.taken(), None
+        self._items = self._run(self._sampler, epoch)
+        self._after = None if self._told else self._state.taken()
+        if len(self._items) != self._length:
+            raise UserError(
+                f"{self._what} gives {len(self._items)} items in epoch {epoch}, {self._length} in the first; "
+                "all epochs need the same number."
+            )
+
+    def _run_again(self, epoch: int) -> None:
+        """Run the sampler from its state at the start of the epoch, where its items could not be written."""
+        if self._due is None:
+            return
+        now = self._state.taken()
+        self._state.put(self._begin)
+        self._items = self._run(self._sampler, epoch)
+        self._state.put(now)
+        if (digest := digest_of_items(self._items)) != self._due:
+            raise NotExact(
+                f"{self._what} gives another order in epoch {epoch} than before the run died (digest {self._due}, now "
+                f"{digest}): it reads what training changes, and its items cannot be written. Let it give plain "
+                "numbers or text, lists or tuples of them, or start over under another run name."
+            )
+
+    def _tell_changed(self, after: dict[str, Any]) -> None:
+        """Say once that training changes a sampler that plain PyTorch would have drawing all through the epoch."""
+        if differences(after, self._state.taken()):
+            self._told = True
+            log.warning(
+                "training changes %s while its epoch is under way. Here it is run whole at the start of each epoch: "
+                "what changes takes effect with the next one.",
+                self._what,
+            )
+
+    def at(self, places: Places) -> list[Any]:
+        """Return the items at `places`."""
+        if isinstance(self._items, list):
+            return [self._items[place] for place in places.tolist()]
+        return list(self._items[places].tolist())
+
+    def items(self) -> list[Any]:
+        """Return all items of the epoch that is open."""
+        return self.at(np.arange(self._length))
+
+    def digest(self) -> str:
+        """Return a digest of the epoch that is open."""
+        return digest_of_items(self._items)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampler's state, and the items of the epoch that is open."""
+        packed = pack_items(self._items)
+        if packed is None:
+            packed = {"begin": self._begin, "digest": digest_of_items(self._items)}
+        return {"now": self._state.taken(), "items": packed}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take both back."""
+        if "items" not in state_dict:
+            raise NotExact(
+                f"{self._what}: the snapshot was taken by an older version, which did not keep the items of an epoch. "
+                "Go on with that version, or start over under another run name."
+            )
+        packed = state_dict["items"]
+        if "digest" in packed:
+            self._begin, self._due = packed["begin"], packed["digest"]
+        else:
+            self._items = unpack_items(packed)
+        self._state.put(state_dict["now"])
+
+    def _run(self, sampler: Any, epoch: int) -> Items:
+        try:
+            with private_generators(mix(self._key, epoch)):
+                for one in wrapped(sampler):
+                    if callable(set_epoch := getattr(one, "set_epoch", None)):
+                        set_epoch(epoch)
+                items = [copy.copy(item) if type(item) is list else item for item in islice(sampler, self._most)]
+        except Exception as error:
+            raise UserCodeError.of(f"{self._what}, epoch {epoch}", error) from error
+        if len(items) == self._most:
+            raise NotExact(f"{self._what} does not end: let it end after an epoch's worth of items.")
+        return as_items(items)
+
+
+def _draws_late(sampler: Any) -> bool:
+    """Return whether `sampler` may draw an item when it is asked for it."""
+    iterate = type(sampler).__iter__
+    return isgeneratorfunction(iterate) and iterate.__module__.partition(".")[0] != "torch"
+
+
+def _copied(sampler: Any, dataset: Any) -> Any:
+    """Return a copy of `sampler` over the same data; itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(sampler, {id(dataset): dataset})
+    except Exception:
+        return sampler
+
+
+@dataclass
+class Dealt(Order):
+    """Whole batches, as a batch sampler makes them, dealt to the ranks in turn.
+
+    Args:
+        sequence: whose items are batches.
+        rank: this rank, 0 <= rank < size.
+        size: ranks that share the batches: batch q goes to rank q mod size.
+        rest: "padded" gives every rank the same number, repeating batches from the start; "kept" does not.
+        own: the sequence holds this rank's batches alone.
+    """
+
+    sequence: Sampled
+    rank: int = 0
+    size: int = 1
+    rest: Literal["padded", "kept"] = "padded"
+    own: bool = False
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+
+    def __len__(self) -> int:
+        """Return the batches this rank reads in an epoch."""
+        batches = len(self.sequence)
+        if self.own:
+            return batches
+        return -(-batches // self.size) if self.rest == "padded" else len(range(self.rank, batches, self.size))
+
+    def fetches(self, key: int, start: int) -> Iterator[Fetch]:
+        """Yield the batches of the epoch that is open, from batch `start` on.
+
+        Samples stand where they stand in all batches one after the other; a repeated batch stands where it stood.
+        """
+        batches = [list(batch) for batch in self.sequence.items()]
+        firsts = np.cumsum([0, *map(len, batches)])
+        for number in range(start, len(self)):
+            if self.own:  # places of ranks alternate
+                yield Fetch(key, int(firsts[number]) * self.size + self.rank, self.size, batches[number])
+            else:
+                batch = (number * self.size + self.rank) % len(batches)
+                yield Fetch(key, int(firsts[batch]), 1, batches[batch])

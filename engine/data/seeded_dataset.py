@@ -1,0 +1,108 @@
+"""The user's data set and collate, each given its own random numbers by where it stands in the epoch."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import Dataset, get_worker_info
+
+from midstride.engine.data.order import Fetch
+from midstride.engine.data.rng.per_sample import Seeds
+from midstride.engine.errors import EngineError, UserCodeError, UserError
+
+__all__ = ["Failure", "SeededCollate", "SeededDataset", "few"]
+
+_OWN = frozenset({"dataset", "seeds", "failure"})
+
+
+class Failure(NamedTuple):
+    """What went wrong with a batch, on its way out of a worker: torch would wrap an exception in its own traceback."""
+
+    kind: type[EngineError]
+    text: str
+
+
+class _Fetched(NamedTuple):
+    """The samples of one batch, and what was asked for, on their way to collate."""
+
+    samples: list[Any]
+    fetch: Fetch
+
+
+class SeededDataset(Dataset[Any]):
+    """The user's data set, each sample read with random numbers of its own."""
+
+    def __init__(self, dataset: Any, seeds: Seeds) -> None:
+        self.dataset = dataset
+        self.seeds = seeds
+        #: what went wrong when the worker was started
+        self.failure: Failure | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # worker_init_fn and friends look at `get_worker_info().dataset`. The guard is for unpickling.
+        if name in _OWN:
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Data sets that open a file in each worker are handed the file this way.
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, fetch: Fetch) -> _Fetched | Failure:
+        if self.failure is not None:
+            return self.failure
+        try:
+            return _Fetched(self.seeds.samples(fetch, self.dataset), fetch)
+        except UserError as error:
+            return Failure(type(error), str(error))
+        except Exception as error:
+            name = type(self.dataset).__name__
+            where = f"{name}, reading samples {few(fetch.indices)}{_worker()}{self._out_of_range(error, fetch)}"
+            return Failure(UserCodeError, str(UserCodeError.of(where, error)))
+
+    def _out_of_range(self, error: Exception, fetch: Fetch) -> str:
+        length = len(self.dataset) if hasattr(self.dataset, "__len__") else None
+        beyond = [index for index in fetch.indices if type(index) is int and length is not None and index >= length]
+        if not beyond or not isinstance(error, (IndexError, KeyError)):
+            return ""
+        return f"; the sampler gave {few(beyond)}, the data set has {length} samples"
+
+
+class SeededCollate:
+    """The user's collate, with the random numbers of the batch.
+
+    Args:
+        collate: what makes a batch of samples.
+        seeds: for its random numbers.
+        single: it is given one sample, not a list, as with `batch_size=None`.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], seeds: Seeds, *, single: bool = False) -> None:
+        self.collate, self.seeds, self.single = collate, seeds, single
+
+    def __call__(self, fetched: _Fetched | Failure) -> Any:
+        """Return the batch made of what was fetched."""
+        if isinstance(fetched, Failure):
+            return fetched
+        samples, fetch = fetched
+        try:
+            return self.seeds.collate(fetch, samples[0] if self.single else samples, self.collate)
+        except Exception as error:
+            name = getattr(self.collate, "__name__", type(self.collate).__name__)
+            where = f"{name}, collating samples {few(fetch.indices)}{_worker()}"
+            return Failure(UserCodeError, str(UserCodeError.of(where, error)))
+
+
+def few(indices: list[Any]) -> str:
+    """Return `indices` in short."""
+    return str(indices) if len(indices) <= 4 else f"[{indices[0]}, {indices[1]}, ..., {indices[-1]}]"
+
+
+def _worker() -> str:
+    info = get_worker_info()
+    return f", in worker {info.id}" if info else ""

@@ -1,0 +1,1 @@
+"""What is done with a job: prepare, check, evaluate."""

@@ -1,0 +1,62 @@
+"""Everything that is wrong with a job, found without training: `midstride check`."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from midstride.engine.config.import_paths import user_error
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import EngineError, JobError
+from midstride.engine.jobs.dry_run import rehearse
+from midstride.engine.registry.nightly import dated, faults_of_night, is_nightly, metric_of
+from midstride.engine.storage.store import Store
+
+if TYPE_CHECKING:
+    from midstride.engine.modules.module import DataModule, TrainingModule
+
+__all__ = ["faults_in"]
+
+T = TypeVar("T")
+
+
+def faults_in(job: TrainingJob, date: str | None = None) -> list[str]:
+    """Return every fault of `job`, in words: imports, arguments, store, and what only a step or an evaluation can say.
+
+    The data is prepared on the way, as a run would do first. The store gets one small file, which is
+    removed again. One step is taken, and one batch of validation and test, in this process alone.
+
+    Args:
+        job: what is tried; of one that is meant for nights, a night is.
+        date: have a night tried in any case, on the data of this date; today's if empty.
+    """
+    faults, judged_by = [], ""
+    if date is not None or is_nightly(job):
+        date = date or datetime.now().strftime("%Y-%m-%d")
+        faults, judged_by = faults_of_night(job, date), metric_of(job) if job.monitor else ""
+        job = dated(job, date)
+    module = _collect(faults, "building the module", job.build_module)
+    data = _collect(faults, "building the data", job.build_data)
+    _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
+    if module is not None and data is not None:
+        _collect(faults, "checking the training", lambda: faults.extend(_training_faults(job, module, data, judged_by)))
+    return [*dict.fromkeys(faults)]  # a file that cannot be imported fails for module and data alike
+
+
+def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
+    """Return what `part` gives; if it raises, add that to `faults`."""
+    try:
+        return part()
+    except JobError as error:  # the first line counts them
+        head, *lines = str(error).splitlines()
+        faults += [line.strip() for line in lines] or [head]
+    except EngineError as error:
+        faults.append(str(error))
+    except Exception as error:
+        faults.append(str(user_error(error, doing)))
+    return None
+
+
+def _training_faults(job: TrainingJob, module: "TrainingModule", data: "DataModule", judged_by: str) -> list[str]:
+    data.prepare_data()
+    refused = job.build_trainer().check(module, data, processes=job.world.processes)
+    return refused or rehearse(job, module, data, judged_by=judged_by)

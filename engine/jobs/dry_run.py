@@ -1,0 +1,94 @@
+"""A job tried for a moment: one step, one batch of each evaluation, in this process alone, nothing kept."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.world import WorldOptions
+from midstride.engine.errors import NoLoss
+from midstride.engine.registry.comparison import lacking
+
+if TYPE_CHECKING:
+    from midstride.engine.modules.module import DataModule, TrainingModule
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["rehearse"]
+
+#: strategies whose modules train on one device of one process as well
+_ALONE = ("single", "dp", "ddp", "ddp2", "horovod")
+#: batches that a module may skip before one has a loss
+_SKIPPED = 9
+
+
+def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule", *, judged_by: str = "") -> list[str]:
+    """Return what is missed where nothing raises; what a step or an evaluation of `job` raises is raised.
+
+    Args:
+        job: what is tried.
+        module: the job's, built.
+        data: the job's, prepared.
+        judged_by: the value that the test has to log, where there is one.
+    """
+    from midstride.engine.modules.module import TrainingModule
+
+    if job.world.strategy not in _ALONE:
+        return []
+    tested: dict[str, float] = {}
+    with _quietly():
+        trainer = _fitted(job, module, data)
+        if type(module).test_step is not TrainingModule.test_step:
+            tested = trainer.test(module, data)
+    faults = lacking(tested, judged_by) if judged_by else []
+    if job.monitor is not None and trainer.loop is not None and trainer.loop.validation is None:
+        where = f"{job.data} needs a val_dataloader"
+        faults.append(f"monitor: {job.monitor.metric} is looked at after a validation, and there is none: {where}")
+    return faults
+
+
+def _fitted(job: TrainingJob, module: "TrainingModule", data: "DataModule") -> "Trainer":
+    """Return the Trainer that has fitted the module for a batch; for some, where the first is skipped."""
+    for batches in (1, _SKIPPED + 1):
+        trainer = _shortened(job, batches).build_trainer()
+        try:
+            trainer.fit(module, data)
+            break
+        except NoLoss:
+            if batches > 1 or job.world.processes > 1:
+                raise
+    return trainer
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep back what a Trainer says about its world, which is not the job's, and what is said twice or refused."""
+    said = [
+        logging.getLogger(name)
+        for name in ("midstride", "midstride.engine.training.fit", "midstride.engine.training.losses")
+    ]
+    for logger in said:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger in said:
+            logger.disabled = False
+
+
+def _shortened(job: TrainingJob, batches: int) -> TrainingJob:
+    """Return `job` with so many batches of one epoch, and one of each evaluation."""
+    options = job.trainer
+    deterministic = job.snapshots is not None if options.deterministic is None else options.deterministic
+    changed = {
+        "limit_train_batches": batches if options.limit_train_batches else 0,
+        "limit_val_batches": 1 if options.limit_val_batches else 0,
+        "limit_test_batches": 1,
+        "max_epochs": 1,
+        "accumulate_grad_batches": 1,
+        "val_check_interval": 1.0,
+        "deterministic": deterministic,
+        "enable_progress_bar": False,
+    }
+    world = WorldOptions.model_validate({})
+    return job.model_copy(update={"trainer": options.model_copy(update=changed), "world": world, "snapshots": None})

@@ -1,0 +1,66 @@
+"""Evaluate weights on a job's test data, in one process: every sample once."""
+
+from typing import TYPE_CHECKING, Any
+
+from midstride.engine.config.import_paths import make_importable
+from midstride.engine.seeds import seed_everything
+
+if TYPE_CHECKING:
+    from midstride.engine.config.job import TrainingJob
+
+__all__ = ["compare", "evaluate"]
+
+
+def evaluate(job: "TrainingJob", run: str) -> dict[str, float]:
+    """Return the test metrics of the best weights of `run`, of the last if none were called best.
+
+    Args:
+        job: the run's job.
+        run: name of the run.
+    """
+    return _test(job, f"{job.run_url(run)}/{_kept(job, run)}")
+
+
+def compare(job: "TrainingJob", run: str) -> dict[str, Any]:
+    """Test the weights of `run` and those of the reigning champion, on the same data.
+
+    The champion is built as it was, from the module and the arguments that its own job named.
+
+    Returns:
+        {"challenger": values, "weights": "best" or "last", "champion": values or None, "over": its number or None}
+    """
+    from midstride.engine.registry.registry import Line
+
+    line = Line.of(job)
+    champion = line.current()
+    theirs = None
+    if champion is not None:
+        as_it_was = job.model_copy(update={"module": champion.module, "module_args": champion.module_args})
+        theirs = _test(as_it_was, line.weights_url(champion))
+    return {
+        "challenger": evaluate(job, run),
+        "weights": _kept(job, run),
+        "champion": theirs,
+        "over": champion and champion.number,
+    }
+
+
+def _kept(job: "TrainingJob", run: str) -> str:
+    from midstride.engine.snapshots.weights_index import newest_weights
+    from midstride.engine.storage.store import Store
+
+    return "best" if newest_weights(Store.open(job.run_url(run)), "best") else "last"
+
+
+def _test(job: "TrainingJob", weights: str) -> dict[str, float]:
+    from midstride.engine.modules.module import TrainingModule
+    from midstride.engine.training.trainer import Trainer
+
+    job = job.model_copy(update={"weights": None})  # others come
+    make_importable(job.folder)
+    seed_everything(job.seed)
+    module, data = job.build_module(), job.build_data()
+    if type(module).test_step is TrainingModule.test_step:
+        return {}
+    trainer = Trainer(seed=job.seed, **job.trainer.model_dump())
+    return trainer.test(module, data, ckpt_path=weights)

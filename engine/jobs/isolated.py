@@ -1,0 +1,129 @@
+"""Errands: short work that needs torch or the user's code, done in a process of its own.
+
+An orchestrator must neither load torch nor live with what a user's code leaves behind: threads, devices,
+memory, a crash. `python -m midstride.engine.jobs.isolated SESSION VERB` does the work and leaves the result in the
+session.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from midstride.engine.config.import_paths import make_importable
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import StopRequested, UserError, WorldError
+from midstride.engine.jobs.prepare import prepare
+from midstride.engine.processes.lifetime import PARENT, die_with_parent
+from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.session.session import Session
+
+__all__ = ["VERBS", "check_outcome", "main", "run_errand"]
+
+_GRACE_S = 5.0
+_POLL_S = 0.1
+
+
+def _evaluate(job: TrainingJob, run: str) -> dict[str, float]:
+    from midstride.engine.jobs.evaluate import evaluate
+
+    return evaluate(job, run)
+
+
+def _build(job: TrainingJob, run: str) -> dict[str, bool]:
+    from midstride.engine.modules.module import TrainingModule
+
+    module, _ = job.build_module(), job.build_data()
+    return {"can be tested": type(module).test_step is not TrainingModule.test_step}
+
+
+def _compare(job: TrainingJob, run: str) -> dict[str, Any]:
+    from midstride.engine.jobs.evaluate import compare
+
+    return compare(job, run)
+
+
+#: verb -> what the process does; the result must be JSON
+VERBS: dict[str, Callable[[TrainingJob, str], Any]] = {
+    "build": _build,
+    "prepare": lambda job, run: prepare(job),
+    "evaluate": _evaluate,
+    "compare": _compare,
+}
+
+
+def run_errand(
+    verb: str, job: TrainingJob, run: str, *, on_line: Callable[[str], object], without: Collection[str] = ()
+) -> Any:
+    """Do `verb` in a process of its own and return its result.
+
+    Call it in the main thread: it may be interrupted by any exception, and leaves no process behind.
+
+    Args:
+        verb: one of `VERBS`.
+        job: what it is about.
+        run: the run's name.
+        on_line: gets what the process prints.
+        without: environment variables of ours that the process does not get.
+
+    Raises:
+        UserError: the job or the user's code is wrong; the message starts with their traceback.
+        WorldError: the process died.
+    """
+    session = Session.create(job, run, 0)
+    command = [sys.executable, "-m", "midstride.engine.jobs.isolated", str(session.folder), verb]
+    ours = {name: value for name, value in os.environ.items() if name not in without}
+    environment = {**ours, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
+    try:
+        with ProcessGroup(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
+            while (code := group.poll()) is None:
+                _pass_on(group, on_line)
+                time.sleep(_POLL_S)
+        _pass_on(group, on_line)
+        check_outcome(decide(session.outcomes(), code, 1))
+        return json.loads(_result(session).read_text(encoding="utf-8"))
+    finally:
+        session.remove()
+
+
+def check_outcome(outcome: Outcome) -> None:
+    """Raise the error that `outcome` stands for; none when all went well."""
+    errors = {"user_error": UserError, "stopped": StopRequested, "died": WorldError}
+    if outcome.kind != "done":
+        raise errors[outcome.kind](outcome.error)
+
+
+def _pass_on(group: ProcessGroup, on_line: Callable[[str], object]) -> None:
+    if lines := group.lines():
+        on_line("\n".join(lines))
+
+
+def _result(session: Session) -> Path:
+    return session.folder / "result.json"
+
+
+def main() -> None:
+    """Do the errand that the command line names."""
+    if parent := os.environ.pop(PARENT, None):
+        die_with_parent(int(parent))
+    with contextlib.suppress(ValueError):  # what `python -m` put there is not importable elsewhere
+        sys.path.remove(str(Path.cwd()))
+    session, verb = Session(sys.argv[1]), sys.argv[2]
+    try:
+        job, run, _ = session.read()
+        make_importable(job.folder)
+        _result(session).write_text(json.dumps(VERBS[verb](job, run)), encoding="utf-8")
+        outcome = Outcome("done")
+    except BaseException as error:
+        outcome = Outcome.of(error)
+    session.write_outcome(outcome)
+    sys.exit(outcome.code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What of a job would not hold elsewhere: in another folder and another process, as a deployment starts it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import EngineError
+from midstride.engine.jobs.isolated import run_errand
+
+__all__ = ["doubts_elsewhere", "faults_elsewhere", "relative_paths"]
+
+
+def relative_paths(job: TrainingJob) -> list[str]:
+    """Return, in words, every path of `job` that depends on the folder in which a process starts.
+
+    A job that was loaded from a file has none; one that was typed into a form may.
+    """
+    paths = [("folder", job.folder or ".")]
+    if job.snapshots is not None:
+        paths.append(("snapshots.url", job.snapshots.url))
+    if job.weights is not None:
+        paths.append(("weights", job.weights))
+    for group in ("module_args", "data_args"):
+        paths += [(key, text) for key, text in _texts(group, getattr(job, group)) if text.startswith(("./", "../"))]
+    return [
+        f"{key}: {text!r} is relative, and each run of a deployment starts in a folder of its own: "
+        "write an absolute path, or a URL"
+        for key, text in paths
+        if "://" not in text and not text.startswith("/")
+    ]
+
+
+def faults_elsewhere(job: TrainingJob, *, nightly: bool = False) -> list[str]:
+    """Return, in words, what would fail in a deployment of `job` although it works here.
+
+    It imports the job's code in a process that knows nothing of this shell's folder and PYTHONPATH. With `nightly`,
+    what would be deployed are its nights.
+    """
+    faults = relative_paths(job)
+    try:
+        built = run_errand("build", job, job.name, on_line=lambda text: None, without=("PYTHONPATH",))
+        if nightly and not built["can be tested"]:
+            faults.append(f"module: {job.module} has no test_step, so nothing tells whether a challenger is better")
+    except EngineError as error:
+        faults.append(f"{error}\n  it is importable from here only: put it into {job.folder}, or install it")
+    return faults
+
+
+def doubts_elsewhere(job: TrainingJob) -> list[str]:
+    """Return, in words, what may be a path that holds from here only: it leads to something, and is not written so."""
+    return [
+        f"{key}: {text!r} leads to {here}/{text} from here only; if it is a path, write ./{text} in the job's file"
+        for group in ("module_args", "data_args")
+        for key, text in _texts(group, getattr(job, group))
+        if text and not text.startswith("/") and not text.startswith(("./", "../")) and "://" not in text
+        for here in dict.fromkeys([str(Path.cwd()), job.folder])
+        if os.path.exists(f"{here}/{text}")  # noqa: PTH110 (anything may stand in a text: this one never raises)
+    ]
+
+
+def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield every text in `value` and where it stands."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _texts(f"{key}.{number}", item)

@@ -1,0 +1,1 @@
+"""A world of processes from its start to its end."""

@@ -1,0 +1,208 @@
+"""Launch one world, watch it to its end, and leave nothing of it behind."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import JobError, StoreUnsafe, WorldError
+from midstride.engine.launch.launchers import build_launcher
+from midstride.engine.launch.recovery import settle_lost
+from midstride.engine.launch.watchdog import Vigil
+from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.session.attempts import Attempt, Ledger
+from midstride.engine.session.events import Event, EventTail
+from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.session.session import Session
+from midstride.engine.session.signals import GRACE_S, Requests
+from midstride.engine.slurm import step_tasks
+from midstride.engine.storage.store import Store
+
+__all__ = ["GRACE_S", "launch"]
+
+_POLL_S = 0.1
+_LINES_EVERY_S = 0.5
+_LINES_AT_ONCE = 200
+_LOG_BYTES = 1 << 20
+
+
+def _ignore(_: object) -> None:
+    """Take no notice."""
+
+
+def launch(
+    job: TrainingJob,
+    run: str,
+    *,
+    on_line: Callable[[str], object] = _ignore,
+    on_event: Callable[[Event], object] = _ignore,
+    grace_s: float = GRACE_S,
+) -> Outcome:
+    """Run one world of `job` to its end, resuming the run called `run` if it has been started before.
+
+    Call it in the main thread: it may be interrupted by any exception at any time (a signal turned into
+    one, a timeout), and then stops the world within `grace_s` plus 2 s, writes that down, and lets the
+    exception go on.
+
+    Args:
+        job: what is trained.
+        run: the run's name; a run that is done already is done again at once.
+        on_line: gets what the world prints, several lines joined, at most every half second.
+        on_event: gets each event once.
+        grace_s: seconds a world has to take a snapshot and leave when it is asked to.
+
+    Returns:
+        How it ended. Errors of the world are outcomes, not exceptions.
+
+    Raises:
+        JobError: the run's name or store cannot be used; nothing was started.
+        StrategyUnavailable: what starts its processes is not installed; nothing was started.
+        SnapshotError: the store does not answer; a retry may help.
+    """
+    if (tasks := step_tasks(os.environ)) > 1:
+        raise JobError(
+            f"srun starts this command {tasks} times, and each would start a world of its own: start it once, by "
+            f"srun --ntasks=1, with world.processes in the job; or a script with a Trainer: its ranks are the tasks"
+        )
+    store = _writable(job, run)
+    settle_lost(job, run)
+    ledger = Ledger(store)
+    launcher = build_launcher(job.world.launched_by)
+    attempt = ledger.begin()
+    session = Session.create(job, run, attempt.number)
+    watch = _Watch(session, attempt, Vigil(session, job.world), on_line, on_event)
+    try:
+        command = launcher.command(session, job, grace_s=grace_s)
+        environment = {**launcher.environment(session, job, os.environ), Requests.VARIABLE: str(grace_s)}
+        with (
+            watch.asked_for_snapshots(),
+            ProcessGroup(command, environment=environment, log=session.log, grace_s=grace_s) as group,
+        ):
+            watch.until_end(group)
+    finally:
+        # Also on the way out of an exception: what the world did until then is worth knowing.
+        outcome = watch.outcome(job.world.processes, grace_s)
+        _write_down(ledger, watch.attempt, outcome, session, store, on_line)
+    return outcome
+
+
+def _writable(job: TrainingJob, run: str) -> Store:
+    store = Store.open(job.run_url(run), job.store_terms)
+    try:
+        store.ensure_writable()
+    except StoreUnsafe as error:
+        raise JobError.of(f"job {job.name}", [f"snapshots.url: {error}"]) from error
+    return store
+
+
+class _Watch:
+    """Hands on what a world prints and reports, and keeps what the ledger wants to know."""
+
+    def __init__(
+        self,
+        session: Session,
+        attempt: Attempt,
+        vigil: Vigil,
+        on_line: Callable[[str], object],
+        on_event: Callable[[Event], object],
+    ) -> None:
+        self.attempt = attempt
+        self._session, self._vigil = session, vigil
+        self._hang: Outcome | None = None
+        self._code: int | None = None
+        self._snapshot_asked = False
+        self._tail = EventTail(session.events)
+        self._on_line = on_line
+        self._on_event = on_event
+        self._group: ProcessGroup | None = None
+        self._lines_at = time.monotonic()
+
+    @contextmanager
+    def asked_for_snapshots(self) -> Iterator[None]:
+        """Hear SIGUSR1 until the block ends, where Python lets us."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGUSR1, self._hear)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._snapshot_asked = True
+
+    def until_end(self, group: ProcessGroup) -> None:
+        """Watch `group` until it ends by itself."""
+        self._group = group
+        # Polling, never a blocking wait: exceptions raised into this thread must get through.
+        while (code := group.poll()) is None:
+            self._events()
+            if time.monotonic() - self._lines_at >= _LINES_EVERY_S:
+                self._lines()
+                self._look(group)
+                if self._snapshot_asked and self.attempt.generation is not None:  # else there is nothing to keep yet
+                    self._snapshot_asked = False
+                    group.ask_for_snapshot()
+            time.sleep(_POLL_S)
+        self._code = code
+
+    def _look(self, group: ProcessGroup) -> None:
+        """End a world that hangs; name a rank that holds the others up."""
+        if slow := self._vigil.slow():
+            self._take(Event("slow", time.time(), {"rank": slow.rank, "words": str(slow)}))
+            self._on_line(str(slow))
+        if stuck := self._vigil.stuck():
+            self._vigil.write_stacks()
+            if not self._vigil.all_ended():
+                self._hang = Outcome.of(WorldError(stuck), step=self._vigil.step())
+            group.kill()
+
+    def outcome(self, processes: int, grace_s: float) -> Outcome:
+        """Return how the world ended, once what is left of its words is handed on."""
+        with contextlib.suppress(Exception):
+            self._events()
+            self._lines()
+        outcome = self._hang or decide(self._session.outcomes(), self._code, processes)
+        if self._group is None or self._code is not None or outcome.kind != "died" or outcome.type:
+            return outcome
+        late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
+        return replace(outcome, kind="stopped", error=late)
+
+    def _lines(self) -> None:
+        self._lines_at = time.monotonic()
+        lines = self._group.lines() if self._group else []
+        for start in range(0, len(lines), _LINES_AT_ONCE):
+            self._on_line("\n".join(lines[start : start + _LINES_AT_ONCE]))
+
+    def _events(self) -> None:
+        for event in self._tail.new():
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        self.attempt = self.attempt.after(event)
+        self._on_event(event)
+
+
+def _write_down(
+    ledger: Ledger,
+    attempt: Attempt,
+    outcome: Outcome,
+    session: Session,
+    store: Store,
+    on_line: Callable[[str], object],
+) -> None:
+    """Record the attempt and keep its log with the run; a store that fails now changes no outcome."""
+    try:
+        ledger.record(attempt, outcome)
+        if session.log.exists():
+            store.write(f"attempts/{attempt.number:06d}.log", session.log.read_bytes()[-_LOG_BYTES:])
+        session.remove()
+    except Exception as error:
+        on_line(f"attempt {attempt.number} could not be written down in {store.url}: {error}; its log: {session.log}")

@@ -1,0 +1,20 @@
+"""One process, without anything in between."""
+
+import sys
+from typing import ClassVar
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.launch.launchers.base import Launcher
+from midstride.engine.session.session import Session
+
+__all__ = ["Inline"]
+
+
+class Inline(Launcher):
+    """Starts a world of one. Still a process of its own: what kills it must not kill who watches it."""
+
+    name: ClassVar[str] = "inline"
+
+    def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
+        """Return the command of the only rank."""
+        return [sys.executable, "-m", "midstride.engine.launch.rank", str(session.folder)]

@@ -1,0 +1,36 @@
+"""torchrun on this node."""
+
+import sys
+from collections.abc import Mapping
+from typing import ClassVar
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.launch.launchers.base import Launcher
+from midstride.engine.processes.loopback import interfaces
+from midstride.engine.session.session import Session
+
+__all__ = ["Torchrun"]
+
+
+class Torchrun(Launcher):
+    """Starts one process per rank under torch's elastic agent, which never restarts them: a retry is ours to decide."""
+
+    name: ClassVar[str] = "torchrun"
+
+    def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
+        """Return the command of the agent."""
+        return [
+            *(sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone"),
+            f"--nproc-per-node={job.world.processes}",
+            "--max-restarts=0",
+            "--monitor-interval=0.1",
+            f"--shutdown-timeout={max(1, round(grace_s))}",
+            *("--log-dir", str(session.folder / "agent")),
+            *("--module", "midstride.engine.launch.rank", str(session.folder)),
+        ]
+
+    def environment(self, session: Session, job: TrainingJob, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the world's environment."""
+        # Agent and ranks sharing one store makes a second meeting fail on stale addresses.
+        inherited = super().environment(session, job, base)
+        return {**inherited, **interfaces(base), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -1,0 +1,146 @@
+"""What each rank of a world runs: `python -m midstride.engine.launch.rank SESSION`."""
+
+import contextlib
+import faulthandler
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from midstride.engine.config.import_paths import make_importable
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import SnapshotError, StopSignal
+from midstride.engine.launch.watchdog import STACKS
+from midstride.engine.processes.lifetime import PARENT, die_with_parent
+from midstride.engine.session.heartbeat import Heartbeat, Phase
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.session import Session
+from midstride.engine.world import World
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Rank", "main", "print_whole_lines"]
+
+#: what a rank that is done gives the others to be so too
+_TOGETHER_S = 5.0
+#: the path of a socket has at most 107 characters
+_LONGEST_FOLDER = 80
+
+
+def _stop_early(number: int, frame: FrameType | None) -> None:
+    _ignore_stops()  # once is enough: the group and the agent may both pass it on
+    raise StopSignal("asked to stop; a retry resumes from the last committed snapshot")
+
+
+def _ignore_stops() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _put_sockets_into(folder: Path) -> None:
+    """Have multiprocessing keep its sockets in `folder`, which goes with the world however this process ends."""
+    if len(str(folder)) <= _LONGEST_FOLDER:
+        multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
+
+
+def print_whole_lines() -> None:
+    """Have every line printed here leave in one piece: several ranks share one pipe."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+class Rank:
+    """One rank's life, from its session to its outcome.
+
+    Args:
+        session: where the job is read and the outcome written.
+        world: where this process stands.
+    """
+
+    def __init__(self, session: Session, world: World) -> None:
+        self.session = session
+        self.world = world
+        self._trainer: Trainer | None = None
+
+    def run(self) -> int:
+        """Train as the session says; write how it ended, and return the exit code."""
+        _put_sockets_into(self.session.folder)
+        self._heartbeat = Heartbeat.of(self.world)  # kept: the launcher wants to know our process from here on
+        if decided := self.session.outcomes():
+            # Some rank has ended already: to go and meet the others now would be to wait for it in vain.
+            return self._end(self._left(decided[0]))
+        try:
+            job, run, _ = self.session.read()
+            self._fit(job, run)
+            return self._end(Outcome("done", rank=self.world.rank, step=self._step()))
+        except BaseException as error:
+            _ignore_stops()  # a launcher asks the others to stop as soon as one has left
+            outcome = Outcome.of(error, rank=self.world.rank, step=self._step())
+            if outcome.kind == "died" and not isinstance(error, SnapshotError):
+                traceback.print_exc()
+            else:  # a store's fault, such as a full disk, is in its words; a user's error the launcher tells, once
+                words = "user error" if outcome.kind == "user_error" else outcome.error
+                print(f"rank {self.world.rank}: {words}", file=sys.stderr, flush=True)
+            return self._end(outcome)
+
+    def _fit(self, job: TrainingJob, run: str) -> None:
+        make_importable(job.folder)
+        from midstride.engine.seeds import seed_everything
+
+        seed_everything(job.seed)
+        module = job.build_module()
+        data = job.build_data()
+        self._trainer = job.build_trainer()
+        self._trainer.fit(module, data, run=job.run_url(run))
+
+    def _step(self) -> int | None:
+        progress = getattr(self._trainer, "progress", None)
+        step: int | None = getattr(progress, "step", None)
+        return step
+
+    def _left(self, decided: Outcome) -> Outcome:
+        why = f"left at once: rank {decided.rank} had ended ({decided.kind})"
+        return Outcome(decided.kind, why, rank=self.world.rank)
+
+    def _end(self, outcome: Outcome) -> int:
+        _ignore_stops()  # the last word is being written
+        self.session.write_outcome(outcome)
+        self._heartbeat.phase = Phase.ENDED
+        if outcome.kind == "done":
+            self._leave_together()
+        return outcome.code
+
+    def _leave_together(self) -> None:
+        """Wait until the others here have spoken: they are stopped, should this process fall on its way out."""
+        deadline = time.monotonic() + _TOGETHER_S
+        while len(self.session.outcomes()) < self.world.local_size and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def main() -> None:
+    """Be the rank that the environment says this process is."""
+    if parent := os.environ.pop(PARENT, None):
+        die_with_parent(int(parent))
+    print_whole_lines()
+    faulthandler.register(STACKS, all_threads=True)  # the launcher asks for it when we hang
+    # Importing torch takes seconds; a stop in that time is a stop, not a death. `fit` has its own handler.
+    signal.signal(signal.SIGTERM, _stop_early)
+    signal.signal(signal.SIGINT, _stop_early)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing yet to take a snapshot of
+    with contextlib.suppress(ValueError):  # what `python -m` put there is not importable elsewhere
+        sys.path.remove(str(Path.cwd()))
+    session = Session(sys.argv[1])
+    os.environ[Session.VARIABLE] = str(session.folder)
+    sys.exit(Rank(session, World.from_environment()).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Attempts that nobody was left to write down: their launcher was killed, but its session may still be here."""
+
+import functools
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.processes.lifetime import marked
+from midstride.engine.session.attempts import Attempt, Ledger
+from midstride.engine.session.events import EventTail
+from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.session.private_file import is_own_folder
+from midstride.engine.session.session import Session
+from midstride.engine.storage.store import Store
+
+__all__ = ["settle_lost"]
+
+log = logging.getLogger(__name__)
+
+_STARTING_S = 5.0  # a launcher that has made its session has started its world by then
+
+
+def settle_lost(job: TrainingJob, run: str) -> list[Attempt]:
+    """Complete the ledger with what killed launchers of this run left on this machine; return those attempts.
+
+    Their worlds stopped by themselves (a keeper saw to it) and wrote how far they got. Call it before a new attempt,
+    or before a report.
+    """
+    ledger = Ledger(Store.open(job.run_url(run)))
+    lost = {attempt.number: attempt for attempt in ledger.attempts() if attempt.outcome == "lost"}
+    settled = []
+    for number, session in _left_behind(job, run) if lost else ():
+        if number not in lost or _still_running(session, lost[number]):
+            continue
+        try:
+            attempt, outcome, ended = _told(session, lost[number], job)
+        except Exception as error:
+            log.warning("what is left of attempt %d in %s cannot be read: %s", number, session.folder, error)
+            continue
+        settled.append(ledger.record(attempt, outcome, ended=ended))
+        session.remove()
+    return settled
+
+
+def _left_behind(job: TrainingJob, run: str) -> Iterator[tuple[int, Session]]:
+    for folder in sorted(Path(tempfile.gettempdir()).glob("midstride-*")):
+        if not is_own_folder(folder):
+            continue
+        try:
+            theirs, name, number = Session(folder).read()
+            is_ours = bool(number) and name == run and theirs.run_url(name) == job.run_url(run)
+        except Exception:
+            continue  # not a session, or one of another version
+        if is_ours:
+            yield number, Session(folder)
+
+
+def _still_running(session: Session, attempt: Attempt) -> bool:
+    return bool(marked(Session.VARIABLE, str(session.folder))) or time.time() - attempt.started < _STARTING_S
+
+
+def _told(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[Attempt, Outcome, float | None]:
+    """Return what the world in `session` made of `attempt`, how it ended, and when."""
+    events, outcomes = EventTail(session.events).new(), session.outcomes()
+    ended = max([event.time for event in events] + [said.time for said in outcomes], default=None)
+    outcome = decide(outcomes, None, job.world.processes)
+    why = "whoever had launched this world was killed"
+    outcome = replace(outcome, error=f"{why}; then {outcome.error}" if outcome.error else why)
+    return functools.reduce(Attempt.after, events, attempt), outcome, ended

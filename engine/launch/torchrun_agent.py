@@ -1,0 +1,42 @@
+"""torchrun's agent for this machine alone, its ranks tied to its life: `... .agent TORCHRUN-ARGUMENTS`."""
+
+import os
+import signal
+import sys
+from types import FrameType
+from uuid import uuid4
+
+from midstride.engine.processes.lifetime import PARENT, children, kill_all
+from midstride.engine.processes.loopback import ADDRESS, serve_store
+
+__all__ = ["main"]
+
+
+def _pass_on(number: int, frame: FrameType | None) -> None:
+    kill_all(children(os.getpid()), signal.Signals(number))
+
+
+def _meeting_at(port: int) -> list[str]:
+    """Return what has torchrun's agent meet in a store at `port` of this machine, and its ranks on the loopback."""
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESS}:{port}", "--rdzv-conf=is_host=0"]
+    return [*rendezvous, f"--rdzv-id={uuid4().hex}", f"--local-addr={ADDRESS}"]
+
+
+def main() -> None:
+    """Run torchrun on the command line's arguments; end with 1 if the world did not end well."""
+    # torchrun gives its ranks a session each, so its death by SIGKILL would go unnoticed by them.
+    os.environ[PARENT] = str(os.getpid())
+    signal.signal(signal.SIGUSR1, _pass_on)
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    store = serve_store()  # torchrun's own listens on every interface
+    try:
+        torchrun([*_meeting_at(store.port), *(part for part in sys.argv[1:] if part != "--standalone")])
+    except (ChildFailedError, SignalException):
+        sys.exit(1)  # why is in the ranks' outcomes; a traceback of the agent would only hide it
+
+
+if __name__ == "__main__":
+    main()

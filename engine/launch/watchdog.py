@@ -1,0 +1,137 @@
+"""The vigil of a launcher over its world: does it get on, and does one rank hold all the others up?"""
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from midstride.engine.session.heartbeat import Phase, Pulse
+from midstride.engine.session.session import Session
+
+if TYPE_CHECKING:
+    from midstride.engine.config.world import WorldOptions
+
+__all__ = ["STACKS", "Slow", "Vigil"]
+
+#: the signal at which a rank writes the Python stack of its every thread to the log
+STACKS = signal.SIGUSR2
+
+WINDOW_S = 30.0  # over which ranks are compared
+_BATCHES = 20  # in it, at least
+_SLOWER = 1.5  # times as slow as the others,
+_SHARE = 0.1  # and for so much of the time
+_WRITING_S = 0.5  # a rank's stacks, each
+
+_DOING = {
+    Phase.STARTING: ("came to a first step", "startup_timeout_s"),
+    Phase.TRAINING: ("did a batch", "hang_timeout_s"),
+    Phase.EVALUATING: ("did a batch of validation", "validation_timeout_s"),
+    Phase.ENDED: ("ended", "hang_timeout_s"),
+}
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank for which the others wait.
+
+    Args:
+        rank: which.
+        own_s: seconds it needs to read a batch and for its training step.
+        others_s: the median of the others.
+    """
+
+    rank: int
+    own_s: float
+    others_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} is slow: it needs {self.own_s * 1e3:.3g} ms to read a batch and for its training step, "
+            f"the others {self.others_s * 1e3:.3g} ms, and they wait for it"
+        )
+
+
+class Vigil:
+    """Looks at the heartbeats of one world.
+
+    Args:
+        session: of the world.
+        options: how many ranks there are, and how long they may take.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, session: Session, options: "WorldOptions", clock: Callable[[], float] = time.monotonic) -> None:
+        self._session, self._options, self._clock = session, options, clock
+        self._seen: list[tuple[int, Phase]] = []
+        self._since = self._window = clock()
+        self._before: list[Pulse] = []
+        self._named: set[int] = set()
+
+    def pulses(self) -> list[Pulse]:
+        """Return the heartbeat of every rank."""
+        return [Pulse.read(self._session.heartbeat(rank)) for rank in range(self._options.processes)]
+
+    def stuck(self) -> str:
+        """Say what has not happened for too long; nothing while the world gets on, or waits for a store."""
+        pulses, now = self.pulses(), self._clock()
+        if self._options.hosts and not any(pulse.pid for pulse in pulses):
+            return ""  # all ranks are on other machines: their hearts are not heard here
+        seen = [(pulse.beats, pulse.phase) for pulse in pulses]
+        if seen != self._seen or any(pulse.phase is Phase.WAITING for pulse in pulses):
+            self._seen, self._since = seen, now
+            return ""
+        phases = {pulse.phase for pulse in pulses}
+        # The most patient limit counts: others wait for the rank that may take longest.
+        limit_s, phase = max((self._limit_s(phase), phase) for phase in phases)
+        if now - self._since <= limit_s:
+            return ""
+        what, option = _DOING[phase]
+        return (
+            f"no rank {what} for {limit_s:g} s (world.{option}), after step {self.step()}: "
+            "the world hung and was ended. The stack of every rank is in the log."
+        )
+
+    def _limit_s(self, phase: Phase) -> float:
+        limit: float | None = getattr(self._options, _DOING[phase][1])
+        return float("inf") if limit is None else limit
+
+    def slow(self) -> Slow | None:
+        """Return the rank that is much slower than the others, if there is one that was not named before."""
+        if self._options.processes == 1 or self._clock() - self._window < WINDOW_S:
+            return None
+        pulses, before, self._window = self.pulses(), self._before, self._clock()
+        self._before = pulses
+        batches = [now.batches - then.batches for now, then in zip(pulses, before, strict=bool(before))]
+        if not batches or min(batches) < _BATCHES:
+            return None
+        own = [(now.worked_s - then.worked_s) / n for now, then, n in zip(pulses, before, batches, strict=True)]
+        rank = max(range(len(own)), key=own.__getitem__)
+        others = statistics.median(own[:rank] + own[rank + 1 :])
+        waits = (own[rank] - others) * batches[rank] > _SHARE * WINDOW_S
+        if rank in self._named or own[rank] < _SLOWER * others or not waits:
+            return None
+        self._named.add(rank)
+        return Slow(rank, own[rank], others)
+
+    def all_ended(self) -> bool:
+        """Whether every rank has said its last word."""
+        return all(pulse.phase is Phase.ENDED for pulse in self.pulses())
+
+    def step(self) -> int:
+        """Return how many optimizer steps were taken."""
+        return max(pulse.step for pulse in self.pulses())
+
+    def write_stacks(self) -> None:
+        """Have every rank write its stacks to the world's log."""
+        for rank, pulse in enumerate(self.pulses()):
+            with self._session.log.open("ab") as log:
+                log.write(f"\n--- rank {rank}, process {pulse.pid}, {pulse.phase.name.lower()}\n".encode())
+            try:
+                if pulse.pid:
+                    os.kill(pulse.pid, STACKS)
+                    time.sleep(_WRITING_S)
+            except ProcessLookupError:
+                continue

@@ -1,0 +1,1 @@
+"""Logged values, from `self.log` to rows of the metric log."""

@@ -1,0 +1,303 @@
+"""Logged values: taken batch by batch, reduced over an epoch and over the ranks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from numbers import Number
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from midstride.engine.errors import UserError
+from midstride.engine.metrics.accumulator import (
+    REDUCTIONS,
+    Running,
+    joined_over_ranks,
+    over_ranks,
+    steps_over_ranks,
+    weighted_over_ranks,
+)
+from midstride.engine.metrics.metric_log import MetricLog
+from midstride.engine.metrics.torchmetrics_state import Metrics, is_metric
+from midstride.engine.metrics.values import number, numbers_in, of_batch, samples_in
+
+__all__ = ["Logged"]
+
+_TOO_LATE = {
+    "over": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
+    "predict": "in a prediction: there is nothing to log to. Return what you want to keep.",
+}
+
+
+#: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx: as `TrainingModule.log` was given them
+Asked = tuple[str, bool | None, bool | None, bool, bool, str, bool]
+
+
+class _Wanted(NamedTuple):
+    """What `self.log` was asked for, understood: under which names, if any, a value is kept."""
+
+    step: str
+    epoch: str
+    also: str
+    sync: bool
+    reduce_fx: str
+    #: a step's value of this rank alone, the common case
+    plain: bool
+
+
+class Logged:
+    """What `self.log` was given until it is reduced, and the metric log it ends in.
+
+    Args:
+        gather: returns every rank's copy of a value, in the order of ranks.
+        metrics: the metrics of the module.
+        size: ranks.
+    """
+
+    def __init__(self, gather: Callable[[object], list[Any]], metrics: Metrics, size: int) -> None:
+        self._gather, self.metrics, self._size = gather, metrics, size
+        self.rows = MetricLog()
+        #: what is going on; see `begin`
+        self.stage = "train"
+        #: the batch in hand, for its number of samples
+        self.batch: Any = None
+        #: the newest values by name, alike on every rank
+        self.values: dict[str, float] = {}
+        #: of the last evaluation, what was logged for each step, over all ranks
+        self.step_values: dict[str, list[float]] = {}
+        #: names to show in the progress bar
+        self.shown: set[str] = set()
+        self._running: dict[str, Running] = {}
+        self._evaluated: dict[str, Running] = {}
+        self._steps: dict[str, list[tuple[float, float]]] = {}
+        self._paths: dict[str, dict[str, str]] = {"train": {}, "evaluate": {}}
+        self._ending = False
+        self._loader: int | None = None
+        self._wanted: dict[Asked, _Wanted] = {}
+        self._parts: dict[str, Running] | None = None
+        #: whether what is logged here counts; see `unheard`
+        self.is_heard = True
+
+    def begin(self, stage: str, loader: int | None = None) -> None:
+        """Take what is logged from now on for `stage`: "train", "validate" or "test"; "predict" and "over" refuse it.
+
+        Args:
+            stage: what is going on; "over" once the values of an evaluation are put together.
+            loader: number of the loader being evaluated, where there are several.
+        """
+        self.stage, self._loader = stage, loader
+        self._wanted.clear()
+
+    def log(self, asked: Asked, value: Any, batch_size: int | None) -> None:
+        """Take one value in; see `TrainingModule.log`."""
+        wanted = self._wanted.get(asked)
+        if wanted is None:
+            wanted = self._wanted[asked] = self._understood(*asked)
+        name = asked[0]
+        if isinstance(value, Tensor):
+            value = number(name, value)
+        elif is_metric(value):
+            paths = self._paths["train" if self.stage == "train" else "evaluate"]
+            on_step = asked[1]
+            paths[wanted.epoch or (f"{name}_epoch" if on_step else wanted.step)] = self._path(name, value)
+            if not on_step:
+                return
+            wanted, value = wanted._replace(epoch=""), of_batch(name, value)
+        elif not isinstance(value, Number):
+            raise UserError(f"self.log({name!r}) was given a {type(value).__name__}; a number or a tensor is needed.")
+        if wanted.plain and self._parts is None:
+            self.rows.pending(wanted.step, value)
+            if self._size == 1:
+                self.values[wanted.step] = value
+        else:
+            self._take(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
+
+    def _understood(
+        self,
+        name: str,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        prog_bar: bool,
+        sync: bool,
+        reduce_fx: str,
+        add_dataloader_idx: bool,
+    ) -> _Wanted:
+        if self.stage in _TOO_LATE:
+            raise UserError(f"self.log({name!r}) {_TOO_LATE[self.stage]}")
+        if name in ("epoch", "step"):
+            raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
+        if reduce_fx not in REDUCTIONS:
+            raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
+        if prog_bar:
+            self.shown.add(name)
+        training = self.stage == "train"
+        stepping = training and not self._ending
+        on_step = stepping if on_step is None else on_step
+        on_epoch = not stepping if on_epoch is None else on_epoch
+        suffix = "" if self._loader is None or not add_dataloader_idx else f"/dataloader_idx_{self._loader}"
+        return _Wanted(
+            step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,
+            epoch=name + suffix if on_epoch else "",
+            also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
+            sync=sync,
+            reduce_fx=reduce_fx,
+            plain=on_step and training and not (sync or on_epoch),
+        )
+
+    def _take(self, wanted: _Wanted, value: Any, weight: float) -> None:
+        if wanted.step:
+            self._log_step(wanted.step, value, weight, wanted.sync, wanted.reduce_fx)
+        if not wanted.epoch:
+            return
+        every = self._running if self.stage == "train" else self._evaluated
+        running = every.get(wanted.epoch)
+        if running is None:
+            running = every[wanted.epoch] = Running(wanted.reduce_fx, wanted.sync, wanted.also)
+        elif (running.reduce_fx, running.sync) != (wanted.reduce_fx, wanted.sync):
+            raise UserError(
+                f"self.log({wanted.epoch!r}) was given reduce_fx={wanted.reduce_fx!r}, sync_dist={wanted.sync}, and "
+                f"earlier in this epoch reduce_fx={running.reduce_fx!r}, sync_dist={running.sync}: use two names."
+            )
+        running.add(value, weight)
+
+    def _log_step(self, key: str, value: Any, weight: float, sync: bool, reduce_fx: str) -> None:
+        if self._parts is not None:
+            self._parts.setdefault(key, Running(reduce_fx, sync)).add(value, weight)
+        elif self.stage != "train":
+            # No collective inside a step of evaluation: ranks may have different numbers of them.
+            self._steps.setdefault(key, []).append((float(value), weight if sync else 0.0))
+        elif sync and self._size > 1:
+            # Reduced when the ranks next meet: an exchange here would hang if one of them did not log.
+            self.rows.pending_share(key, (float(value), weight, reduce_fx))
+        else:
+            self.rows.pending(key, value)
+            if self._size == 1:
+                self.values[key] = value
+
+    def _path(self, name: str, metric: object) -> str:
+        path = self.metrics.path(metric)
+        if path is None:
+            raise UserError(
+                f"self.log({name!r}) was given a {type(metric).__name__} that is not an attribute of the module: "
+                "its state could not be kept. Assign it in __init__: self.accuracy = Accuracy(...)."
+            )
+        return path
+
+    def mark(self) -> Callable[[], None]:
+        """Return what takes back everything that is logged in training from here on."""
+        rows, values = self.rows.mark(), dict(self.values)
+        running = {name: replace(one) for name, one in self._running.items()}
+        paths = dict(self._paths["train"])
+
+        def back() -> None:
+            rows()
+            self.values, self._running, self._paths["train"] = values, running, paths
+
+        return back
+
+    @contextmanager
+    def ending_epoch(self) -> Iterator[None]:
+        """Log for the epoch, by default, what is logged within."""
+        self._ending = True
+        self._wanted.clear()
+        try:
+            yield
+        finally:
+            self._ending = False
+            self._wanted.clear()
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Drop what is logged within, and what metrics see: it is there only so that other ranks can go on."""
+        back, heard = self.metrics.mark(), self.is_heard
+        self.is_heard = False
+        try:
+            yield
+        finally:
+            self.is_heard = heard
+            back()
+
+    def heard(self) -> AbstractContextManager[None]:
+        """Return the context of a step of the user's: where it is not heard, it leaves nothing behind."""
+        return nullcontext() if self.is_heard else self.unheard()
+
+    @contextmanager
+    def parts(self) -> Iterator[None]:
+        """Make one value for the step of what the parts of its batch log within, means weighted by samples."""
+        parts = self._parts = {}
+        try:
+            yield
+        finally:
+            self._parts = None
+        for key, running in parts.items():
+            self._log_step(key, running.value, running.weight, running.sync, running.reduce_fx)
+
+    def take_rows(self) -> str:
+        """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
+        shares = self._gather(self.rows.shares())
+        places = dict.fromkeys(place for rank in shares for place in rank)
+        for place in places:
+            having = [rank[place] for rank in shares if place in rank]
+            running = Running(having[0][2], sync=True)
+            for value, weight, _ in having:
+                running.add(value, weight)
+            self.rows.settle(place, running.value)
+        return self.rows.take()
+
+    def close_epoch(self) -> dict[str, float]:
+        """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
+        training = self.stage == "train"
+        running = self._running if training else self._evaluated
+        paths = self._paths["train" if training else "evaluate"]
+        everyone = self._gather(({name: one.on_host() for name, one in running.items()}, paths, self._steps))
+        reduced = over_ranks([rank[0] for rank in everyone])
+        metrics = _union([rank[1] for rank in everyone])
+        for name, value in zip(metrics, self.metrics.compute(list(metrics.values())), strict=True):
+            reduced.update(numbers_in(name, value))
+        if not training:
+            self.step_values = steps_over_ranks([rank[2] for rank in everyone])
+            self._steps = {}
+        running.clear()
+        paths.clear()
+        self.values.update(reduced)
+        seconds = {one.also for rank in everyone for one in rank[0].values() if one.also}
+        for name, value in reduced.items():
+            if name not in seconds:
+                self.rows.put(name, value)
+        return reduced
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is logged and not yet reduced, on this rank."""
+        return {
+            "rows": self.rows.state_dict(),
+            "values": dict(self.values),
+            "running": {name: asdict(running) for name, running in self._running.items()},
+            "evaluated": {name: asdict(running) for name, running in self._evaluated.items()},
+            "steps": {name: list(values) for name, values in self._steps.items()},
+            "paths": {stage: dict(paths) for stage, paths in self._paths.items()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back."""
+        self.rows.load_state_dict(state_dict["rows"])
+        self.values = dict(state_dict["values"])
+        self._running = {name: Running(**running) for name, running in state_dict["running"].items()}
+        self._evaluated = {name: Running(**running) for name, running in state_dict["evaluated"].items()}
+        self._steps = {name: list(values) for name, values in state_dict["steps"].items()}
+        self._paths = {stage: dict(paths) for stage, paths in state_dict["paths"].items()}
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return for rank 0 what all ranks have logged, put together, and for the others what adds nothing."""
+        kinds = ("running", "evaluated")
+        joined: dict[str, Any] = {kind: joined_over_ranks([state[kind] for state in states]) for kind in kinds}
+        steps = weighted_over_ranks([state["steps"] for state in states])
+        if rank:
+            joined = {kind: {} for kind in kinds}
+            steps = {name: [(0.0, 0.0)] * len(values) for name, values in steps.items()}
+        rows = self.rows.resharded([state["rows"] for state in states], rank)
+        paths = {stage: _union([state["paths"][stage] for state in states]) for stage in self._paths}
+        return {"rows": rows, "values": states[0]["values"], **joined, "steps": steps, "paths": paths}
+
+
+def _union(ranks: list[dict[str, str]]) -> dict[str, str]:
+    return {name: path for rank in reversed(ranks) for name, path in rank.items()}

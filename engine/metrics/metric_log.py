@@ -1,0 +1,162 @@
+"""The metric log: one row a step, no duplicates, no holes.
+
+A row stays open until the next step closes it, so what a validation or the end of an epoch
+logs stands in the row of the step after which it came. Rows travel in segments, one a
+snapshot; the open row is part of the run's state.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from midstride.engine.metrics.accumulator import Running
+
+__all__ = ["MetricLog", "join_segments", "missing_steps"]
+
+
+#: one rank's share of a value that is reduced over the ranks: value, weight, reduction
+Share = tuple[float, float, str]
+#: where a value stands: step and name
+Place = tuple[int, str]
+
+
+class MetricLog:
+    """Rows on their way to the metric log."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Any] = {}
+        self._pending_shares: dict[str, Share] = {}
+        self._open: dict[str, Any] = {}
+        self._closed: list[dict[str, Any]] = []
+        self._shares: dict[Place, Share] = {}
+
+    def pending(self, name: str, value: Any) -> None:
+        """Keep `value` for the row of the step that is being made."""
+        self._pending[name] = value
+
+    def pending_share(self, name: str, share: Share) -> None:
+        """Keep this rank's share of a value for that row, until the ranks meet."""
+        self._pending[name] = None
+        self._pending_shares[name] = share
+
+    def mark(self) -> Callable[[], None]:
+        """Return what takes back everything kept for the next row from here on."""
+        pending, shares = dict(self._pending), dict(self._pending_shares)
+
+        def back() -> None:
+            self._pending, self._pending_shares = pending, shares
+
+        return back
+
+    def step(self, epoch: int, step: int) -> None:
+        """Close the row before and open that of `step` with what was kept for it."""
+        self.close()
+        self._open = {"epoch": epoch, "step": step, **self._pending}
+        self._shares.update({(step, name): share for name, share in self._pending_shares.items()})
+        self._pending, self._pending_shares = {}, {}
+
+    def put(self, name: str, value: Any) -> None:
+        """Write `value` into the row of the last step."""
+        if self._open:
+            self._open[name] = value
+
+    def close(self) -> None:
+        """Close the last row: nothing more is coming."""
+        if self._open:
+            self._closed.append(self._open)
+            self._open = {}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every row so far was closed and taken."""
+        return not (self._open or self._closed)
+
+    def shares(self) -> dict[Place, Share]:
+        """Return this rank's shares of values in rows that are not taken yet, and forget them."""
+        shares, self._shares = self._shares, {}
+        return shares
+
+    def settle(self, place: Place, value: float) -> None:
+        """Write the reduced value where its shares stood."""
+        step, name = place
+        for row in (*reversed(self._closed), self._open):
+            if row.get("step") == step:
+                row[name] = value
+
+    def take(self) -> str:
+        """Return the closed rows as CSV, and forget them."""
+        rows, self._closed = self._closed, []
+        return _text([{k: _plain(v) for k, v in row.items() if v is not None} for row in rows])
+
+    def forget(self) -> None:
+        """Drop the closed rows: nobody keeps them."""
+        self._closed, self._shares = [], {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the open row and what is kept for the next; closed rows are in segments."""
+        return {
+            "open": dict(self._open),
+            "pending": dict(self._pending),
+            "pending_shares": dict(self._pending_shares),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take them back."""
+        self._open, self._pending = dict(state_dict["open"]), dict(state_dict["pending"])
+        self._pending_shares = dict(state_dict["pending_shares"])
+        self._closed, self._shares = [], {}
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's, with the shares of all ranks for rank 0 and none for the others."""
+        shares: dict[str, Share] = {}
+        for name in dict.fromkeys(name for state in states for name in state["pending_shares"]):
+            having = [state["pending_shares"][name] for state in states if name in state["pending_shares"]]
+            running = Running(having[0][2], sync=True)
+            for value, weight, _ in having:
+                running.add(value, weight)
+            shares[name] = (running.value, running.weight, running.reduce_fx)
+        pending = {**dict.fromkeys(shares), **states[0]["pending"]}
+        return {**states[0], "pending": pending, "pending_shares": shares if rank == 0 else {}}
+
+
+def join_segments(segments: Iterable[str]) -> str:
+    """Return one CSV of all segments, its columns in the order of their first appearance."""
+    rows: list[dict[str, Any]] = []
+    for segment in segments:
+        for row in csv.DictReader(io.StringIO(segment)):
+            rows.append({name: value for name, value in row.items() if value != ""})
+    return _text(rows)
+
+
+def missing_steps(segments: Iterable[str], until: int) -> list[tuple[int, int]]:
+    """Return the first and the last of the steps up to `until` that follow one another and have no row."""
+    there: set[int] = set()
+    for segment in segments:
+        header, *rows = csv.reader(io.StringIO(segment)) if segment else [["step"]]
+        if "step" not in header:
+            return []  # no metric log of a fit
+        column = header.index("step")
+        there.update(int(row[column]) for row in rows)
+    missing: list[tuple[int, int]] = []
+    for step in range(1, until + 1):
+        if step not in there:
+            extends = missing and missing[-1][1] == step - 1
+            missing.append((missing.pop()[0] if extends else step, step))
+    return missing
+
+
+def _text(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    # repr is the shortest text that reads back to the same bits
+    return value if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,266 @@
+"""torchmetrics inside a module: every rank's own state, and how the ranks put theirs together.
+
+torchmetrics is imported only where the user has imported it: it costs seconds.
+"""
+
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.errors import NotExact, UnsupportedState
+from midstride.engine.state.codec import differences, encode
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+__all__ = ["Metrics", "is_metric"]
+
+log = logging.getLogger(__name__)
+
+#: reductions by which states can be put together without ending there
+_MERGED = frozenset({"dim_zero_sum", "dim_zero_max", "dim_zero_min", "dim_zero_cat"})
+#: attributes of a metric that are not what it has seen: how it is set up, caches, and what is kept apart
+_SETUP = frozenset(
+    {
+        *("dist_sync_fn", "distributed_available_fn"),  # of this world
+        *("training", "compute_on_cpu", "dist_sync_on_step", "process_group", "sync_on_compute", "compute_with_cache"),
+        *("_device", "_dtype", "_update_count", "_to_sync", "_should_unsync", "_enable_grad", "_dtype_convert"),
+        *("_is_synced", "_computed", "_forward_cache", "_TORCH_GREATER_EQUAL_2_1", "_cache"),
+        *("_defaults", "_persistent", "_reductions", "_update_signature", *vars(nn.Module())),
+    }
+)
+
+
+def is_metric(value: object) -> bool:
+    """Return whether `value` is a torchmetrics metric or a collection of them."""
+    library = sys.modules.get("torchmetrics")
+    return library is not None and isinstance(value, (library.Metric, library.MetricCollection))
+
+
+class Metrics:
+    """The metrics of a module as one part of a run's state.
+
+    Every rank saves its own state: nothing is synced for saving, and a single process never syncs.
+
+    Args:
+        module: where the metrics are.
+        gather: returns every rank's copy of a value.
+        size: ranks.
+
+    Raises:
+        NotExact: one of them grows while it is used, which a fresh module cannot take back.
+    """
+
+    def __init__(self, module: nn.Module, gather: Callable[[object], list[Any]], size: int) -> None:
+        library = sys.modules.get("torchmetrics")
+        self._modules = dict(module.named_modules()) if library is not None else {}
+        self._paths = {id(m): name for name, m in self._modules.items() if is_metric(m)}
+        self._metrics: dict[str, Metric] = {}
+        self._collections: dict[str, Any] = {}
+        self._told: set[str] = set()
+        for path, part in self._modules.items():
+            if library is not None and isinstance(part, library.MetricTracker):
+                raise NotExact(
+                    f"the module's {path} is a MetricTracker, which grows by a metric each epoch: a resumed module "
+                    "has none to put its state into. Log the metric itself; the metric log keeps every epoch's value."
+                )
+            if library is not None and isinstance(part, library.Metric):
+                self._metrics[path] = part
+                _sync_through(part, gather, size)
+            elif library is not None and isinstance(part, library.MetricCollection):
+                self._collections[path] = part
+
+    def path(self, metric: object) -> str | None:
+        """Return where `metric` is in the module; None if it is not there."""
+        return self._paths.get(id(metric))
+
+    def compute(self, paths: Sequence[str]) -> list[Any]:
+        """Return the values of the metrics at `paths` over all ranks, and reset them."""
+        metrics: list[Any] = [self._modules[path] for path in paths]
+        with warnings.catch_warnings():
+            # A rank that had no batch of its own still takes part.
+            warnings.filterwarnings("ignore", message=".*was called before the ``update``.*")
+            values = [metric.compute() for metric in metrics]
+        for metric in metrics:  # only now: one may be logged under two names
+            metric.reset()
+        return values
+
+    def look_for_graphs(self) -> None:
+        """Warn of metrics that hold predictions with the graph they came from: it stays in memory until the reset."""
+        if hanging := [path for path, metric in self._metrics.items() if path not in self._told and _hangs(metric)]:
+            self._told.update(hanging)
+            log.warning(
+                "the metric %s was given predictions that hang on a graph: the graph of every batch stays in memory, "
+                "and no snapshot can hold it. Give it predictions.detach()",
+                ", ".join(hanging),
+            )
+
+    def without_states(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `weights` without what metrics have seen, which a persistent state would put among them."""
+        states = {f"{path}.{name}" if path else name for path, m in self._metrics.items() for name in m._defaults}
+        return {name: value for name, value in weights.items() if name not in states}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every metric's own state on this rank, and how often it was updated."""
+        return {
+            "metrics": {path: _state_of(metric) for path, metric in self._metrics.items()},
+            # Metrics of a collection that keep the same sums share them; which ones is found at the first update.
+            "groups": {
+                path: {"groups": dict(c._groups), "checked": c._groups_checked, "copied": c._state_is_copy}
+                for path, c in self._collections.items()
+            },
+        }
+
+    def mark(self) -> Callable[[], None]:
+        """Return what takes back everything the metrics see from here on."""
+        state = _copied(self.state_dict())
+        return lambda: self.load_state_dict(state)
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take every metric's state back."""
+        for path, saved in state_dict["metrics"].items():
+            metric = self._metrics[path]
+            for name, value in {**saved["states"], **saved["attributes"]}.items():
+                setattr(metric, name, _on(value, metric.device))
+            metric._update_count = saved["updates"]
+            metric._computed = None
+        for path, saved in state_dict["groups"].items():
+            collection = self._collections[path]
+            collection._groups, collection._groups_checked = dict(saved["groups"]), saved["checked"]
+            collection._state_is_copy = saved["copied"]
+            if saved["checked"]:
+                collection._compute_groups_create_state_ref(copy=saved["copied"])
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return for rank 0 what all ranks have seen, put together, and for the others metrics that saw nothing.
+
+        Raises:
+            NotExact: a state of a metric cannot be put together before the metric is computed.
+        """
+        metrics = {}
+        for path, metric in self._metrics.items():
+            ranks = [state["metrics"][path] for state in states]
+            metrics[path] = _together(path, metric, ranks)  # refused on every rank or on none
+            if rank and metrics[path]["updates"]:
+                empty = {name: copy.deepcopy(default) for name, default in metric._defaults.items()}
+                metrics[path] = {"states": empty, "attributes": ranks[0]["attributes"], "updates": 0}
+        return {"metrics": metrics, "groups": states[0]["groups"]}
+
+
+def _together(path: str, metric: "Metric", ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one state of what several ranks have seen; nothing was lost and nothing computed."""
+    seen = [one for one in ranks if one["updates"]] or ranks[:1]
+    if len(seen) == 1:
+        return seen[0]
+    kinds = {name: getattr(reduction, "__name__", "none") for name, reduction in metric._reductions.items()}
+    lost = [name for name, kind in kinds.items() if kind not in _MERGED]
+    if any(differences(seen[0]["attributes"], one["attributes"]) for one in seen):
+        lost.append("what it keeps in plain attributes")
+    if lost:
+        raise NotExact(
+            f"the metric {path}, a {type(metric).__name__}, cannot be handed to another number of processes in the "
+            f"middle of an epoch: {', '.join(lost)} cannot be put together before it is computed. Resume with the "
+            "number of processes that took the snapshot."
+        )
+    states = {
+        name: _joined([one["states"][name] for one in seen], metric._reductions[name])  # type: ignore[arg-type]
+        for name in metric._defaults
+    }
+    return {
+        "states": {name: _as_kept(metric, name, value) for name, value in states.items()},
+        "attributes": seen[0]["attributes"],
+        "updates": sum(one["updates"] for one in seen),
+    }
+
+
+def _as_kept(metric: "Metric", name: str, value: Any) -> Any:
+    """Return `value` as the metric keeps it between updates: lists stay lists."""
+    return [value] if isinstance(metric._defaults[name], list) and isinstance(value, Tensor) else value
+
+
+def _hangs(metric: "Metric") -> bool:
+    values = [getattr(metric, name) for name in metric._defaults]
+    tensors = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
+
+
+def _state_of(metric: "Metric") -> dict[str, Any]:
+    return {
+        "states": {name: getattr(metric, name) for name in metric._defaults},
+        # Wrappers and metrics of the user's own keep what they have seen in plain attributes too.
+        "attributes": {
+            name: value
+            for name, value in vars(metric).items()
+            if name not in _SETUP and name not in metric._defaults and _is_plain(value)
+        },
+        "updates": metric._update_count,
+    }
+
+
+def _copied(value: Any) -> Any:
+    """Return `value` as it is now: metrics add to tensors and to lists in place, never to what a list holds."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _is_plain(value: object) -> bool:
+    if callable(value):
+        return False
+    try:
+        encode(value)
+    except UnsupportedState:
+        return False
+    return True
+
+
+def _sync_through(metric: "Metric", gather: Callable[[object], list[Any]], size: int) -> None:
+    """Let `metric` meet the other ranks by `gather`: in one exchange, whatever each of them has."""
+    if size == 1:
+        metric.distributed_available_fn = _never
+        return
+
+    def sync_dist(self: Any, dist_sync_fn: Any = None, process_group: Any = None) -> None:
+        mine = {name: getattr(self, name) for name in self._reductions}
+        ranks = gather((self._update_count, _on(mine, "cpu")))
+        # The defaults of a rank that has seen nothing are no values: in a mean they would count.
+        having = [states for updates, states in ranks if updates] or [states for _, states in ranks]
+        for name, reduction in self._reductions.items():
+            setattr(self, name, _joined([_on(states[name], self.device) for states in having], reduction))
+
+    def gathered(tensor: Tensor, group: Any = None) -> list[Tensor]:
+        return [_on(piece, tensor.device) for piece in gather(tensor.detach().cpu())]
+
+    metric.distributed_available_fn = lambda: True
+    metric.dist_sync_fn = gathered  # for metrics that arrange the exchange themselves
+    if type(metric)._sync_dist is sys.modules["torchmetrics"].Metric._sync_dist:
+        metric._sync_dist = MethodType(sync_dist, metric)  # type: ignore[method-assign]
+
+
+def _never() -> bool:
+    return False
+
+
+def _joined(pieces: list[Any], reduction: Callable[..., Any] | None) -> Any:
+    """Return one state of all ranks, as torchmetrics defines it: tensors stacked, lists in a row, then reduced."""
+    together: Any = torch.stack(pieces) if isinstance(pieces[0], Tensor) else [i for piece in pieces for i in piece]
+    if reduction is None or (isinstance(together, list) and not together):
+        return together
+    return reduction(together)
+
+
+def _on(value: Any, device: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _on(item, device) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_on(item, device) for item in value]
+    return value.detach().to(device) if isinstance(value, Tensor) else value

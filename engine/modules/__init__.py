@@ -1,0 +1,1 @@
+"""What a user writes, and what the engine reads of it."""

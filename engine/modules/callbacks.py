@@ -1,0 +1,210 @@
+"""Callbacks: what acts beside a module at its hooks, with state of its own."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from midstride.engine.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from midstride.engine.modules.module import TrainingModule
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["BestCheckpoint", "Callback", "Callbacks", "EarlyStopping", "LearningRateMonitor"]
+
+
+class Callback:
+    """Base of callbacks; a hook that is not written costs nothing.
+
+    A callback whose doings depend on what it has seen gives and takes `state_dict`.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that decides what this callback does next."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Become the callback that gave `state_dict`."""
+
+    def on_fit_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_fit_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_train_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_train_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_train_epoch_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_train_epoch_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_train_batch_start(
+        self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int
+    ) -> None: ...
+    def on_train_batch_end(
+        self, trainer: "Trainer", module: "TrainingModule", outputs: Any, batch: Any, batch_idx: int
+    ) -> None: ...
+    def on_before_backward(self, trainer: "Trainer", module: "TrainingModule", loss: "Tensor") -> None: ...
+    def on_after_backward(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_before_optimizer_step(
+        self, trainer: "Trainer", module: "TrainingModule", optimizer: "Optimizer"
+    ) -> None: ...
+    def on_before_zero_grad(self, trainer: "Trainer", module: "TrainingModule", optimizer: "Optimizer") -> None: ...
+    def on_validation_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_validation_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_validation_epoch_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_validation_epoch_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_validation_batch_start(
+        self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_validation_batch_end(
+        self,
+        trainer: "Trainer",
+        module: "TrainingModule",
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None: ...
+    def on_test_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_test_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_test_batch_start(
+        self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_test_batch_end(
+        self,
+        trainer: "Trainer",
+        module: "TrainingModule",
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None: ...
+    def on_test_epoch_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_test_epoch_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+
+
+class Callbacks:
+    """All callbacks of a Trainer as one part of a run's state, each under its class's name."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.by_name: dict[str, Callback] = {}
+        for callback in callbacks:
+            name = type(callback).__name__
+            same = sum(1 for known in self.by_name if known.split("#")[0] == name)
+            self.by_name[f"{name}#{same}" if same else name] = callback
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every callback's state by name."""
+        return {name: callback.state_dict() for name, callback in self.by_name.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Give every callback its state back; one that is new starts afresh, one that is gone is forgotten."""
+        for name in set(state_dict) - set(self.by_name):
+            del state_dict[name]
+        for name, callback in self.by_name.items():
+            if name in state_dict:
+                callback.load_state_dict(copy.deepcopy(state_dict[name]))
+            else:
+                state_dict[name] = callback.state_dict()
+
+
+class _Monitor(Callback):
+    """Watches one logged value for its best."""
+
+    def __init__(self, monitor: str, mode: str = "min") -> None:
+        if mode not in ("min", "max"):
+            raise UserError(f"{type(self).__name__}: no mode {mode!r}; there are: min, max")
+        self.monitor = monitor
+        self.mode = mode
+        self.best = math.inf if mode == "min" else -math.inf
+
+    def is_better(self, value: float, margin: float = 0.0) -> bool:
+        """Return whether `value` beats the best so far by more than `margin`; NaN never does."""
+        return value < self.best - margin if self.mode == "min" else value > self.best + margin
+
+    def value(self, trainer: "Trainer") -> float:
+        """Return the monitored value, alike on every rank."""
+        values = trainer.logged.values
+        if self.monitor not in values:
+            known = ", ".join(sorted(values)) or "nothing"
+            raise UserError(
+                f"{type(self).__name__} monitors {self.monitor!r}, which was not logged; logged so far: {known}. "
+                f"Log it in validation_step: self.log({self.monitor!r}, value)."
+            )
+        return float(values[self.monitor])
+
+
+class BestCheckpoint(_Monitor):
+    """Keeps the weights of the best validation in the run's `best` folder.
+
+    Args:
+        monitor: name of a logged value, such as "val/loss".
+        mode: "min" or "max".
+    """
+
+    def __init__(self, monitor: str, mode: str = "min") -> None:
+        super().__init__(monitor, mode)
+        self.best_step = -1
+
+    def on_validation_end(self, trainer: "Trainer", module: "TrainingModule") -> None:
+        """Keep the weights if the monitored value is better than any before."""
+        if not trainer.is_fitting:
+            return
+        value = self.value(trainer)
+        if self.is_better(value):
+            self.best, self.best_step = value, trainer.progress.step
+            trainer.save_weights("best")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and its step."""
+        return {"best": self.best, "best_step": self.best_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take both back."""
+        self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+
+
+class EarlyStopping(_Monitor):
+    """Stops training when a value has not improved for a while.
+
+    Args:
+        monitor: name of a logged value.
+        patience: validations without an improvement after which training stops.
+        mode: "min" or "max".
+        min_delta: smallest change that counts as an improvement.
+    """
+
+    def __init__(self, monitor: str, patience: int = 3, mode: str = "min", min_delta: float = 0.0) -> None:
+        super().__init__(monitor, mode)
+        self.patience = patience
+        self.min_delta = min_delta
+        self.wait_count = 0
+
+    def on_validation_end(self, trainer: "Trainer", module: "TrainingModule") -> None:
+        """Count validations without an improvement."""
+        if not trainer.is_fitting:
+            return
+        value = self.value(trainer)
+        if self.is_better(value, self.min_delta):
+            self.best, self.wait_count = value, 0
+            return
+        self.wait_count += 1
+        if self.wait_count >= self.patience:
+            trainer.progress.stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and the validations since."""
+        return {"best": self.best, "wait_count": self.wait_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take both back."""
+        self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]
+
+
+class LearningRateMonitor(Callback):
+    """Logs every optimizer's learning rate at every step, as "lr", or "lr/0", "lr/1" and so on."""
+
+    def on_train_batch_start(self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int) -> None:
+        """Log the rate that this batch's step will use."""
+        rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        for number, rate in enumerate(rates):
+            trainer.logged.rows.pending("lr" if len(rates) == 1 else f"lr/{number}", float(rate))

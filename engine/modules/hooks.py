@@ -1,0 +1,101 @@
+"""Hooks: who wants to be called when, found once, so that a hook nobody wrote costs nothing."""
+
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch.distributed
+
+from midstride.engine.config.lightning_names import HOOKS
+from midstride.engine.errors import EngineError, UserCodeError
+from midstride.engine.fault_injection import InjectedFault
+from midstride.engine.modules.callbacks import Callback
+from midstride.engine.modules.module import ModuleHooks, TrainingModule
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Hooks", "calling", "step_end", "unheard"]
+
+_COMMUNICATION = str(Path(torch.distributed.__file__).parent)
+
+
+class Hooks:
+    """The hooks of a module and its callbacks, by name; callbacks go first."""
+
+    def __init__(self, trainer: "Trainer", module: TrainingModule, callbacks: Sequence[Callback]) -> None:
+        self._by_name: dict[str, list[tuple[str, Callable[..., Any], tuple[Any, ...]]]] = {}
+        for callback in callbacks:
+            for name in _hook_names(Callback):
+                if getattr(type(callback), name) is not getattr(Callback, name):
+                    self._add(name, callback, (trainer, module))
+        for name in _hook_names(ModuleHooks):
+            if getattr(type(module), name, None) is not getattr(ModuleHooks, name):
+                self._add(name, module, ())
+
+    def _add(self, name: str, owner: object, first: tuple[Any, ...]) -> None:
+        row = (f"{type(owner).__name__}.{name}", getattr(owner, name), first)
+        self._by_name.setdefault(name, []).append(row)
+
+    def call(self, name: str, *arguments: Any, of: Literal["all", "module", "callbacks"] = "all") -> None:
+        """Call every hook called `name`, or only the module's, or only the callbacks'."""
+        for where, hook, first in self._by_name.get(name, ()):
+            if of == "all" or (of == "callbacks") == bool(first):
+                calling(where, hook, *first, *arguments)
+
+
+def unheard(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
+    """Return, in words, which methods were written to be called and never would be: Lightning's, and mistyped ones."""
+    faults = []
+    for owner, base in [(module, TrainingModule), *((callback, Callback) for callback in callbacks)]:
+        known = _hook_names(ModuleHooks if base is TrainingModule else Callback)
+        written = {name for kind in type(owner).__mro__ if _is_users(kind) for name in vars(kind)}
+        for name in sorted(written - set(dir(base))):
+            meant = get_close_matches(name, known, n=1, cutoff=0.85)
+            way = HOOKS.get(name) or (f"write {meant[0]}" if meant else "")
+            if way:
+                where = f"{type(owner).__name__}.{name}"
+                faults.append(f"{where} would never be called: {way}; a helper of your own needs another name")
+    return faults
+
+
+def _is_users(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in ("torch", "torchmetrics", "midstride", "builtins")
+
+
+def calling(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `function(*arguments)`; an exception in it is the user's, and says where.
+
+    Raises:
+        UserCodeError: the function raised.
+        Exception: communication with another rank failed in it; that is nobody's error here, and a retry may help.
+    """
+    try:
+        return function(*arguments)
+    except (EngineError, InjectedFault):
+        raise
+    except Exception as error:
+        if _by_another_rank(error):
+            raise
+        raise UserCodeError.of(where, error) from error
+
+
+def step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any]:
+    """Return the module's `..._step_end`, to be called with a step's outputs and its batch, which it need not take."""
+    method, where = getattr(module, f"{step}_end"), f"{type(module).__name__}.{step}_end"
+    if len(inspect.signature(method).parameters) > 1:
+        return lambda outputs, batch: calling(where, method, outputs, batch)
+    return lambda outputs, batch: calling(where, method, outputs)
+
+
+def _by_another_rank(error: Exception) -> bool:
+    """Whether `error` came out of torch's communication: a rank that died shows there as the others' exception."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, RuntimeError) and frames[-1].f_code.co_filename.startswith(_COMMUNICATION)
+
+
+def _hook_names(owner: type) -> list[str]:
+    return [name for name in vars(owner) if name.startswith("on_")]

@@ -1,0 +1,257 @@
+"""What a user writes: a module that trains, and the data it trains on. Names follow Lightning's."""
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from midstride.engine.errors import UserError
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["DataModule", "ModuleHooks", "TrainingModule", "ensure_module"]
+
+
+class ModuleHooks:
+    """Places where a module may act; each does nothing unless it is written."""
+
+    def on_fit_start(self) -> None: ...
+    def on_fit_end(self) -> None: ...
+    def on_train_start(self) -> None: ...
+    def on_train_end(self) -> None: ...
+    def on_train_epoch_start(self) -> None: ...
+    def on_train_epoch_end(self) -> None: ...
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None: ...
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
+    def on_before_backward(self, loss: Tensor) -> None: ...
+    def on_after_backward(self) -> None: ...
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None: ...
+    def on_before_zero_grad(self, optimizer: Optimizer) -> None: ...
+    def on_validation_start(self) -> None: ...
+    def on_validation_end(self) -> None: ...
+    def on_validation_epoch_start(self) -> None: ...
+    def on_validation_epoch_end(self) -> None: ...
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_test_start(self) -> None: ...
+    def on_test_end(self) -> None: ...
+    def on_test_epoch_start(self) -> None: ...
+    def on_test_epoch_end(self) -> None: ...
+    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put into `checkpoint` what else decides how this module goes on: numbers, text, tensors, nests of them."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take back what `on_save_checkpoint` put in."""
+
+
+class TrainingModule(ModuleHooks, nn.Module):
+    """An `nn.Module` that knows how to train itself.
+
+    Write `training_step` and `configure_optimizers`; `validation_step`, `test_step` and `predict_step`
+    where there is something to validate, test or predict.
+    """
+
+    #: False: `training_step` calls `self.manual_backward(loss)` and steps `self.optimizers()` itself
+    automatic_optimization: bool = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hparams: dict[str, Any] = {}
+        self.device = torch.device("cpu")
+        self._trainer: list[Trainer] = []  # in a list, so that nn.Module leaves it alone
+
+    # What a user writes -------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the loss (a tensor of one number), or a dict that holds it as "loss".
+
+        With several automatic optimizers it is called once for each, with `optimizer_idx` as third argument.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no training_step: write one that returns the loss")
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer, (optimizers, schedulers), or {"optimizer": ..., "lr_scheduler": ...}."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no configure_optimizers: write one that returns an optimizer"
+        )
+
+    def training_step_end(self, outputs: Any) -> Any:
+        """Turn what `training_step` returned into the loss; called on every strategy."""
+        return outputs
+
+    def validation_step_end(self, outputs: Any) -> Any:
+        """Finish what `validation_step` returned."""
+        return outputs
+
+    def test_step_end(self, outputs: Any) -> Any:
+        """Finish what `test_step` returned."""
+        return outputs
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log what a validation batch shows; takes `dataloader_idx` too where there are several loaders."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log what a test batch shows; takes `dataloader_idx` too where there are several loaders."""
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Return the prediction for `batch`; by default, `self(batch)`."""
+        return self(batch)
+
+    # What a user calls --------------------------------------------------------------------------
+
+    @property
+    def trainer(self) -> "Trainer":
+        """The Trainer this module is with."""
+        if not self._trainer:
+            raise RuntimeError(f"{type(self).__name__} is not with a Trainer: call Trainer(...).fit(module) first")
+        return self._trainer[0]
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs completed."""
+        return self.trainer.progress.epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.trainer.progress.step
+
+    @property
+    def global_rank(self) -> int:
+        """The rank of this process."""
+        return self.trainer.world.rank
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        sync_dist: bool = False,
+        reduce_fx: str = "mean",
+        batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
+    ) -> None:
+        """Log a number, a tensor of one number, or a torchmetrics metric.
+
+        Args:
+            name: such as "train/loss".
+            value: what to log.
+            on_step: a value for this batch; the default while training. With on_epoch too, the step's is called
+                "..._step" and the epoch's "..._epoch" as well. Of a metric it is that of the batch alone.
+            on_epoch: one value for the epoch; the default while validating and testing.
+            prog_bar: show it in the progress bar.
+            sync_dist: reduce it over the ranks; a metric always is.
+            reduce_fx: how batches become an epoch: mean (weighted by samples), sum, min or max.
+            batch_size: samples in this batch; taken from the batch's first tensor if not given.
+            add_dataloader_idx: where several loaders are evaluated, each has a value of its own:
+                "val/loss/dataloader_idx_1". False: one value over all of them.
+        """
+        logged = self._trainer[0].logged
+        if logged.is_heard:
+            asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx)
+            logged.log(asked, value, batch_size)
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several values with the same options."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    def optimizers(self) -> Any:
+        """Return the optimizer, or the list of them, for manual optimization."""
+        optimizers = self.trainer.optimizers
+        return optimizers[0] if len(optimizers) == 1 else optimizers
+
+    def lr_schedulers(self) -> Any:
+        """Return the scheduler, the list of them, or None."""
+        schedulers = [config.scheduler for config in self.trainer.schedulers]
+        return schedulers[0] if len(schedulers) == 1 else schedulers or None
+
+    def manual_backward(self, loss: Tensor) -> None:
+        """Run the backward pass of `loss` and average gradients over the ranks."""
+        self.trainer.check_finite(loss)
+        self.trainer.precision.backward(loss)
+        self.trainer.strategy.reduce_gradients(self.parameters())
+
+    def save_hyperparameters(self, *, ignore: tuple[str, ...] = ()) -> None:
+        """Keep this module's constructor arguments as `self.hparams`; call it in `__init__`.
+
+        `load_from_checkpoint` builds the module from them.
+        """
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame else None
+        if caller is None:
+            raise RuntimeError("save_hyperparameters must be called in a module's __init__")
+        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        self.hparams = {n: caller.f_locals[n] for n in names if n in caller.f_locals and n not in ignore}
+
+    @classmethod
+    def load_from_checkpoint(cls, path: str, **arguments: Any) -> Self:
+        """Return a module with the weights in `path` (a run's `best` or `last` folder, any fsspec URL).
+
+        Args:
+            path: the folder of weights.
+            arguments: constructor arguments that override the saved ones.
+        """
+        from midstride.engine.snapshots.weights import weights_at
+
+        weights = weights_at(path)
+        missing = [name for name in weights.facts.get("hparams_left_out", []) if name not in arguments]
+        if missing:
+            raise UserError(f"{path} could not keep the arguments {missing} of {cls.__name__}: pass them here.")
+        module = cls(**{**weights.facts.get("hparams", {}), **arguments})
+        module.load_state_dict(weights.state_dict)
+        return module
+
+
+class DataModule:
+    """The data of a run: where they come from and how they are read.
+
+    `prepare_data` runs once, in one process; `setup` runs in every rank.
+    """
+
+    def prepare_data(self) -> None:
+        """Download or make the data; must be idempotent."""
+
+    def setup(self, stage: str) -> None:
+        """Build data sets for `stage`: "fit", "validate", "test" or "predict"."""
+
+    def teardown(self, stage: str) -> None:
+        """Let go of what `setup` took."""
+
+    def train_dataloader(self) -> Any:
+        """Return the training loader."""
+        return None
+
+    def val_dataloader(self) -> Any:
+        """Return the validation loader, or a list of them."""
+        return None
+
+    def test_dataloader(self) -> Any:
+        """Return the test loader, or a list of them."""
+        return None
+
+    def predict_dataloader(self) -> Any:
+        """Return the loader to predict on, or a list of them."""
+        return None
+
+
+def ensure_module(module: object, verb: str) -> None:
+    """Refuse what `verb` of a Trainer cannot be done to.
+
+    Raises:
+        UserError: `module` is no TrainingModule, or the class of one.
+    """
+    if isinstance(module, type):
+        raise UserError(f"{verb} was given the class {module.__name__}: give an instance, {module.__name__}(...)")
+    if not isinstance(module, TrainingModule):
+        raise UserError(f"{verb} was given a {type(module).__name__}: derive it from TrainingModule")

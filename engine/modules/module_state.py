@@ -1,0 +1,115 @@
+"""What a user's module carries besides weights and attributes: other buffers, and which parts of it train."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.training.checkpointing.world_size import of_first
+
+if TYPE_CHECKING:
+    from midstride.engine.modules.module import TrainingModule
+
+__all__ = ["Buffers", "Modes"]
+
+log = logging.getLogger(__name__)
+
+
+class Buffers:
+    """The buffers of a module that its own state leaves out (`persistent=False`): training may change those too."""
+
+    def __init__(self, module: "TrainingModule") -> None:
+        self._module = module
+        self._built = frozenset(self._filled())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return those that are filled, by name, and None for those that training emptied."""
+        filled = self._filled()
+        return {**filled, **dict.fromkeys(sorted(self._built - filled.keys()))}
+
+    def _filled(self) -> dict[str, Any]:
+        return {
+            f"{path}.{name}" if path else name: module._buffers[name]
+            for path, module in self._module.named_modules()
+            if not is_metric(module)  # those are kept by the strategy
+            for name in sorted(module._non_persistent_buffers_set)
+            if module._buffers.get(name) is not None
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Put them back, in place where they have the form they had: others may hold them too.
+
+        Some come up in training, as caches do: filled later than they are registered, or registered later.
+        """
+        held, modules = self._filled(), dict(self._module.named_modules())
+        new = [where for where in held if where in self._built and where not in state_dict]
+        gone = [where for where in state_dict if where.rpartition(".")[0] not in modules]
+        _tell("buffers", new, gone)
+        state_dict.update({where: held[where] for where in new})
+        for where in gone:
+            del state_dict[where]
+        for where in {**held, **state_dict}:
+            path, _, name = where.rpartition(".")
+            buffer, saved = held.get(where), state_dict.get(where)
+            if buffer is not None and saved is not None and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype):
+                buffer.detach().copy_(saved)
+            else:
+                value = None if saved is None else saved.to(self._module.device)
+                self._module.get_submodule(path).register_buffer(name, value, persistent=False)
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's, with a warning where others differ."""
+        return dict(of_first("a buffer that is not persistent", states))
+
+
+class Modes:
+    """Which submodules are in training mode, and which parameters collect gradients."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._held: dict[str, bool] | None = None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the module into evaluation, and back; a snapshot taken within holds what it goes back to."""
+        self._held = self._training()
+        self._module.eval()
+        try:
+            yield
+        finally:
+            self._set(self._held)
+            self._held = None
+
+    def _training(self) -> dict[str, bool]:
+        return {name: module.training for name, module in self._module.named_modules()}
+
+    def _set(self, training: dict[str, bool]) -> None:
+        for name, module in self._module.named_modules():
+            module.training = training.get(name, module.training)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both, by name."""
+        return {
+            "training": self._training() if self._held is None else self._held,
+            "requires_grad": {name: parameter.requires_grad for name, parameter in self._module.named_parameters()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take both back; a submodule that the code builds since is as built."""
+        training, built = state_dict["training"], self._training()
+        new, gone = [name for name in built if name not in training], [name for name in training if name not in built]
+        _tell("submodules", new, gone)
+        self._set(training)
+        state_dict["training"] = self._training()
+        for name, parameter in self._module.named_parameters():
+            parameter.requires_grad_(state_dict["requires_grad"][name])
+
+
+def _tell(what: str, new: Sequence[str], gone: Sequence[str]) -> None:
+    """Say what the code builds otherwise than that of the snapshot's life."""
+    lines = {"new, and as built": new, "gone, and dropped": gone}
+    if said := [f"{line}: {', '.join(names)}" for line, names in lines.items() if names]:
+        log.warning("the code builds other %s than those the snapshot is of: %s", what, "; ".join(said))

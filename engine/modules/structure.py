@@ -1,0 +1,136 @@
+"""What a module has come to consist of since it was built: layers, parameters and buffers that came up in training."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.errors import UserError
+from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.objects.containers import MISSING
+from midstride.engine.objects.filling import Filling
+from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.object_state import module_anchors
+
+__all__ = ["Structure"]
+
+log = logging.getLogger(__name__)
+
+
+class Structure:
+    """How a module differs from what every life builds; given back before its weights are.
+
+    Args:
+        module: as it was built.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+        self._forms = {name: _form(tensor) for name, tensor in _tensors(module).items()}
+        self._modules = dict(module.named_modules())
+        self._told: set[str] = set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return new modules, and parameters and buffers that are new or have another form; nothing if all is as built.
+
+        Raises:
+            UserError: a parameter is gone: its optimizer would find another one in the next life.
+        """
+        modules = dict(self._module.named_modules())
+        new = [path for path in modules if path not in self._modules and path.rpartition(".")[0] in self._modules]
+        state: dict[str, Any] = {}
+        if new:
+            state["modules"] = self._described({path: modules[path] for path in new})
+        tensors = {n: t for n, t in _tensors(self._module).items() if _owner(n) in self._modules}
+        changed = {name: tensor for name, tensor in tensors.items() if self._forms.get(name) != _form(tensor)}
+        if changed:
+            state["tensors"] = {name: _described(tensor) for name, tensor in changed.items()}
+        if gone := [name for name, form in self._forms.items() if name not in tensors and form[0] == "parameter"]:
+            raise UserError(
+                f"the parameter {gone[0]} was there when training began and is gone: no other life can take its "
+                "optimizer's state to where it went. Change the module's parameters (pruning, parametrizations, "
+                "replaced layers) in __init__, setup or on_fit_start, which every life calls."
+            )
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Let the module consist of what it did; the values are given back after it."""
+        if "modules" in state_dict:
+            self._rebuild(state_dict["modules"])
+        for name, form in state_dict.get("tensors", {}).items():
+            owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
+            value = torch.zeros(form["shape"], dtype=form["dtype"], device=self._device)
+            held = _tensors(self._module).get(name)
+            if held is not None and _form(held) == _form(value, form["kind"]):
+                continue
+            if form["kind"] == "buffer":
+                owner._buffers[attribute] = value
+                owner._non_persistent_buffers_set.discard(attribute)
+            elif held is None:
+                owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
+            else:
+                held.data = value
+
+    def _described(self, modules: dict[str, nn.Module]) -> dict[str, Any]:
+        walk = self._walk()
+        nodes = {path: walk.node(module, f"structure/{path}") for path, module in modules.items()}
+        if lost := [path for path in [*walk.opaque, *walk.constants] if path not in self._told]:
+            self._told.update(lost)
+            log.warning(
+                "%s came up in training and holds what no snapshot can (%s): a resumed run could not build it again. "
+                "Make it in __init__",
+                *(", ".join(modules), ", ".join(lost[:3])),
+            )
+        return nodes
+
+    def _walk(self) -> GraphWalk:
+        """Return a walk that knows what was built."""
+        anchors = {n: v for n, v in module_anchors(self._module).items() if _is_built(n, v, self._modules)}
+        tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
+        return GraphWalk({id(value): name for name, value in anchors.items()}, tensors)
+
+    def _rebuild(self, nodes: dict[str, Any]) -> None:
+        for path, node in nodes.items():
+            owner, name = self._module.get_submodule(_owner(path)), path.rpartition(".")[2]
+            if name in owner._modules and owner._modules[name] is not None:
+                continue
+            filling = Filling(GraphWalk({}, {}), module_anchors(self._module), self._device)
+            made = filling.put(node, MISSING, f"structure/{path}")
+            if not isinstance(made, nn.Module):
+                raise UserError(
+                    f"the module {path}, a {node.kind}, came up in training, and this life cannot build it: its class "
+                    "is not to be found. Make it in __init__, or define the class at the top of a file."
+                )
+            vars(owner).pop(name, None)
+            owner._modules[name] = made.to(self._device)
+
+
+def _is_built(name: str, value: object, modules: dict[str, nn.Module]) -> bool:
+    kind, _, path = name.partition(" ")
+    return (path if kind == "module" else _owner(path)) in modules
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name, those of metrics left out."""
+    return {
+        f"{path}.{name}" if path else name: tensor
+        for path, part in module.named_modules()
+        if not is_metric(part)
+        for kind in (part._parameters, part._buffers)
+        for name, tensor in kind.items()
+        if tensor is not None and name not in part._non_persistent_buffers_set
+    }
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:
+    return kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer"), tensor.shape, tensor.dtype
+
+
+def _described(tensor: Tensor) -> dict[str, Any]:
+    kind, shape, dtype = _form(tensor)
+    return {"kind": kind, "shape": list(shape), "dtype": dtype, "requires_grad": tensor.requires_grad}

@@ -1,0 +1,102 @@
+"""What the code of a life builds, beside what that of the snapshot's life built: it may have been mended since."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from midstride.engine.objects.node_writers import PLAIN, step
+from midstride.engine.state.nodes import Instance
+
+__all__ = ["Built", "CodeChange", "built_by"]
+
+#: path of an object -> its attributes, each with its value if it is plain, or what kind of thing it is
+Built = dict[str, dict[str, str]]
+_CODE = ("function", "method")
+
+
+def built_by(nodes: Mapping[str, Any], path: str) -> Built:
+    """Return what the attributes at `path`, of which `nodes` are the nodes, and the objects in them are built with."""
+    built = {path: {name: _brief(node) for name, node in nodes.items()}}
+    for name, node in nodes.items():
+        built.update(_inside(node, step(path, name)))
+    return built
+
+
+def _inside(node: Any, path: str) -> Iterator[tuple[str, dict[str, str]]]:
+    if isinstance(node, Instance) and node.form == "object":
+        yield from built_by(node.state["attributes"], path).items()
+    elif isinstance(node, dict):
+        for key, part in node.items():
+            yield from _inside(part, step(path, key))
+    elif isinstance(node, (list, tuple, deque)) and not PLAIN.issuperset(map(type, node)):
+        for index, part in enumerate(node):
+            yield from _inside(part, f"{path}/{index}")
+
+
+def _brief(node: Any) -> str:
+    if isinstance(node, Instance):
+        return node.kind
+    return repr(node)[:100] if type(node) in PLAIN else type(node).__name__
+
+
+@dataclass
+class CodeChange:
+    """How the code that built a life differs from that of the snapshot which it goes on from.
+
+    Args:
+        now: what this life built.
+        then: what the snapshot's life built; empty if the snapshot does not say.
+    """
+
+    now: Built = field(default_factory=dict)
+    then: Built = field(default_factory=dict)
+    #: what this life makes of it: by what is said of them, the attributes
+    found: dict[str, list[str]] = field(default_factory=dict)
+
+    def adds(self, path: str, name: str) -> bool:
+        """Return whether an attribute that the snapshot lacks is one that the code builds since."""
+        is_new = bool(self.then) and name in self.now.get(path, {}) and name not in self.then.get(path, {})
+        return is_new and self._note("new, and as built", step(path, name) if path in self.then else path)
+
+    def drops(self, path: str, name: str) -> bool:
+        """Return whether an attribute that the snapshot holds is one that the code builds no more."""
+        is_gone = path in self.now and name not in self.now[path] and name in self.then.get(path, {})
+        return is_gone and self._note("gone, and dropped", step(path, name))
+
+    def replaces(self, path: str, name: str, saved: Any) -> bool:
+        """Return whether the code builds an attribute otherwise that training left alone; said, where it is a value.
+
+        A function is code, and the new one holds. A value may be of a clock or of chance, and the snapshot's holds.
+        """
+        then, now = self.then.get(path, {}).get(name), self.now.get(path, {}).get(name)
+        if then is None or now is None or now == then or _brief(saved) != then:
+            return False
+        if isinstance(saved, Instance) and saved.form in _CODE:
+            return self._note("built otherwise, and the new one holds", f"{step(path, name)} ({then}, now {now})")
+        if type(saved) in PLAIN:
+            self._note("built otherwise, and the snapshot's holds", f"{step(path, name)} ({then}, now {now})")
+        return False
+
+    def lose(self, path: str) -> None:
+        """Note that nothing is there now of an object that the snapshot holds attributes of."""
+        self._note("gone, and dropped", path)
+
+    def _note(self, what: str, which: str) -> bool:
+        lines = self.found.setdefault(what, [])
+        if which not in lines:
+            lines.append(which)
+        return True
+
+    def after(self, saved: Mapping[str, Any]) -> Built:
+        """Return what the run's code builds from here on; `saved` are the attributes of the snapshot by path.
+
+        An attribute that training set is none, even where this life finds it on an object that trained before.
+        """
+        late = {
+            (path, name) for path, names in saved.items() for name in names if name not in self.then.get(path, {name})
+        }
+        return {
+            path: {name: brief for name, brief in built.items() if (path, name) not in late}
+            for path, built in self.now.items()
+        }

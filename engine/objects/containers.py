@@ -1,0 +1,146 @@
+"""How values, tensors and containers are put back: a filler for each type of node."""
+
+import itertools
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.objects.node_writers import PLAIN, step
+from midstride.engine.state.nodes import Instance, Same, View
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.filling import Filling
+
+__all__ = ["KINDS", "MISSING", "fill_dict", "items_of", "made_by_function", "on_device"]
+
+#: stands for what a live object does not have
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
+
+
+def _same(filling: "Filling", node: Same, live: Any, path: str) -> Any:
+    found = filling.find(node.path)
+    return filling.give_up(path, f"the same as {node.path}", live) if found is MISSING else found
+
+
+def _view(filling: "Filling", node: View, live: Any, path: str) -> Any:
+    base: Any = filling.find(node.of)
+    if not isinstance(base, Tensor):
+        return filling.give_up(path, f"a view of {node.of}", live)
+    view = base.detach().as_strided(node.shape, node.strides, base.storage_offset() + node.offset)
+    if isinstance(live, Tensor) and _is_same_view(live, view):
+        return filling.set(live, path)
+    return filling.set(view, path)
+
+
+def _is_same_view(a: Tensor, b: Tensor) -> bool:
+    alike = (a.shape, a.dtype, a.layout) == (b.shape, b.dtype, b.layout)
+    return alike and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
+
+
+def _tensor(filling: "Filling", node: Tensor, live: Any, path: str) -> Any:
+    if filling.use(live, path, fits=filling.takes(live, node)):
+        with torch.no_grad():
+            live.detach().copy_(node)
+        return live
+    return filling.set(node, path)
+
+
+def on_device(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    """Put back a tensor that was on an accelerator."""
+    value = node.state["value"]
+    if filling.use(live, path, fits=filling.takes(live, value)):
+        with torch.no_grad():
+            live.detach().copy_(value)
+        return live
+    return filling.set(value.to(filling.device), path)
+
+
+def _array(filling: "Filling", node: Any, live: Any, path: str) -> Any:
+    fits = isinstance(live, np.ndarray) and (live.dtype, live.shape) == (node.dtype, node.shape)
+    if filling.use(live, path, fits=fits and live.flags.writeable):
+        live[...] = node
+        return live
+    return filling.set(node, path)
+
+
+def _list(filling: "Filling", node: list[Any], live: Any, path: str) -> Any:
+    before = list(live) if type(live) is list else []
+    target = live if filling.use(live, path, fits=type(live) is list) else filling.set([], path)
+    target[:] = items_of(filling, node, before, path)
+    return target
+
+
+def items_of(filling: "Filling", nodes: Any, before: Any, path: str) -> list[Any]:
+    """Return the items that `nodes` describe, each filled in the one that stood at its place before."""
+    if PLAIN.issuperset(map(type, nodes)):
+        return list(nodes)
+    padded = itertools.chain(before, itertools.repeat(MISSING))
+    pairs = enumerate(zip(nodes, padded, strict=False))
+    return [filling.put(node, live, f"{path}/{index}") for index, (node, live) in pairs]
+
+
+def _tuple(filling: "Filling", node: tuple[Any, ...], live: Any, path: str) -> Any:
+    before = live if type(live) is tuple else ()
+    items = items_of(filling, node, before, path)
+    unchanged = len(before) == len(items) and all(map(lambda a, b: a is b, before, items))
+    return before if unchanged else tuple(items)
+
+
+def _deque(filling: "Filling", node: deque[Any], live: Any, path: str) -> Any:
+    before = list(live) if type(live) is deque else []
+    fits = type(live) is deque and live.maxlen == node.maxlen
+    target = live if filling.use(live, path, fits=fits) else filling.set(deque(maxlen=node.maxlen), path)
+    items = items_of(filling, node, before, path)
+    target.clear()
+    target.extend(items)
+    return target
+
+
+def _dict(filling: "Filling", node: dict[Any, Any], live: Any, path: str) -> Any:
+    fits = type(live) is type(node)
+    if fits and isinstance(node, defaultdict):
+        fits = live.default_factory is node.default_factory
+    made = defaultdict(node.default_factory) if isinstance(node, defaultdict) else type(node)()
+    before = dict(live) if isinstance(live, dict) else {}
+    target = live if filling.use(live, path, fits=fits) else filling.set(made, path)
+    fill_dict(filling, node, target, before, path)
+    return target
+
+
+def fill_dict(filling: "Filling", node: dict[Any, Any], target: Any, before: dict[Any, Any], path: str) -> None:
+    """Let `target` hold what `node` describes, in its order, each value filled in the one its key had before."""
+    by_place = list(before)
+    pairs = []
+    for place, (key, part) in enumerate(node.items()):
+        found = filling.put(key, MISSING, f"{path} (a key)") if not _is_unknown_key(filling, key) else None
+        if found is None and key is not None:  # only the live object knows it
+            found = by_place[place] if place < len(by_place) else None
+        pairs.append((found, filling.put(part, before.get(found, MISSING), step(path, found))))
+    dict.clear(target) if not hasattr(target, "move_to_end") else target.clear()
+    for key, value in pairs:
+        target[key] = value
+
+
+def _is_unknown_key(filling: "Filling", key: Any) -> bool:
+    return isinstance(key, Same) and filling.find(key.path) is MISSING
+
+
+def made_by_function(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    """Fill a defaultdict whose factory is a function, which only the live one has."""
+    if type(live) is not defaultdict or not filling.use(live, path, fits=True):
+        return filling.give_up(path, node.kind, live)
+    fill_dict(filling, node.state["items"], live, dict(live), path)
+    return live
+
+
+KINDS: dict[type, Callable[["Filling", Any, Any, str], Any]] = {
+    **{Same: _same, View: _view, list: _list, tuple: _tuple, deque: _deque, np.ndarray: _array},
+    **dict.fromkeys((Tensor, nn.Parameter, nn.Buffer), _tensor),
+}
+for _kind in ("dict", "OrderedDict", "Counter", "defaultdict"):
+    KINDS[getattr(sys.modules["collections"], _kind, dict)] = _dict

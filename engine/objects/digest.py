@@ -1,0 +1,126 @@
+"""The portrait of a life at its end: everything its module, its data, their classes and their files' globals hold.
+
+What differs between two portraits is where a life kept what no snapshot holds.
+"""
+
+import inspect
+import io
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from midstride.engine.code_origin import is_users
+from midstride.engine.objects.generators import Generator, get_state
+
+__all__ = ["beside", "compared", "lines_of", "portrait"]
+
+DEPTH = 5
+_WHOLE_BYTES = 1 << 26
+_INTERNAL = frozenset(vars(nn.Module())) | {"_trainer"}
+
+
+def portrait(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
+    """Return what can be said in a line of every attribute, by name."""
+    lines: dict[str, str] = {}
+    seen: dict[int, object] = {}  # objects, kept so that no other takes the place of one that is gone
+    others = ((type(callback).__name__, callback) for callback in callbacks)
+    for name, root in (("module", module), ("data", data), *others):
+        lines.update(_walk(name, root, DEPTH, seen))
+    for name, value in beside(list(seen.values())):
+        lines.update(_walk(name, value, 2, seen))
+    return lines
+
+
+def beside(objects: Iterable[object]) -> Iterator[tuple[str, object]]:
+    """Yield what the user's classes of `objects` hold, and the globals of their files, by name."""
+    kinds = {kind for value in objects for kind in type(value).__mro__ if is_users(kind)}
+    for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
+        for name, value in vars(kind).items():
+            if not name.startswith("__") and _is_data(value):
+                yield f"class {kind.__qualname__}: {name}", value
+    for file in sorted({kind.__module__ for kind in kinds} & set(sys.modules)):
+        for name, value in vars(sys.modules[file]).items():
+            if not name.startswith("_") and _is_data(value):
+                yield f"global {file}.{name}", value
+
+
+def lines_of(name: str, value: object) -> dict[str, str]:
+    """Return what can be said in a line of each part of `value`, by name."""
+    return dict(_walk(name, value, 3, {}))
+
+
+def compared(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) -> list[str]:
+    """Return what differs, a line each."""
+    names = [name for name in undisturbed if undisturbed[name] != resumed.get(name)]
+    return [f"{name}: {resumed.get(name, 'missing')} resumed, {undisturbed[name]} undisturbed" for name in names]
+
+
+def _is_data(value: object) -> bool:
+    return not (callable(value) or inspect.ismodule(value) or inspect.isdatadescriptor(value) or _is_wrapper(value))
+
+
+def _is_wrapper(value: object) -> bool:
+    return isinstance(value, (classmethod, staticmethod, property))
+
+
+def _walk(name: str, value: Any, depth: int, seen: dict[int, object]) -> Iterator[tuple[str, str]]:
+    if (told := _told(value)) is not None:
+        yield name, told
+    elif id(value) not in seen and depth:
+        seen[id(value)] = value
+        for part, item in itertools.islice(_parts(value), 1000):
+            yield from _walk(name + part, item, depth - 1, seen)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what `value` consists of, and how each part is reached from it."""
+    if isinstance(value, nn.Module):
+        for path, part in value.named_modules():
+            prefix = f".{path}." if path else "."
+            yield from ((prefix + key, item) for key, item in vars(part).items() if key not in _INTERNAL)
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield " holds", f"{len(value)} items"
+        yield from ((f"[{place}]", item) for place, item in enumerate(value))
+    elif _is_data(value) and hasattr(value, "__dict__"):
+        yield from ((f".{key}", item) for key, item in vars(value).items())
+
+
+def _told(value: Any) -> str | None:
+    """Return what `value` is in a few words; None if only its parts can be told."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(value, (Tensor, np.ndarray)):
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"{kind}{list(value.shape)} {_short(_content(value))}"
+    if isinstance(value, (set, frozenset)):
+        return f"{len(value)} items" + (f" {sorted(map(repr, value))}" if len(value) <= 5 else "")
+    if isinstance(value, io.IOBase):
+        return "closed" if value.closed else f"at byte {value.tell()}" if value.seekable() else "open"
+    if isinstance(value, Generator):
+        state = get_state(value)
+        return f"{type(value).__name__} in state {_short(repr(state.tolist() if isinstance(state, Tensor) else state))}"
+    if isinstance(value, itertools.count) or hasattr(value, "__length_hint__"):
+        return repr(value) if isinstance(value, itertools.count) else f"{value.__length_hint__()} items left"
+    return None
+
+
+def _content(value: Any) -> bytes:
+    """Return the bytes of a tensor or array; of a large one, of some of its elements."""
+    if value.nbytes > _WHOLE_BYTES:
+        value = value.reshape(-1)[:: -(-value.nbytes // _WHOLE_BYTES)]
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return bytes(value.tobytes())
+
+
+def _short(content: str | bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(content.encode() if isinstance(content, str) else content)[:6]

@@ -1,0 +1,94 @@
+"""Filling: the nodes that a `GraphWalk` made, put back into live objects.
+
+Containers, tensors, generators and objects are filled in place, so that whoever else holds them (a data set, a hook's
+closure, a view of weights) holds what training goes on with. A live object is used for one place only: what was apart
+when the snapshot was taken stays apart, and what was shared is shared again.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from midstride.engine.objects.code_changes import CodeChange
+from midstride.engine.objects.containers import KINDS, MISSING
+from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.instances import FORMS
+from midstride.engine.objects.node_writers import PLAIN, kind_name
+from midstride.engine.state.nodes import Instance
+
+__all__ = ["Filling"]
+
+
+class Filling:
+    """One pass over nodes and the live objects that stand at the same places.
+
+    Args:
+        walk: of the live objects as they are.
+        anchors: what other parts of the state keep, by name.
+        device: where tensors belong that were on an accelerator and have no live one to be copied to.
+        change: how the code that built the live objects differs from that of the snapshot; None if it does not.
+    """
+
+    def __init__(
+        self, walk: GraphWalk, anchors: Mapping[str, object], device: torch.device, change: CodeChange | None = None
+    ) -> None:
+        self._walk, self.device = walk, device
+        self.change = CodeChange() if change is None else change
+        self._known = {**{path: value for path, value in walk.seen.values()}, **anchors}
+        self._made: dict[str, object] = {}
+        self._used: dict[int, object] = {id(value): value for value in anchors.values()}
+        self._memory: dict[tuple[str, int], int] = {}
+        self.stale: dict[str, str] = {}  #: what could not be brought back, by path, and why
+        self.reordered: list[str] = []  #: sets that iterate in another order now
+
+    def put(self, node: Any, live: Any, path: str) -> Any:
+        """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible."""
+        kind = type(node)
+        if kind in PLAIN:
+            return node
+        if kind is Instance:
+            return FORMS[node.form](self, node, live, path)
+        filler = KINDS.get(kind)
+        return node if filler is None else filler(self, node, live, path)
+
+    def skip(self, node: Any, path: str) -> None:
+        """Make what `node` says for those that share it, while nothing is set at `path`."""
+        stale = dict(self.stale)
+        self.put(node, MISSING, path)
+        self.stale = stale
+
+    def use(self, live: Any, path: str, *, fits: bool) -> bool:
+        """Return whether `live` is to be filled as what stands at `path`: it fits, and nothing else claimed it."""
+        free = fits and id(live) not in self._used
+        if free:
+            self.set(live, path)
+        return free
+
+    def takes(self, live: Any, node: Tensor) -> bool:
+        """Return whether the tensor `live` can take the values of `node`, and shares memory with the same others."""
+        if not isinstance(live, Tensor) or live.is_inference() or live.layout != torch.strided:
+            return False
+        overlaps = any(stride == 0 and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True))
+        if overlaps or (live.shape, live.dtype, live.layout) != (node.shape, node.dtype, node.layout):
+            return False
+        if self._walk.base_of(live) is not None:  # a parameter's memory, and the node is apart from it
+            return False
+        ours, theirs = live.untyped_storage().data_ptr(), node.untyped_storage().data_ptr()
+        pairs = ("live", ours, theirs), ("saved", theirs, ours)
+        return not live.numel() or all(self._memory.setdefault((side, a), b) == b for side, a, b in pairs)
+
+    def set(self, value: Any, path: str) -> Any:
+        """Note that `value` stands at `path`, and return it."""
+        self._used[id(value)] = self._made[path] = value
+        return value
+
+    def find(self, name: str) -> Any:
+        """Return the object that stands at a path of this tree, or is kept by another part; MISSING if none does."""
+        return self._made.get(name, self._known.get(name, MISSING))
+
+    def give_up(self, path: str, was: str, live: Any) -> Any:
+        """Note that what stood at `path` cannot be brought back; return what stays there."""
+        self.stale[path] = f"{was}, now {'missing' if live is MISSING else kind_name(type(live))}"
+        return None if live is MISSING else live

@@ -1,0 +1,77 @@
+"""The object graph: what a run's state is made of beyond weights, taken once, by identity.
+
+A walk begins at roots (attributes of modules, callbacks, data) and describes every object it meets as a node: plain
+values and containers of the types they have, everything else as an `Instance`. An object met again, or kept by another
+part of the state (a parameter, a submodule, the trainer), becomes a `Same`: written once, shared again on resume.
+What no file can hold becomes an opaque instance, of which only the kind is known.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from midstride.engine.objects.node_writers import PLAIN, has_memory, is_large, kind_name, step, writer_of
+from midstride.engine.state.nodes import Instance, Same, View
+
+__all__ = ["GraphWalk"]
+
+
+class GraphWalk:
+    """One walk over live objects.
+
+    Args:
+        anchors: id of what other parts of the state keep -> its name.
+        tensors: parameters and buffers by name; what lies in their memory becomes a `View`.
+    """
+
+    def __init__(self, anchors: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
+        self.anchors, self._tensors = anchors, tensors
+        #: whether what is large is left out, as data are
+        self.is_small = False
+        self._storages: dict[int, str] | None = None
+        self.seen: dict[int, tuple[str, object]] = {}
+        self.opaque: dict[str, object] = {}  #: what no file can hold, by path
+        self.constants: dict[str, str] = {}  #: functions, classes and the like, by path
+        self.large: dict[str, object] = {}  #: what was left out because it is large
+
+    def node(self, value: Any, path: str) -> Any:
+        """Return the node of `value`, which stands at `path`."""
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        if (name := self.anchors.get(id(value))) is not None:
+            return Same(name)
+        if (met := self.seen.get(id(value))) is not None:
+            return Same(met[0])
+        if self.is_small and is_large(value):
+            self.meet(value, path)
+            self.large[path] = value
+            return Instance("large", kind_name(kind))
+        return writer_of(kind)(self, value, path)
+
+    def meet(self, value: object, path: str) -> None:
+        """Note that `value` stands at `path`; it stays alive until the walk ends, so that no id is used twice."""
+        self.seen[id(value)] = path, value
+
+    def attributes(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Return the nodes of attributes, in an order that does not depend on when each was set."""
+        return {
+            name: value if type(value := values[name]) in PLAIN else self.node(value, step(path, name))
+            for name in sorted(values)
+        }
+
+    def base_of(self, tensor: Tensor) -> str | None:
+        """Return the name of the parameter or buffer in whose memory `tensor` lies."""
+        if self._storages is None:
+            strided = {name: t for name, t in self._tensors.items() if has_memory(t)}
+            self._storages = {t.untyped_storage().data_ptr(): name for name, t in strided.items()}
+        return self._storages.get(tensor.untyped_storage().data_ptr()) if has_memory(tensor) else None
+
+    def view(self, tensor: Tensor) -> View | None:
+        """Return how `tensor` lies in a parameter's memory, if it does."""
+        name = self.base_of(tensor)
+        if name is None or self._tensors[name].dtype != tensor.dtype:
+            return None
+        offset = int(tensor.storage_offset()) - int(self._tensors[name].storage_offset())
+        return View(name, tuple(tensor.shape), tensor.stride(), offset) if offset >= 0 else None

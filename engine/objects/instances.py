@@ -1,0 +1,241 @@
+"""How instances are put back: a filler for each form of node."""
+
+import itertools
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable
+from datetime import date, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from functools import partial
+from pathlib import PosixPath
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import numpy as np
+import torch
+from torch import nn
+
+from midstride.engine.code_origin import is_users
+from midstride.engine.objects.containers import MISSING, fill_dict, items_of, made_by_function, on_device
+from midstride.engine.objects.generators import Generator, set_state
+from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.node_writers import attributes_of, kind_name, step
+from midstride.engine.state.nodes import Instance, fill_set
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.filling import Filling
+
+__all__ = ["FORMS"]
+
+_VALUES: dict[str, Callable[..., Any]] = {
+    **{kind_name(kind): kind for kind in (range, slice, Decimal, Fraction, PosixPath, timedelta, date, UUID)}
+}
+_GENERATORS: dict[str, Callable[[], Any]] = {
+    **{kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState)},
+    kind_name(np.random.Generator): np.random.default_rng,
+}
+
+
+def _set(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    items = node.state["items"]
+    if isinstance(live, (set, frozenset)) and list(live) == items and kind_name(type(live)) == node.kind:
+        return live
+    is_set = node.kind == "builtins:set"
+    target: set[Any] = live if is_set and filling.use(live, path, fits=type(live) is set) else set()
+    if not fill_set(target, items):
+        filling.reordered.append(path)
+    return filling.set(target if is_set else frozenset(target), path)
+
+
+def _generator(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    if not filling.use(live, path, fits=isinstance(live, Generator) and node.kind in ("", kind_name(type(live)))):
+        if node.kind not in _GENERATORS:
+            return filling.give_up(path, node.kind, live)
+        live = filling.set(_GENERATORS[node.kind](), path)
+    set_state(live, node.state["state"])
+    if "spawned" in node.state:
+        bits = live.bit_generator
+        seeds = bits.seed_seq
+        spawned = {"pool_size": seeds.pool_size, "n_children_spawned": node.state["spawned"]}
+        bits.__setstate__((bits.state, np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key, **spawned)))
+    return live
+
+
+def _function(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    if not isinstance(live, types.FunctionType) or f"{live.__module__}:{live.__qualname__}" != node.kind:
+        return filling.give_up(path, node.kind, live)
+    filling.set(live, path)
+    cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))
+    for name, part in node.state.get("cells", {}).items():
+        cell = cells.get(name, types.CellType())
+        before = cell.cell_contents if cell != types.CellType() else MISSING
+        after = filling.put(part, before, step(path, name))
+        if after is not before:
+            cell.cell_contents = after
+    return live
+
+
+def _method(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    is_method = isinstance(live, types.MethodType)
+    owner = filling.put(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
+    name = node.kind.rpartition(".")[2]
+    if is_method and live.__name__ == name and live.__self__ is owner:
+        return live
+    function = getattr(type(owner), name, None)
+    if not isinstance(function, types.FunctionType):
+        return filling.give_up(path, node.kind, live)
+    return types.MethodType(function, owner)
+
+
+def _partial(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    fits = type(live) is partial
+    before = {name: getattr(live, name) if fits else MISSING for name in ("func", "args", "keywords")}
+    after = {name: filling.put(node.state[name], before[name], step(path, name)) for name in before}
+    if not callable(after["func"]):
+        return filling.give_up(path, node.kind, live)
+    if not filling.use(live, path, fits=fits):
+        return filling.set(partial(after["func"], *after["args"], **after["keywords"]), path)
+    live.__setstate__((after["func"], after["args"], after["keywords"], vars(live)))
+    return live
+
+
+def _count(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    if type(live) is itertools.count and list(live.__reduce__()[1]) == node.state["items"]:
+        return filling.set(live, path)
+    return filling.set(itertools.count(*node.state["items"]), path)
+
+
+def _cursor(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    fits = live is not MISSING and kind_name(type(live)) == node.kind
+    under = live.__reduce__()[1][0] if fits else MISSING
+    source = filling.put(node.state["of"], under, step(path, "of"))
+    if not (fits and source is under and filling.use(live, path, fits=True)):
+        live = filling.set(iter(source), path)
+    place = node.state["place"]
+    if place is None:
+        for _ in live:
+            pass
+    else:
+        live.__setstate__(place)
+    return live
+
+
+def _class(kind: str, live: Any, base: type) -> Any:
+    """Return the class called `kind`: that of the live object, or a loaded one of the user's; None if there is none."""
+    if live is not MISSING and kind_name(type(live)) == kind:
+        return type(live)
+    module, _, name = kind.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    known = isinstance(found, type) and issubclass(found, base)
+    return found if known and (is_users(found) or issubclass(found, nn.Module)) else None
+
+
+def _enum(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    kind = _class(node.kind, live, Enum)
+    if kind is None or node.state["name"] not in kind.__members__:
+        return filling.give_up(path, f"{node.kind}.{node.state['name']}", live)
+    return kind[node.state["name"]]
+
+
+def _named_tuple(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    kind = _class(node.kind, live, tuple)
+    if kind is None:
+        return filling.give_up(path, node.kind, live)
+    items = items_of(filling, node.state["items"], live if type(live) is kind else (), path)
+    if len(items) != len(kind._fields):
+        return filling.give_up(path, f"{node.kind} of {len(items)} fields", live)
+    return tuple.__new__(kind, items)
+
+
+def _value(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    if node.kind not in _VALUES:
+        return filling.give_up(path, node.kind, live)
+    return _VALUES[node.kind](*node.state["items"])
+
+
+def _object(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    if not filling.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
+        live = filling.set(_fresh(_class(node.kind, live, object)), path)
+        if live is None:
+            return filling.give_up(path, node.kind, MISSING)
+    _fill_attributes(filling, node.state["attributes"], live, path)
+    if "items" in node.state:
+        _fill_base(filling, node.state["items"], live, step(path, "items"))
+    return live
+
+
+def _fill_attributes(filling: "Filling", nodes: dict[str, Any], live: Any, path: str) -> None:
+    before = attributes_of(live)
+    for name, part in nodes.items():
+        if filling.change.drops(path, name) or filling.change.replaces(path, name, part):
+            filling.skip(part, step(path, name))
+            continue
+        after = filling.put(part, before.get(name, MISSING), step(path, name))
+        if after is not before.get(name, MISSING):
+            try:
+                _set_attribute(live, name, after)
+            except AttributeError:  # its class has no room for it, or a property there
+                filling.give_up(step(path, name), "set", MISSING)
+    for name in before.keys() - nodes.keys():
+        if not filling.change.adds(path, name):
+            object.__delattr__(live, name)
+
+
+def _fresh(kind: Any) -> Any:
+    """Return an object of `kind` on which no code of its class was run; None if there is no such class."""
+    if kind is None or kind.__new__ not in (object.__new__, list.__new__, dict.__new__, set.__new__, deque.__new__):
+        return None
+    made = kind.__new__(kind)
+    if isinstance(made, nn.Module):
+        nn.Module.__init__(made)
+    return made
+
+
+def _set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute past any `__setattr__`."""
+    if name in getattr(owner, "__dict__", {}) or isinstance(owner, nn.Module):
+        vars(owner)[name] = value
+    else:
+        object.__setattr__(owner, name, value)
+
+
+def _fill_base(filling: "Filling", node: Any, live: Any, path: str) -> None:
+    """Fill what an object of a class derived from a container contains."""
+    if isinstance(live, dict):
+        before = dict(live)
+        after: dict[Any, Any] = {}
+        fill_dict(filling, node, after, before, path)
+        dict.clear(live)
+        dict.update(live, after)
+    elif isinstance(live, set):
+        fill_set(live, items_of(filling, node, (), path))
+    elif isinstance(live, list):
+        list.__setitem__(live, slice(None), items_of(filling, node, list(live), path))
+    elif isinstance(live, deque):
+        items = items_of(filling, node, list(live), path)
+        deque.clear(live)
+        deque.extend(live, items)
+
+
+def _opaque(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    walk = GraphWalk({}, {})
+    if live is MISSING or walk.node(live, path) != node:
+        return filling.give_up(path, node.kind, live)
+    return filling.set(live, path)
+
+
+def _large(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+    return filling.give_up(path, node.kind, live) if live is MISSING else filling.set(live, path)
+
+
+FORMS: dict[str, Callable[["Filling", Instance, Any, str], Any]] = {
+    **{"object": _object, "generator": _generator, "set": _set, "function": _function, "method": _method},
+    **{"partial": _partial, "count": _count, "cursor": _cursor, "enum": _enum, "named tuple": _named_tuple},
+    **{"value": _value, "on device": on_device, "opaque": _opaque, "dict": made_by_function, "large": _large},
+}

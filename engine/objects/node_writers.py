@@ -1,0 +1,301 @@
+"""How each kind of object is described: a writer for each class, which returns its node."""
+
+import enum
+import itertools
+import logging
+import random
+import sys
+import types
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+from midstride.engine.code_origin import is_users, is_users_file
+from midstride.engine.objects.generators import get_state
+from midstride.engine.state.arrays import describe_dtype
+from midstride.engine.state.nodes import Instance, Same
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.graph import GraphWalk
+
+__all__ = ["INTERNAL", "PLAIN", "VALUES", "attributes_of", "has_memory", "is_large", "kind_name", "step", "writer_of"]
+
+#: values that never change, written as they are
+PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
+#: built by Python, and holding nothing but what their attributes say
+_NAMESPACES = frozenset({"types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"})
+#: of nn.Module's own attributes, those that hold state of a module that no other part keeps
+_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
+#: what is larger than this is data, which is watched and not written
+LARGE_BYTES, LARGE_ITEMS = 1 << 20, 1000
+#: what nn.Module keeps of its own
+INTERNAL = frozenset(vars(nn.Module()))
+_CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, weakref.ref, property)
+#: immutable values of the standard library -> what makes them anew
+VALUES: dict[str, Callable[[Any], list[Any]]] = {
+    "builtins:range": lambda value: [value.start, value.stop, value.step],
+    "builtins:slice": lambda value: [value.start, value.stop, value.step],
+    "decimal:Decimal": lambda value: [str(value)],
+    "fractions:Fraction": lambda value: [value.numerator, value.denominator],
+    "pathlib:PosixPath": lambda value: [str(value)],
+    "datetime:timedelta": lambda value: [value.days, value.seconds, value.microseconds],
+    "datetime:date": lambda value: [value.year, value.month, value.day],
+    "uuid:UUID": lambda value: [str(value)],
+}
+
+
+def step(path: str, key: object) -> str:
+    """Return the path of what stands at `key` of `path`."""
+    return f"{path}/{key if isinstance(key, str) and key.isidentifier() else repr(key)}"
+
+
+def kind_name(kind: type) -> str:
+    """Return what a class is called in a snapshot."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def attributes_of(value: object) -> dict[str, Any]:
+    """Return the attributes of an object by name, those in slots included; of a module, those that hold its state."""
+    found = {name: value for name, value in getattr(value, "__dict__", {}).items() if not _is_own(value)}
+    if isinstance(value, nn.Module):
+        internal = INTERNAL - _OF_MODULES
+        return {name: part for name, part in vars(value).items() if name not in internal}
+    for name in _slots(type(value)):
+        try:
+            found[name] = getattr(value, name)
+        except AttributeError:  # not set
+            continue
+    return found
+
+
+def is_large(value: Any) -> bool:
+    """Return whether `value` alone is so large that it is data rather than state."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return bool(value.nbytes > LARGE_BYTES)
+    return isinstance(value, (list, tuple, dict, set, frozenset, deque)) and len(value) > LARGE_ITEMS
+
+
+def _is_own(value: object) -> bool:
+    return type(value).__module__.startswith("midstride.engine")
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = [vars(base).get("__slots__", ()) for base in kind.__mro__[:-1]]
+    named = itertools.chain.from_iterable([slots] if isinstance(slots, str) else slots for slots in found)
+    return tuple(name for name in named if name not in ("__dict__", "__weakref__"))
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether `tensor` has strides in memory of its own or another's."""
+    return tensor.layout == torch.strided and type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and bool(tensor.numel())
+
+
+def _of(value: object, form: str, **state: Any) -> Instance:
+    """Return an instance of the class of `value`."""
+    return Instance(form, kind_name(type(value)), state)
+
+
+def _tensor(walk: "GraphWalk", value: Tensor, path: str) -> Any:
+    walk.meet(value, path)
+    if (view := walk.view(value)) is not None:
+        return view
+    plain = value.detach() if value.grad_fn is not None else value
+    if plain.is_quantized or plain.is_nested or plain.is_meta or plain.layout not in (torch.strided, torch.sparse_coo):
+        return _opaque(walk, value, path)
+    if plain.device.type != "cpu":
+        return Instance("on device", kind_name(type(value)), {"value": plain})
+    return plain
+
+
+def _array(walk: "GraphWalk", value: Any, path: str) -> Any:
+    if describe_dtype(value.dtype) is None:
+        return _opaque(walk, value, path)
+    walk.meet(value, path)
+    return value
+
+
+def _scalar(walk: "GraphWalk", value: Any, path: str) -> Any:
+    return value if describe_dtype(value.dtype) is not None else _opaque(walk, value, path)
+
+
+def _items(walk: "GraphWalk", values: Any, path: str) -> Iterator[Any]:
+    if PLAIN.issuperset(map(type, values)):
+        yield from values
+    else:
+        yield from (walk.node(value, f"{path}/{index}") for index, value in enumerate(values))
+
+
+def _list(walk: "GraphWalk", value: list[Any], path: str) -> Any:
+    walk.meet(value, path)
+    return list(_items(walk, value, path))
+
+
+def _tuple(walk: "GraphWalk", value: tuple[Any, ...], path: str) -> Any:
+    return tuple(_items(walk, value, path))
+
+
+def _deque(walk: "GraphWalk", value: deque[Any], path: str) -> Any:
+    walk.meet(value, path)
+    return deque(_items(walk, value, path), value.maxlen)
+
+
+def _dict(walk: "GraphWalk", value: dict[Any, Any], path: str) -> Any:
+    walk.meet(value, path)
+    made: Any = type(value)()
+    if isinstance(value, defaultdict) and isinstance(value.default_factory, type):
+        made = defaultdict(value.default_factory)
+    for key, part in value.items():
+        made[_key(walk, key, path)] = walk.node(part, step(path, key))
+    if isinstance(value, defaultdict) and made.default_factory is not value.default_factory:
+        return Instance("dict", kind_name(defaultdict), {"items": dict(made)})
+    return made
+
+
+def _key(walk: "GraphWalk", key: Any, path: str) -> Any:
+    node = walk.node(key, f"{path} (a key)")
+    if isinstance(node, Tensor) or (isinstance(node, Instance) and node.form not in ("enum", "value", "named tuple")):
+        walk.opaque[f"{path} (a key)"] = key
+        return Same(f"a key of {path}, {kind_name(type(key))} {len(walk.opaque)}")
+    return node
+
+
+def _set(walk: "GraphWalk", value: Any, path: str) -> Any:
+    if not all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
+        return _opaque(walk, value, path)
+    walk.meet(value, path)
+    return _of(value, "set", items=list(value))
+
+
+def _is_plain_tuple(value: Any) -> bool:
+    return type(value) is tuple and all(type(item) in PLAIN or _is_plain_tuple(item) for item in value)
+
+
+def _generator(walk: "GraphWalk", value: Any, path: str) -> Any:
+    walk.meet(value, path)
+    node = _of(value, "generator", state=get_state(value))
+    seeds: Any = getattr(getattr(value, "bit_generator", None), "seed_seq", None)
+    if isinstance(seeds, np.random.SeedSequence):
+        node.state["spawned"] = seeds.n_children_spawned
+    return node
+
+
+def _function(walk: "GraphWalk", value: types.FunctionType, path: str) -> Any:
+    walk.meet(value, path)
+    kind = f"{value.__module__}:{value.__qualname__}"
+    walk.constants[path] = kind
+    cells: dict[str, Any] = {}
+    if value.__closure__ and is_users_file(value.__code__.co_filename):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
+            if cell != types.CellType():  # bound
+                cells[name] = walk.node(cell.cell_contents, step(path, name))
+    return Instance("function", kind, {"cells": cells} if cells else {})
+
+
+def _method(walk: "GraphWalk", value: types.MethodType, path: str) -> Any:
+    kind = f"{getattr(value.__func__, '__module__', '?')}:{value.__func__.__qualname__}"
+    walk.constants[path] = kind
+    if _is_library(type(value.__self__)) and id(value.__self__) not in walk.anchors:
+        return Instance("opaque", kind)
+    return Instance("method", kind, {"of": walk.node(value.__self__, step(path, "__self__"))})
+
+
+def _partial(walk: "GraphWalk", value: partial[Any], path: str) -> Any:
+    walk.meet(value, path)
+    parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+    return _of(value, "partial", **{n: walk.node(part, step(path, n)) for n, part in parts.items()})
+
+
+def _count(walk: "GraphWalk", value: Any, path: str) -> Any:
+    walk.meet(value, path)
+    return _of(value, "count", items=list(value.__reduce__()[1]))
+
+
+def _cursor(walk: "GraphWalk", value: Any, path: str) -> Any:
+    walk.meet(value, path)
+    reduced = value.__reduce__()
+    place = reduced[2] if len(reduced) > 2 else None  # None: read to its end
+    return _of(value, "cursor", of=walk.node(reduced[1][0], step(path, "of")), place=place)
+
+
+def _enum(walk: "GraphWalk", value: enum.Enum, path: str) -> Any:
+    return _of(value, "enum", name=value.name)
+
+
+def _value(walk: "GraphWalk", value: Any, path: str) -> Any:
+    return _of(value, "value", items=VALUES[kind_name(type(value))](value))
+
+
+def _named_tuple(walk: "GraphWalk", value: Any, path: str) -> Any:
+    return _of(value, "named tuple", items=list(_items(walk, value, path)))
+
+
+def _object(walk: "GraphWalk", value: Any, path: str) -> Any:
+    walk.meet(value, path)
+    node = _of(value, "object", attributes=walk.attributes(attributes_of(value), path))
+    if isinstance(value, dict):
+        node.state["items"] = _dict(walk, dict(value), step(path, "items"))
+    elif isinstance(value, (list, set, deque)):
+        node.state["items"] = _list(walk, list(value), step(path, "items"))
+    return node
+
+
+def _opaque(walk: "GraphWalk", value: Any, path: str) -> Any:
+    walk.meet(value, path)
+    kind = kind_name(type(value))
+    if isinstance(value, _CONSTANT):
+        kind = f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', kind)}"
+        walk.constants[path] = kind
+    elif callable(value):
+        walk.constants[path] = kind
+    else:
+        walk.opaque[path] = value
+    return Instance("opaque", kind)
+
+
+Writer = Callable[["GraphWalk", Any, str], Any]
+#: how objects of each class are described; grows as classes are met
+_WRITERS: dict[type, Writer] = {
+    **{Tensor: _tensor, nn.Parameter: _tensor, nn.Buffer: _tensor, np.ndarray: _array},
+    **{list: _list, tuple: _tuple, deque: _deque, set: _set, frozenset: _set, itertools.count: _count},
+    **dict.fromkeys((dict, OrderedDict, Counter, defaultdict), _dict),
+    **dict.fromkeys((type(iter([])), type(iter(())), type(iter(range(0)))), _cursor),
+    **{types.FunctionType: _function, types.MethodType: _method, partial: _partial},
+}
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+def writer_of(kind: type) -> Writer:
+    """Return what describes objects of class `kind`."""
+    return _WRITERS.get(kind) or _WRITERS.setdefault(kind, _writer(kind))
+
+
+def _writer(kind: type) -> Writer:
+    if issubclass(kind, _GENERATORS) and not issubclass(kind, random.SystemRandom):
+        return _generator
+    if issubclass(kind, np.generic):
+        return _scalar
+    if issubclass(kind, enum.Enum):
+        return _enum
+    if kind_name(kind) in VALUES:
+        return _value
+    if issubclass(kind, tuple):
+        return _named_tuple if hasattr(kind, "_fields") and is_users(kind) else _opaque
+    if issubclass(kind, (*_CONSTANT, Tensor, IterableDataset)) or (
+        _is_library(kind) and not issubclass(kind, nn.Module)
+    ):
+        return _opaque
+    return _object
+
+
+def _is_library(kind: type) -> bool:
+    """Return whether objects of `kind` are a library's: what their attributes mean is not known here."""
+    if kind_name(kind) in _NAMESPACES or (kind.__module__.startswith("torch.optim") and kind.__module__ in sys.modules):
+        return False
+    return not is_users(kind)

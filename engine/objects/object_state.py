@@ -1,0 +1,311 @@
+"""What a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers and schedulers."""
+
+import copy
+import logging
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.code_origin import is_users, is_users_file
+from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.objects.code_changes import Built, CodeChange, built_by
+from midstride.engine.objects.containers import MISSING
+from midstride.engine.objects.filling import Filling
+from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.node_writers import INTERNAL, PLAIN, kind_name
+from midstride.engine.state.codec import differences
+from midstride.engine.state.nodes import Instance
+from midstride.engine.training.checkpointing.world_size import of_first
+
+__all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgraded", "user_hooks"]
+
+log = logging.getLogger(__name__)
+
+#: what the engine sets itself on a module
+_OURS = frozenset({"_trainer", "device", "_is_replica"}) | INTERNAL
+#: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each life sets it up
+_COMPOSABLE = "__composable_api_state_key"
+_HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
+Nodes = dict[str, dict[str, dict[str, Any]]]
+
+
+@dataclass
+class Root:
+    """Attributes that a walk begins at.
+
+    Args:
+        group: which kind of owner they are of, such as "module".
+        name: of the owner in its group.
+        values: the attributes as they are now.
+        owner: on which they are set; None if they are filled in place only.
+        is_setup: what they were when the fit began is set up by every life: only what differs from it is state.
+        is_data: what is large among them is not written.
+    """
+
+    group: str
+    name: str
+    values: Mapping[str, Any]
+    owner: Any = None
+    is_setup: bool = False
+    is_data: bool = False
+
+    @property
+    def path(self) -> str:
+        """How paths of its attributes begin."""
+        return f"{self.group}/{self.name}" if self.name else self.group
+
+    def set(self, name: str, value: Any) -> None:
+        """Set an attribute, past any `__setattr__`."""
+        if self.owner is not None:
+            vars(self.owner)[name] = value
+
+
+def module_roots(module: nn.Module) -> Iterator[Root]:
+    """Yield the attributes of `module` and of all modules in it, and the hooks that their users gave them."""
+    for path, part in module.named_modules():
+        if is_metric(part):  # those have a part of their own
+            continue
+        set_by_users = (name for name in vars(part) if name not in _OURS and not name.startswith(_COMPOSABLE))
+        own = {name: vars(part)[name] for name in set_by_users}
+        yield Root("module", path, own, part, is_setup=not is_users(type(part)))
+        if hooks := user_hooks(part, _HOOKS):
+            yield Root("hooks", path, hooks)
+
+
+def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
+    """Return the functions among the hooks of `owner`, by where they are registered."""
+    registered = ((name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values())
+    return {
+        f"{name}_{number}": hook
+        for number, (name, hook) in enumerate(registered)
+        if isinstance(hook, types.FunctionType) and hook.__closure__ and is_users_file(hook.__code__.co_filename)
+    }
+
+
+def module_anchors(module: nn.Module) -> dict[str, object]:
+    """Return what other parts of the state keep of `module`, by name."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    parts = {f"module {path}": part for path, part in module.named_modules()}
+    return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **parts}
+
+
+class Objects:
+    """What a run's objects hold, as one part of its state.
+
+    Args:
+        roots: yields the attributes there are now.
+        anchors: returns what other parts of the state keep, by name.
+        device: where tensors are that come up in training.
+    """
+
+    def __init__(
+        self, roots: Callable[[], Iterator[Root]], anchors: Callable[[], dict[str, object]], device: torch.device
+    ) -> None:
+        self._roots, self._anchors, self._device = roots, anchors, device
+        self._told: set[str] = set()
+        self._setup: dict[str, Any] = {}
+        self._built: dict[str, set[str]] = {}
+        self._code: Built = {}
+        self._constants: dict[str, str] | None = None
+        #: data that were left out, being large, by path; as of the last walk
+        self.large: dict[str, object] = {}
+        self._begin()
+
+    @classmethod
+    def of_module(cls, module: nn.Module, device: torch.device | None = None) -> "Objects":
+        """Return what the objects of a module alone hold."""
+        device = torch.device("cpu") if device is None else device
+        return cls(lambda: module_roots(module), lambda: module_anchors(module), device)
+
+    def _begin(self) -> None:
+        """Note what every life sets up alike."""
+        walk, roots = self._walk()
+        for root in roots:
+            walk.is_small = root.is_data
+            nodes = walk.attributes(root.values, root.path)
+            self._built[root.path] = set(root.values)
+            if root.owner is None or is_users(type(root.owner)):
+                built = built_by(nodes, root.path)
+                # of what every life sets up anew, such as a number of workers, the names alone
+                self._code |= {k: dict.fromkeys(v, "") for k, v in built.items()} if root.is_setup else built
+            if root.is_setup or root.is_data:
+                self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
+        self._tell_opaque(walk)
+        self._constants, self.large = dict(walk.constants), walk.large
+
+    def _walk(self) -> tuple[GraphWalk, list[Root]]:
+        anchors = self._anchors()
+        tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
+        return GraphWalk({id(value): name for name, value in anchors.items()}, tensors), list(self._roots())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every attribute that decides how the run goes on, by group, owner and name."""
+        walk, roots = self._walk()
+        state: Nodes = {}
+        deleted: list[list[str]] = []
+        for root in roots:
+            walk.is_small = root.is_data
+            nodes = walk.attributes(root.values, root.path)
+            if root.is_setup or root.is_data:
+                nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
+            if nodes:
+                state.setdefault(root.group, {})[root.name] = nodes
+            deleted += [[root.path, name] for name in sorted(self._built.get(root.path, set()) - set(root.values))]
+        self._tell_opaque(walk)
+        self._tell_replaced(walk)
+        self.large = walk.large
+        return {**state, **({"deleted": deleted} if deleted else {}), "built": self._code}
+
+    def _as_set_up(self, path: str, node: Any) -> bool:
+        before = self._setup.get(path, MISSING)
+        if type(before) is not type(node):
+            return False
+        return bool(before == node) if type(node) in PLAIN else not differences(before, node)
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Put every attribute back, in place wherever an object is there to take it."""
+        is_old = state_dict.pop("is_old", False)
+        change = CodeChange(self._code, state_dict.pop("built", {}))
+        walk, roots = self._walk()
+        saved = [self._saved(root, state_dict, walk) for root in roots]
+        filling = Filling(walk, self._anchors(), self._device, change)
+        for root, nodes in zip(roots, saved, strict=True):
+            self._fill(root, nodes, filling)
+            if root.owner is not None:
+                self._take_away(root, nodes, state_dict.get("deleted", []), change)
+        paths = {root.path for root in roots}
+        for path in [f"{group}/{name}" for group in state_dict.keys() - {"deleted"} for name in state_dict[group]]:
+            if path.rstrip("/") not in paths:
+                change.lose(path)
+        self._code = change.after({root.path: nodes for root, nodes in zip(roots, saved, strict=True)})
+        self._report(filling)
+        is_other = is_old or change.found or filling.stale or filling.reordered
+        now = self.state_dict() if is_other else {**state_dict, "built": self._code}
+        state_dict.clear()
+        state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
+
+    def _fill(self, root: Root, nodes: dict[str, Any], filling: Filling) -> None:
+        for name, node in nodes.items():
+            path = f"{root.path}/{name}"
+            if filling.change.drops(root.path, name) or filling.change.replaces(root.path, name, node):
+                filling.skip(node, path)
+                continue
+            before = root.values.get(name, MISSING)
+            after = filling.put(node, before, path)
+            if after is not before:
+                root.set(name, after)
+
+    def _saved(self, root: Root, state: dict[str, Any], walk: GraphWalk) -> dict[str, Any]:
+        """Return what `root` shall hold: as saved, and else as it was set up."""
+        walk.is_small = root.is_data
+        nodes = walk.attributes(root.values, root.path)
+        setup = {
+            name: _copied(self._setup[f"{root.path}/{name}"])
+            for name, node in nodes.items()
+            if f"{root.path}/{name}" in self._setup and not self._as_set_up(f"{root.path}/{name}", node)
+        }
+        return {**setup, **state.get(root.group, {}).get(root.name, {})}
+
+    def _take_away(self, root: Root, saved: dict[str, Any], deleted: list[list[str]], change: CodeChange) -> None:
+        """Delete what came up later than the snapshot, and what was gone by then."""
+        built = self._built.get(root.path, set())
+        for name in root.values.keys() - saved.keys():
+            if name not in built or [root.path, name] in deleted:
+                vars(root.owner).pop(name, None)
+            else:
+                change.adds(root.path, name)
+        for path, name in deleted:
+            if path == root.path:
+                change.drops(path, name)
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's, with a warning where others differ."""
+        return dict(of_first("what an attribute holds", states))
+
+    def _report(self, filling: Filling) -> None:
+        if filling.change.found:
+            lines = [
+                f"{what}: {_few([_shown(path) for path in paths])}" for what, paths in filling.change.found.items()
+            ]
+            log.warning(
+                "the code builds other objects than those the snapshot is of: %s. To train with a new value where the "
+                "snapshot's holds, give the attribute another name",
+                "; ".join(lines),
+            )
+        if filling.stale:
+            lines = [f"{_shown(path)} (was {what})" for path, what in filling.stale.items()]
+            log.warning(
+                "what the snapshot's run had here cannot be brought back, and stays as it was built: %s. Build it in "
+                "__init__ or setup, or in on_load_checkpoint",
+                _few(lines),
+            )
+        if filling.reordered:
+            log.warning(
+                "these sets iterate in another order than when the snapshot was taken: %s. Where order matters, use "
+                "dict.fromkeys(...) or sorted(...)",
+                _few([_shown(path) for path in filling.reordered]),
+            )
+
+    def _tell_opaque(self, walk: GraphWalk) -> None:
+        """Name what cannot be written, once, a warning for each class."""
+        found: dict[str, list[str]] = {}
+        for path, value in walk.opaque.items():
+            if path not in self._told and path.startswith("module"):
+                self._told.add(path)
+                found.setdefault(kind_name(type(value)), []).append(_attribute(path))
+        for kind, names in found.items():
+            log.warning(
+                "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep it by "
+                "on_save_checkpoint and on_load_checkpoint",
+                _few(names),
+                kind.rpartition(".")[2].rpartition(":")[2],
+            )
+
+    def _tell_replaced(self, walk: GraphWalk) -> None:
+        """Name functions and objects that came up in training and that no other life would have."""
+        before = self._constants or {}
+        now = {**walk.constants, **{path: kind_name(type(value)) for path, value in walk.opaque.items()}}
+        lines = []
+        for path, kind in now.items():
+            if before.get(path, kind if path in self._told else None) != kind and f"now {path}" not in self._told:
+                self._told.add(f"now {path}")
+                lines.append(f"{_shown(path)} (now {kind})")
+        if lines:
+            log.warning(
+                "set in training to what no snapshot can hold: %s. A resumed run has there what it is built with: set "
+                "it in __init__ or setup, or again in on_load_checkpoint",
+                _few(lines),
+            )
+
+
+def upgraded(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree of a snapshot whose parts "attributes" and "own generators" are one part now."""
+    tree = {"structure": {}, **tree}
+    if "attributes" not in tree:
+        return tree
+    attributes: dict[str, Any] = tree.pop("attributes")
+    for where, state in tree.pop("own generators", {}).items():
+        path, _, name = where.rpartition(".")
+        attributes.setdefault(path, {})[name] = Instance("generator", "", {"state": state})
+    return {**tree, "objects": {"module": attributes, "is_old": True}}
+
+
+def _copied(node: Any) -> Any:
+    return node if type(node) in PLAIN else copy.deepcopy(node)
+
+
+def _attribute(path: str) -> str:
+    """Return how code calls what stands at `path` of the module: without the group."""
+    return ".".join(part for part in path.split("/")[1:] if part)
+
+
+def _shown(path: str) -> str:
+    return ".".join(part for part in path.split("/") if part)
+
+
+def _few(lines: Sequence[str]) -> str:
+    return ", ".join(lines[:5]) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")

@@ -1,0 +1,97 @@
+"""The arithmetic a module trains in: 32, bf16, 16 (with a gradient scaler) or 64 bits."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from midstride.engine.trees import convert
+
+__all__ = ["Precision"]
+
+
+class Precision:
+    """How losses are computed, scaled and turned into steps.
+
+    Args:
+        name: "32", "bf16" (autocast), "16" (autocast with a gradient scaler) or "64".
+        device: where the module trains.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name
+        self._device = device.type
+        self._autocast = {"bf16": torch.bfloat16, "16": torch.float16}.get(name)
+        self._scaler = torch.amp.GradScaler(device.type) if name == "16" else None
+        self._used = False
+        self._plain = nullcontext[None]()
+
+    def convert(self, module: nn.Module) -> None:
+        """Give the module's weights the width they train in."""
+        if self.name == "64":
+            module.double()
+
+    def batch(self, batch: Any) -> Any:
+        """Return `batch` in the width the weights have."""
+        return batch if self.name != "64" else convert(batch, _double, _double_other)
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the context of one forward pass; a new one each time, so that no cached cast goes stale."""
+        if self._autocast is None:
+            return self._plain
+        return torch.autocast(self._device, dtype=self._autocast)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of `loss`."""
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Give gradients their true size again, for clipping and hooks."""
+        if self._scaler is not None and _has_gradients(optimizer):
+            self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Step `optimizer`, unless the scaler found an overflow."""
+        if self._scaler is None or not _has_gradients(optimizer):
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)
+            self._used = True
+
+    def update(self) -> None:
+        """Adapt the scale, once all optimizers have stepped: the others' gradients are scaled by it too."""
+        if self._scaler is not None and self._used:
+            self._scaler.update()
+            self._used = False
+
+    def refusals(self, *, by_hand: bool) -> list[str]:
+        """Return, in words, what this precision cannot do; `by_hand`: the module steps its optimizers itself."""
+        if self._scaler is None or not by_hand:
+            return []
+        return [
+            "precision 16 with automatic_optimization = False: gradients are scaled, and a step by hand would take "
+            "them as they are. Use precision bf16, which needs no scale, or automatic optimization."
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scaler's state; empty without one."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take the scaler's state back."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state_dict)
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def _double_other(other: Any) -> Any:
+    return other.double() if hasattr(other, "double") else other
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,0 +1,77 @@
+"""Ranks that have said who they are: what a keeper does for them where their launcher does it badly."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from midstride.engine.processes.lifetime import descendants, kill_all
+
+__all__ = ["Wards"]
+
+_LAST_WORDS_S = 1.0  # for what a dead rank left behind
+_HANGS_S = 60.0  # a launcher does not need so long when its ranks have ended
+
+
+class Wards:
+    """The ranks on this machine, by their heartbeats.
+
+    horovodrun kills its ranks five seconds after it was asked to stop, so they are asked directly. It waits for
+    everybody who holds the output of one of its ranks, a dead rank's children too, before it tells the other ranks. And
+    once in a while it does not end.
+
+    Args:
+        folder: of the session.
+        all_here: no rank is on another machine, so that one which is not below this process has ended.
+    """
+
+    #: environment variable of a world whose ranks are looked after so: those that are "here", or "all" as all are here
+    VARIABLE = "MIDSTRIDE_ASKS_RANKS"
+
+    def __init__(self, folder: Path, *, all_here: bool) -> None:
+        self._folder, self._all_here = folder, all_here
+        self._seen: set[int] = set()
+        self._since: dict[str, float] = {}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Wards | None":
+        """Return the ranks of the world that this process keeps, if it wants them looked after."""
+        if cls.VARIABLE not in environment:
+            return None
+        return cls(Path(environment["MIDSTRIDE_SESSION"]), all_here=environment[cls.VARIABLE] == "all")
+
+    def alive(self) -> list[int]:
+        """Return the ranks below this process. The process ids of another machine mean nothing here."""
+        return sorted(self._said() & set(descendants(os.getpid())))
+
+    def tidy(self, launcher: int) -> None:
+        """End what dead ranks left behind, and a launcher that has nobody left to wait for."""
+        below = descendants(os.getpid())
+        said = self._said()
+        self._seen |= said if self._all_here else said & set(below)  # a rank may end before it was ever looked for
+        dead = self._seen - set(below)
+        if self._for("left behind", bool(dead)) > _LAST_WORDS_S:
+            # Whoever's parents have died is ours now, and no longer below the launcher.
+            kill_all(sorted(set(below) - {launcher, *descendants(launcher)}))
+        if self._for("hangs", bool(dead) and dead == self._seen) > _HANGS_S:
+            kill_all([launcher], signal.SIGKILL)
+
+    def _for(self, what: str, is_so: bool) -> float:
+        """Return for how many seconds it has been so."""
+        if not is_so:
+            self._since.pop(what, None)
+            return 0.0
+        return time.monotonic() - self._since.setdefault(what, time.monotonic())
+
+    def _said(self) -> set[int]:
+        return {_process(path) for path in self._folder.glob("heartbeat-rank-*")} - {0}
+
+
+def _process(heartbeat: Path) -> int:
+    """The process id, with which a heartbeat begins; 0 in one that is being made or has gone."""
+    try:
+        return int.from_bytes(heartbeat.read_bytes()[:8], sys.byteorder)
+    except OSError:
+        return 0

@@ -1,0 +1,157 @@
+"""A process and all it starts, as one thing that can be watched and ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from midstride.engine.processes.lifetime import descendants, kill_all, marked
+
+__all__ = ["ProcessGroup", "start_keeper"]
+
+_MARK = "MIDSTRIDE_SESSION"
+_AFTER_GRACE_S = 2.0  # for the keeper to end what did not stop by itself
+_UNKILLABLE_S = 5.0  # a process in the kernel's hands dies when the kernel lets go of it
+
+
+class ProcessGroup:
+    """A command running in a session of its own under a keeper, its output in a file.
+
+    Whatever ends the `with` block ends every process of the group. If this process is killed
+    outright, the keeper does it.
+
+    Args:
+        command: what to run.
+        environment: the whole environment; `MIDSTRIDE_SESSION` in it marks the group's processes.
+        log: file that gets every line of output.
+        grace_s: seconds between SIGTERM and SIGKILL.
+    """
+
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self._mark = environment.get(_MARK)
+        self._log = log
+        self._offset = log.stat().st_size if log.exists() else 0
+        self._keeper = start_keeper(command, environment, log, grace_s)
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process id."""
+        return self._keeper.pid
+
+    def __enter__(self) -> "ProcessGroup":
+        """Return the group, running."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the group."""
+        self.stop()
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._keeper.poll()
+
+    def lines(self) -> list[str]:
+        """Return the lines that came since the last call; one still being written waits until it is whole."""
+        ended = self._keeper.poll() is not None
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        if not ended:  # a progress bar ends its lines with \r
+            data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+        self._offset += len(data)
+        text = data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+        return text.removesuffix("\n").split("\n") if text else []
+
+    def stop(self) -> int:
+        """Ask the group to stop, make it stop after the grace, and return its exit code.
+
+        To be asked again, as by somebody who signals a whole group, changes nothing: it is being done.
+
+        Raises:
+            BaseException: whatever else interrupts the wait, a Ctrl-C say; the group is then ended at once.
+        """
+        with _deaf(signal.SIGTERM, signal.SIGHUP):
+            try:
+                if self._keeper.poll() is None:
+                    self._keeper.terminate()
+                    until = time.monotonic() + self.grace_s + _AFTER_GRACE_S
+                    while self._keeper.poll() is None and time.monotonic() < until:
+                        time.sleep(0.02)
+            finally:
+                self._end()
+        return self._keeper.wait()
+
+    def ask_for_snapshot(self) -> None:
+        """Pass on what whoever sent us SIGUSR1 wants."""
+        if self._keeper.poll() is None:
+            self._keeper.send_signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """End the group at once: whoever hangs is deaf."""
+        self._end()
+
+    def _end(self) -> None:
+        self._end_left()
+        if self._keeper.poll() is None:
+            if sys.platform != "linux":
+                os.killpg(self._keeper.pid, signal.SIGKILL)
+            self._keeper.kill()
+            self._keeper.wait()
+            self._end_left()  # what it had adopted meanwhile
+
+    def _end_left(self) -> None:
+        until = time.monotonic() + _UNKILLABLE_S
+        while (left := self._left()) and time.monotonic() < until:
+            kill_all(left)
+            time.sleep(0.01)
+
+    def _left(self) -> list[int]:
+        """Processes of the group that live on, the keeper apart."""
+        running = self._keeper.poll() is None
+        left = set(descendants(self._keeper.pid)) if running else set()
+        if self._mark:
+            left |= set(marked(_MARK, self._mark))
+        return sorted(left - {self._keeper.pid})
+
+
+def start_keeper(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float
+) -> "subprocess.Popen[bytes]":
+    """Start the keeper of `command`, in a session of its own; the arguments are those of `ProcessGroup`."""
+    keeper = [sys.executable, "-m", "midstride.engine.processes.supervisor", str(os.getpid()), str(grace_s)]
+    # Its own session: signals for our group (Ctrl-C, a runner's killpg) must reach it through us, once.
+    # Output into a file: a world that inherited our stdout would keep it open after our death, and whoever
+    # reads it waiting; a pipe would fill while we are busy and break when we are killed, and a rank that
+    # prints into it would then hang, or fail as if its own code were wrong.
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*keeper, *command],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def _deaf(*numbers: signal.Signals) -> Iterator[None]:
+    """Ignore signals until the block ends, where Python lets us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Which devices a Trainer uses, and who starts its ranks."""

@@ -1,0 +1,241 @@
+"""Ranks as children of the process that calls a Trainer: `ddp_spawn`, `ddp_fork` and `ddp_notebook`.
+
+The children train; what comes back are the weights, the metrics, the callbacks' state and the value of the call.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from midstride.engine.errors import EngineError, UserError, WorldError
+from midstride.engine.processes.lifetime import die_with_parent, kill_all
+from midstride.engine.processes.loopback import ADDRESS, interfaces, serve_store
+from midstride.engine.ranks.pickling import unpicklable
+from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.world import World
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Call", "GivenBack", "run_in_children"]
+
+#: for ranks whose peer has died: to notice, and to say so
+_LAST_WORDS_S = 10.0
+
+
+@dataclass
+class Call:
+    """One call of a Trainer, on its way into the ranks.
+
+    Args:
+        settings: the Trainer's arguments.
+        verb: "fit", "validate", "test" or "predict".
+        module: its first argument.
+        data: its second.
+        arguments: the others.
+    """
+
+    settings: Mapping[str, Any]
+    verb: str
+    module: Any
+    data: Any
+    arguments: Mapping[str, Any]
+
+    def make(self) -> tuple[Any, "Trainer"]:
+        """Make the call in this process; return its value and the Trainer that made it."""
+        from midstride.engine.training.trainer import Trainer
+
+        trainer = Trainer(**self.settings)
+        return getattr(trainer, self.verb)(self.module, self.data, **self.arguments), trainer
+
+    def check_picklable(self) -> None:
+        """Refuse what a fresh process could not be handed, all of it at once.
+
+        Raises:
+            UserError: naming each part by its path.
+        """
+        named = {"module": self.module, "data": self.data, **{f"Trainer({n}=...)": v for n, v in self.settings.items()}}
+        faults = [fault for path, value in named.items() if (fault := unpicklable(value, path))]
+        if faults:
+            raise UserError(
+                "\n  ".join(["ddp_spawn hands these to fresh processes, which they cannot be (ddp_fork can):", *faults])
+            )
+
+
+class InRank(Exception):
+    """The traceback, in words, of an error that came from another process; it stands as the error's cause."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@dataclass
+class GivenBack:
+    """What one rank gives back to the process that started it.
+
+    Args:
+        value: of the call.
+        weights: of the module.
+        progress: of the fit.
+        metrics: the newest logged values.
+        callbacks: their states.
+        run: the folder of the run that was fitted.
+    """
+
+    value: Any
+    weights: dict[str, Any]
+    progress: dict[str, Any]
+    metrics: dict[str, float]
+    callbacks: list[Any]
+    run: str | None
+
+    @classmethod
+    def of(cls, trainer: "Trainer", value: Any) -> "GivenBack":
+        """Return what `trainer` gives back, on the CPU; the weights, alike on all ranks, from the first."""
+        weights = trainer.module.state_dict() if trainer.world.is_first else {}
+        weights = {name: tensor.cpu() for name, tensor in weights.items()}
+        states = [callback.state_dict() for callback in trainer.callbacks]
+        metrics = dict(trainer.logged.values)
+        return cls(value, weights, trainer.progress.state_dict(), metrics, states, trainer.run_url)
+
+    def to(self, trainer: "Trainer", module: Any, *, fitted: bool) -> None:
+        """Let `trainer` and `module`, which have been here all the time, stand where those of the rank ended."""
+        trainer.precision.convert(module)
+        module.load_state_dict(self.weights)
+        module._trainer = [trainer]
+        trainer.module = module
+        trainer.logged.values = self.metrics
+        if not fitted:
+            return
+        trainer.run_url = self.run
+        trainer.progress.load_state_dict(self.progress)
+        for callback, state in zip(trainer.callbacks, self.callbacks, strict=True):
+            callback.load_state_dict(state)
+
+
+def run_in_children(call: Call, ranks: int, method: Literal["spawn", "fork"]) -> list[GivenBack]:
+    """Return what every rank gives back from `call`, made in `ranks` children of this process.
+
+    Call it from anywhere; however it ends, no child lives on.
+
+    Raises:
+        UserError: the call cannot be pickled for fresh processes; nothing was started.
+        WorldError: a rank was killed.
+        Exception: what a rank raised, with its traceback as the cause.
+    """
+    if method == "spawn":
+        call.check_picklable()
+    with tempfile.TemporaryDirectory(prefix="midstride-") as name:
+        folder = Path(name)
+        if method == "spawn":
+            # Into a file: each rank gets a copy of its own. Handed over by torch, they would share their weights.
+            torch.save(call, folder / "call.pt")
+        store = serve_store()
+        context: Any = multiprocessing.get_context(method)
+        children = []
+        for rank in range(ranks):
+            world = World(rank=rank, size=ranks, local_rank=rank, local_size=ranks)
+            arguments = (world, store.port, folder, os.getpid(), call if method == "fork" else None)
+            children.append(context.Process(target=_live, args=arguments, name=f"midstride rank {rank}"))
+        asked_to_stop = _watch(children)
+        _raise_what_was_raised(folder, ranks, asked_to_stop)
+        return [torch.load(folder / f"given-back-{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def _watch(children: Sequence[BaseProcess]) -> bool:
+    """Wait until all children have ended; when one fails, the others soon follow. Return whether a stop was asked."""
+    deadline = float("inf")
+    try:
+        for child in children:
+            child.start()
+        with _stops_passed_on(children) as stops:
+            while running := [child for child in children if child.is_alive()]:
+                wait([child.sentinel for child in running], timeout=0.2)
+                if deadline == float("inf") and any(child.exitcode for child in children):
+                    deadline = time.monotonic() + _LAST_WORDS_S
+                if time.monotonic() > deadline:
+                    break
+            return bool(stops)
+    finally:
+        for child in children:
+            if child.is_alive():
+                child.kill()
+            if child.pid is not None:
+                child.join()
+
+
+@contextmanager
+def _stops_passed_on(children: Sequence[BaseProcess]) -> Iterator[list[int]]:
+    """Have a request to stop reach the ranks, which take a snapshot and end within their grace; yield such requests."""
+    stops: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield stops  # Python hears signals in the main thread only
+        return
+
+    def pass_on(number: int, frame: Any) -> None:
+        stops.append(number)
+        kill_all([child.pid for child in children if child.pid is not None], signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield stops
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _live(world: World, port: int, folder: Path, parent: int, call: Call | None) -> None:
+    """Be one rank: make the call, leave what came of it in `folder`."""
+    # First of all: after a fork, the parent's pool of threads is gone, and whoever waits for it hangs.
+    torch.set_num_threads(1 if call is not None else torch.get_num_threads())
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    meeting = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ.update({**world.environment, **meeting, **interfaces(), World.STARTED: ""})
+    try:
+        call = call or torch.load(folder / "call.pt", weights_only=False)
+        value, trainer = call.make()
+        _write(folder / f"given-back-{world.rank}.pt", GivenBack.of(trainer, value))
+    except BaseException as error:
+        _write(folder / f"raised-{world.rank}.pt", (Outcome.of(error, rank=world.rank), *_portable(error)))
+        os._exit(1)
+    os._exit(0)  # nothing of the parent's is torn down a second time
+
+
+def _write(path: Path, value: Any) -> None:
+    torch.save(value, path.with_suffix(".draft"))
+    path.with_suffix(".draft").replace(path)
+
+
+def _portable(error: BaseException) -> tuple[BaseException, str]:
+    """The error as it can travel, and its traceback in words."""
+    words = "".join(traceback.format_exception(error))
+    try:
+        return pickle.loads(pickle.dumps(error)), words
+    except Exception:
+        return WorldError(words), words
+
+
+def _raise_what_was_raised(folder: Path, ranks: int, asked_to_stop: bool) -> None:
+    raised = [torch.load(path, weights_only=False) for path in sorted(folder.glob("raised-*.pt"))]
+    done = [Outcome("done", rank=rank) for rank in range(ranks) if (folder / f"given-back-{rank}.pt").exists()]
+    outcome = decide([*done, *(outcome for outcome, _, _ in raised)], None if asked_to_stop else 1, ranks)
+    if outcome.kind == "done":
+        return
+    for said, error, words in raised:
+        if said == outcome:
+            raise error from (None if isinstance(error, EngineError) else InRank(words))
+    raise WorldError(outcome.error)

@@ -1,0 +1,175 @@
+"""One night of a job: a run named after its date, from a plan that is made once to a decision that is made once.
+
+In the run's folder:
+
+    night.json      the plan: from whose weights the run begins; retries keep to it
+    decision.json   what the night came to, and on which data
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Self
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import JobError
+from midstride.engine.jobs.prepare import Manifest
+from midstride.engine.registry.comparison import Decision, decide
+from midstride.engine.registry.registry import Line
+from midstride.engine.storage.checksums import seal, unseal
+from midstride.engine.storage.store import Store
+
+__all__ = ["DATE", "Night", "dated", "faults_of_night", "is_nightly", "metric_of"]
+
+#: 2026-03-01, or 2026-03-01T1400 where data come more than once a day
+DATE = r"\d{4}-\d{2}-\d{2}(T\d{2}(\d{2})?)?"
+_PLACE = "{date}"
+
+
+class Night:
+    """A night that was begun.
+
+    Args:
+        job: tonight's, with the date in its arguments.
+        date: of the data.
+        run: name of the run.
+    """
+
+    def __init__(self, job: TrainingJob, date: str, run: str) -> None:
+        self.job, self.date, self.run = job, date, run
+        self.line = Line.of(job)
+        self._store = Store.open(job.run_url(run), job.store_terms)
+
+    @classmethod
+    def begin(cls, job: TrainingJob, date: str) -> Self:
+        """Return the night of `date`, planned now unless it was before.
+
+        Raises:
+            JobError: the date is none, or the job lacks what a night needs.
+        """
+        if faults := faults_of_night(job, date):
+            raise JobError.of(f"job {job.name}", faults)
+        night = cls(dated(job, date), date, f"{job.name}-{date}")
+        with night._store.in_words("written"):
+            champion = night.line.current() if job.nightly.warm_start else None
+            plan = {"date": date, "champion": champion and champion.number, "time": time.time()}
+            night._store.create("night.json", seal(plan))
+            begun = unseal(night._store.read("night.json"), f"{night._store.url}/night.json")
+            if begun["champion"] is not None:
+                weights = night.line.weights_url(night.line.champion(begun["champion"]))
+                night.job = night.job.model_copy(update={"weights": weights})
+        return night
+
+    @property
+    def url(self) -> str:
+        """Where the run lives."""
+        return self._store.url
+
+    def decision(self) -> Decision | None:
+        """Return what the night came to; None if it is not over."""
+        found = _read(self._store, "decision.json")
+        return Decision.model_validate(found["decision"]) if found else None
+
+    def decide(self, compared: Mapping[str, Any]) -> Decision:
+        """Promote the run if it is better; a night that did so before has done so.
+
+        Args:
+            compared: what the errand "compare" found.
+
+        Raises:
+            Overtaken: the champion is another one by now; compare again.
+        """
+        assert self.job.monitor is not None  # `begin` saw to it
+        if done := self.line.promoted(self.run):
+            assert done.decision is not None
+            return done.decision
+        decision = decide(
+            compared["challenger"],
+            compared["champion"],
+            metric=metric_of(self.job),
+            mode=self.job.monitor.mode,
+            margin=self.job.nightly.margin,
+            over=compared["over"],
+        )
+        if decision.promoted:
+            self.line.promote(self.job, self.run, compared["weights"], decision)
+        return decision
+
+    def close(self, decision: Decision, data: Manifest) -> None:
+        """Write down what the night came to, and on which data."""
+        self._store.write("decision.json", seal({"decision": decision.model_dump(), "data": data, "time": time.time()}))
+
+    def is_new(self, data: Manifest) -> bool:
+        """Whether `data` differ, by names and sizes, from those of the newest night that came to a decision.
+
+        Raises:
+            JobError: the data module does not say where its data are.
+        """
+        if data["folder"] is None:
+            raise JobError(
+                f"{self.job.data} keeps no folder, so nobody can tell whether its data are new: "
+                "set self.folder in it, or leave --if-new-data out"
+            )
+        runs = Store.open(self.job.store_url, self.job.store_terms)
+        nights = rf"{re.escape(self.job.name)}-{DATE}"
+        for name in sorted(runs.list(), reverse=True):
+            if re.fullmatch(nights, name) and (found := _read(runs.at(name), "decision.json")):
+                # The folder may have the date in its name.
+                return {**data, "folder": None} != {**found["data"], "folder": None}
+        return True
+
+
+def metric_of(job: TrainingJob) -> str:
+    """Return the name of the value that decides: chosen, or the monitor's as the test logs it.
+
+    val/loss is test/loss, val_accuracy is test_accuracy.
+    """
+    assert job.monitor is not None
+    return job.nightly.metric or re.sub(r"^val(?![a-zA-Z])", "test", job.monitor.metric)
+
+
+def faults_of_night(job: TrainingJob, date: str | None = None) -> list[str]:
+    """Return, in words, what keeps `job` from being trained nightly, and `date` from being one."""
+    faults = []
+    if date is not None and not _is_date(date):
+        faults.append(f"date: {date!r} is none; write it as 2026-03-01, or 2026-03-01T1400")
+    if job.monitor is None:
+        faults.append("monitor: is missing; it says which value decides whether a challenger is better")
+    if job.snapshots is None:
+        faults.append("snapshots: are switched off; without them no weights are kept that could be promoted")
+    return faults
+
+
+def is_nightly(job: TrainingJob) -> bool:
+    """Whether `job` is meant for nights: it says how they are judged, or has the date in its arguments."""
+    return "nightly" in job.model_fields_set or dated(job, "") != job
+
+
+def dated(job: TrainingJob, date: str) -> TrainingJob:
+    """Return `job` with `date` where its arguments have "{date}"."""
+    arguments = {key: _filled(getattr(job, key), date) for key in ("module_args", "data_args")}
+    return job.model_copy(update=arguments)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return re.fullmatch(DATE, text) is not None
+
+
+def _filled(value: Any, date: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(item, date) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, date) for item in value]
+    return value.replace(_PLACE, date) if isinstance(value, str) else value
+
+
+def _read(store: Store, path: str) -> dict[str, Any] | None:
+    try:
+        return unseal(store.read(path), f"{store.url}/{path}")
+    except FileNotFoundError:
+        return None

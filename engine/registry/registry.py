@@ -1,0 +1,169 @@
+"""The line of champions of a job: whoever was crowned last reigns. Needs no torch.
+
+    <store>/_champions/<job>/000001.json       created exclusively: of two who are crowned at once one wins
+    <store>/_champions/<job>/weights/<run>/    a copy of the run's weights: a champion outlives its run
+
+The name of a run begins with a letter or a digit, so none is in the way. A roll-back crowns the one before again;
+nothing is ever overwritten.
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import uuid4
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import Overtaken, SnapshotDamaged, SnapshotMissing, UserError
+from midstride.engine.registry.comparison import Decision
+from midstride.engine.snapshots.weights_index import COPY, newest_weights
+from midstride.engine.storage.checksums import check_facts, facts_of, seal, unseal
+from midstride.engine.storage.store import Store
+
+__all__ = ["FOLDER", "Champion", "Line"]
+
+FOLDER = "_champions"
+
+
+@dataclass(frozen=True)
+class Champion:
+    """Whose weights are in charge of a job.
+
+    Args:
+        number: from 1; the highest reigns.
+        run: the run its weights came from.
+        module: the run's module, as its job named it.
+        module_args: the module's arguments.
+        before: number of the champion to which a roll-back returns.
+        decision: why it was promoted; None if a roll-back brought it back.
+        time: when it was crowned, in seconds since the epoch.
+    """
+
+    number: int
+    run: str
+    module: str
+    module_args: dict[str, Any]
+    before: int | None
+    decision: Decision | None
+    time: float
+
+
+class Line:
+    """The champions of one job.
+
+    Args:
+        store: their folder.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @classmethod
+    def of(cls, job: TrainingJob) -> "Line":
+        """Return the line of `job`, in its store."""
+        return cls(Store.open(f"{job.store_url}/{FOLDER}/{job.name}", job.store_terms))
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._store.url.rpartition("/")[2]
+
+    def champions(self) -> list[Champion]:
+        """Return all of them, oldest first."""
+        return [self.champion(number) for number in self._numbers()]
+
+    def current(self) -> Champion | None:
+        """Return the one that reigns; None before the first."""
+        numbers = self._numbers()
+        return self.champion(numbers[-1]) if numbers else None
+
+    def champion(self, number: int) -> Champion:
+        """Return the champion called `number`.
+
+        Raises:
+            SnapshotDamaged: its file is missing or not what was written.
+        """
+        path = _path(number)
+        where = f"{self._store.url}/{path}"
+        try:
+            found = unseal(self._store.read(path), where)
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"{where} is missing: put it back") from error
+        decision = found["decision"] and Decision.model_validate(found["decision"])
+        known = {key: found[key] for key in ("number", "run", "module", "module_args", "before", "time")}
+        return Champion(**known, decision=decision)
+
+    def weights_url(self, champion: Champion) -> str:
+        """Return the folder of its weights, for `load_from_checkpoint` and the like."""
+        return f"{self._store.url}/weights/{champion.run}"
+
+    def promoted(self, run: str) -> Champion | None:
+        """Return the champion that `run` was made, if it was."""
+        found = [one for one in self.champions() if one.run == run and one.decision]
+        return found[-1] if found else None
+
+    def promote(self, job: TrainingJob, run: str, weights: str, decision: Decision) -> Champion:
+        """Crown `run`: at one moment the champion before it reigns, at the next it does.
+
+        Args:
+            job: the run's.
+            run: its name.
+            weights: which of its folders, "best" or "last".
+            decision: why; it also says over whom.
+
+        Raises:
+            Overtaken: somebody else was crowned since `decision` was made.
+        """
+        # First, so that whoever reigns has weights; those of a loser of the race lie there for nothing.
+        self._keep(Store.open(job.run_url(run)), weights, run)
+        return self._crown(decision.over, run, job.module, job.module_args, decision.over, decision)
+
+    def roll_back(self) -> Champion:
+        """Crown again whom the reigning champion took the place of.
+
+        Raises:
+            UserError: there was nobody.
+            Overtaken: somebody was crowned meanwhile.
+        """
+        reigning = self.current()
+        if reigning is None or reigning.before is None:
+            who = f"{reigning.run} is the first champion" if reigning else "there is no champion"
+            raise UserError(f"{self.name}: {who}, so there is none to go back to")
+        back = self.champion(reigning.before)
+        return self._crown(reigning.number, back.run, back.module, back.module_args, back.before, None)
+
+    def _crown(
+        self,
+        over: int | None,
+        run: str,
+        module: str,
+        module_args: dict[str, Any],
+        before: int | None,
+        decision: Decision | None,
+    ) -> Champion:
+        champion = Champion((over or 0) + 1, run, module, module_args, before, decision, time.time())
+        document = {**asdict(champion), "decision": decision and decision.model_dump(), "nonce": uuid4().hex}
+        data, path = seal(document), _path(champion.number)
+        # A store may win for us, lose the answer, and refuse our second try: then the file there is ours.
+        if self._store.create(path, data) or self._store.read(path) == data:
+            return champion
+        winner = self.champion(champion.number)
+        raise Overtaken(
+            f"{winner.run} became champion of {self.name} while {run} was being compared with the one before: "
+            "nothing was changed, try again to compare with the new one"
+        )
+
+    def _keep(self, source: Store, folder: str, run: str) -> None:
+        if (saved := newest_weights(source, folder)) is None:
+            raise SnapshotMissing(f"no weights were saved in {source.url}/{folder}")
+        data = source.read(f"{folder}/{saved.file}")
+        check_facts(f"{source.url}/{folder}/{saved.file}", saved.expected, facts_of([data]))
+        self._store.write(f"weights/{run}/{saved.file}", data)
+        self._store.write(f"weights/{run}/{COPY}.json", seal(saved.manifest))
+
+    def _numbers(self) -> list[int]:
+        stems = (name.removesuffix(".json") for name in self._store.list() if name.endswith(".json"))
+        return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+def _path(number: int) -> str:
+    return f"{number:06d}.json"

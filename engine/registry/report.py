@@ -1,0 +1,65 @@
+"""The report of a night: what it came to, and why."""
+
+from pydantic import Field
+
+from midstride.engine.config.options import Options
+from midstride.engine.registry.comparison import Decision
+from midstride.engine.registry.nightly import Night
+from midstride.engine.runs.markdown import number
+
+__all__ = ["NightReport", "markdown_of_night", "report_of_night"]
+
+
+class NightReport(Options):
+    """What a night came to."""
+
+    job: str
+    date: str
+    run: str
+    url: str
+    decision: Decision | None = Field(None, description="None where there was nothing new to train on.")
+    champion: str = Field("", description="The run that reigns now.")
+    weights: str = Field("", description="Where its weights are.")
+
+    @property
+    def words(self) -> str:
+        """What happened, in a line."""
+        if self.decision is None:
+            return f"nothing new to train on; {self.champion or 'nobody'} stays champion"
+        if self.decision.promoted:
+            return f"{self.run} was promoted: {self.decision.why}"
+        return f"{self.champion or 'nobody'} stays champion: {self.decision.why}"
+
+
+def report_of_night(night: Night, decision: Decision | None) -> NightReport:
+    """Return the report of `night`, with the champion as of now."""
+    champion = night.line.current()
+    return NightReport(
+        job=night.job.name,
+        date=night.date,
+        run=night.run,
+        url=night.url,
+        decision=decision,
+        champion=champion.run if champion else "",
+        weights=night.line.weights_url(champion) if champion else "",
+    )
+
+
+def markdown_of_night(report: NightReport) -> str:
+    """Return `report` in Markdown: the decision first, then every value of both."""
+    parts = [f"# {report.job}: night of {report.date}", f"**{report.words}**"]
+    if decision := report.decision:
+        parts.append(_values(decision))
+        better = "larger" if decision.mode == "max" else "smaller"
+        parts.append(f"{decision.metric} decides; {better} is better, by more than {number(decision.margin)}.")
+    if report.champion:
+        parts.append(f"Champion: {report.champion}, its weights: `{report.weights}`")
+    return "\n\n".join(parts) + "\n"
+
+
+def _values(decision: Decision) -> str:
+    lines = ["| test | challenger | champion |", "| --- | --- | --- |"]
+    for name in sorted({*decision.challenger, *decision.champion}):
+        both = (values.get(name) for values in (decision.challenger, decision.champion))
+        lines.append(f"| {name} | {' | '.join('' if value is None else number(value) for value in both)} |")
+    return "\n".join(lines)

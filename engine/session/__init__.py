@@ -1,0 +1,1 @@
+"""One attempt, as its launcher and its ranks see it. Needs no torch."""

@@ -1,0 +1,112 @@
+"""Appointments: how ranks find a boundary that all of them have still before them, silent until one of them has to.
+
+All ranks pass the same boundaries, but not at the same time: in a validation they may be far apart. A rank that is
+asked for something rings, in the store in which the ranks met. A thread in every rank hears it, says which boundary
+that rank can still make, and has it wait at the next one; the largest of these numbers is the appointment. Nobody
+waits for a rank that waits for somebody else: the answers come from threads, and whoever waits at a boundary before
+the appointment goes on as soon as all have answered.
+
+It costs a few small questions to the store a second, and nothing in a step.
+"""
+
+import json
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from midstride.engine.errors import WorldError
+from midstride.engine.session.signals import Asked, Request
+from midstride.engine.world import World
+
+if TYPE_CHECKING:
+    from midstride.engine.session.signals import Requests
+
+__all__ = ["Appointment"]
+
+_POLL_S = 0.1
+_ANSWER_S = 5.0  # a rank that has not answered by then is dead, or as good as dead
+
+
+class Appointment:
+    """One rank's side.
+
+    Args:
+        requests: what is asked of this rank.
+        store: torch's key-value store; used under its own connections.
+        world: this rank among the others.
+    """
+
+    def __init__(self, requests: "Requests", store: Any, world: World) -> None:
+        self._requests, self._world = requests, world
+        self._store = store.clone()
+        self._round = self._passed = 0
+        self._held = False
+        self._agreed: tuple[int, Request | None] | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._listen, args=(store.clone(),), name="midstride-appointment", daemon=True
+        )
+        self._thread.start()
+
+    def boundary(self) -> Request | None:
+        """Count one boundary; return what all ranks do at it."""
+        self._passed += 1
+        if self._requests.waiting and not self._held:
+            self._store.set(f"ring/{self._round}", "")
+            self._answer(self._store, self._round, self._passed)
+        return self._kept() if self._held else None
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed.set()
+        self._thread.join()  # a thread inside torch when the interpreter ends would abort it
+
+    def _listen(self, store: Any) -> None:
+        while not self._closed.wait(_POLL_S):
+            number = self._round
+            try:
+                if not self._held and store.check([f"ring/{number}"]):
+                    self._answer(store, number, None)
+            except RuntimeError:
+                return  # the store's host is gone, and with it the world
+
+    def _answer(self, store: Any, number: int, here: int | None) -> None:
+        """Say which boundary this rank can still make: where it stands, or the next one if it may be leaving it."""
+        with self._lock:
+            if self._held or number != self._round:
+                return  # the other thread was faster
+            self._held = True  # first: from here on the main thread waits at its next boundary
+            request = self._requests.answered()
+            answer = {
+                "boundary": self._passed + 1 if here is None else here,
+                "asked": request.asked if request else 0,
+                "deadline": request.deadline if request else 0.0,
+            }
+            store.set(self._key(self._world.rank), json.dumps(answer))
+
+    def _kept(self) -> Request | None:
+        if self._agreed is None:
+            self._agreed = self._agree()
+        boundary, request = self._agreed
+        if self._passed < boundary:
+            return None
+        with self._lock:
+            self._agreed, self._round, self._held = None, self._round + 1, False
+        return request
+
+    def _agree(self) -> tuple[int, Request | None]:
+        keys = [self._key(rank) for rank in range(self._world.size)]
+        try:
+            self._store.wait(keys, timedelta(seconds=_ANSWER_S))
+        except RuntimeError as error:
+            silent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            raise WorldError(f"ranks {silent} did not answer within {_ANSWER_S:.0f} s: they are dead") from error
+        answers = [json.loads(self._store.get(key)) for key in keys]
+        boundary = max(answer["boundary"] for answer in answers)
+        asked = max(answer["asked"] for answer in answers)
+        deadline = min(answer["deadline"] for answer in answers if answer["asked"] == asked)
+        return boundary, Request(Asked(asked), deadline) if asked else None
+
+    def _key(self, rank: int) -> str:
+        return f"answer/{self._round}/{rank}"

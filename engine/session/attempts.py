@@ -1,0 +1,237 @@
+"""The ledger of a run: one file per attempt, and whether another attempt makes sense.
+
+    <run>/attempts/000001.json   created when the attempt starts, rewritten once when it ends
+
+Exact resume makes errors repeatable, so trying again is not a matter of luck: an attempt that got
+to a newer snapshot pays for the next one; the same error at the same step twice ends it.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+from midstride.engine.session.events import Event
+from midstride.engine.session.outcome import SUPERSEDED, Outcome
+from midstride.engine.storage.store import Store
+
+__all__ = ["Attempt", "Ledger", "Verdict", "fatal_snapshots", "judge"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One life of a run.
+
+    Args:
+        number: from 1.
+        outcome: how it ended; "lost" if nobody was left to write it down.
+        code: the exit code of that outcome.
+        type: the exception's full name, if there was one.
+        error: its message.
+        step: optimizer steps taken by then, if known.
+        rank: the rank that decided the outcome.
+        generation: its lease, if it got so far.
+        resumed_from: the snapshot it resumed from; None for a fresh start.
+        resumed_step: the step of that snapshot.
+        snapshot: the newest committed snapshot when it ended.
+        started: when, in seconds since the epoch.
+        ended: when it ended.
+        first_step_at: when its first new step was done.
+        slow: about the ranks for which the others had to wait.
+    """
+
+    number: int
+    outcome: str = "lost"
+    code: int = 1
+    type: str = ""
+    error: str = ""
+    step: int | None = None
+    rank: int = 0
+    generation: int | None = None
+    resumed_from: str | None = None
+    resumed_step: int | None = None
+    snapshot: str | None = None
+    started: float = 0.0
+    ended: float | None = None
+    first_step_at: float | None = None
+    slow: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by an error that a retry may get past."""
+        return self.outcome in ("died", "lost")
+
+    def after(self, event: Event) -> "Attempt":
+        """Return this attempt with what `event`, of its world, adds to it."""
+        step, generation = event.fields.get("step"), event.fields.get("generation", self.generation)
+        if event.kind == "started":
+            return replace(self, step=step, generation=generation)
+        if event.kind == "resumed":
+            resumed_from = event.fields.get("resumed_from")
+            return replace(self, generation=generation, resumed_from=resumed_from, resumed_step=step)
+        if event.kind == "snapshot":
+            return replace(self, step=step, snapshot=event.fields.get("name"))
+        if event.kind == "step":
+            return replace(self, step=step, first_step_at=self.first_step_at or event.time)
+        if event.kind == "slow":
+            return replace(self, slow=(*self.slow, event.fields["words"]))
+        return self
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether to try again, and why."""
+
+    retry: bool
+    reason: str
+
+
+#: after an attempt that did not fail
+_FINAL = {
+    "done": Verdict(False, "the run is done"),
+    "user_error": Verdict(False, "the job or the code is wrong: a retry would meet the same error"),
+    "superseded": Verdict(False, "a newer attempt advances this run"),
+    "stopped": Verdict(True, "it was stopped on request and resumes"),
+}
+
+
+class Ledger:
+    """The attempts of one run.
+
+    Args:
+        store: the run's own folder.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store.at("attempts")
+
+    def begin(self) -> Attempt:
+        """Write down that an attempt starts; return it, numbered after all others."""
+        number = max(map(_number, self._names()), default=0) + 1
+        while True:
+            attempt = Attempt(number, started=time.time())
+            if self._store.create(_name(number), _encode(attempt)):
+                return attempt
+            number += 1  # another world took it
+
+    def record(self, attempt: Attempt, outcome: Outcome, *, ended: float | None = None) -> Attempt:
+        """Write down how `attempt` ended, and when: now, if nothing else is said."""
+        over = replace(
+            attempt,
+            outcome=outcome.kind,
+            code=outcome.code,
+            type=outcome.type,
+            error=outcome.error,
+            step=outcome.step if outcome.step is not None else attempt.step,
+            rank=outcome.rank,
+            ended=time.time() if ended is None else ended,
+        )
+        self._store.write(_name(attempt.number), _encode(over))
+        return over
+
+    def attempts(self) -> list[Attempt]:
+        """Return all attempts, oldest first."""
+        found = [self._attempt(name) for name in self._names()]
+        return [attempt for attempt in found if attempt is not None]
+
+    def _attempt(self, name: str) -> Attempt | None:
+        try:
+            return _decode(self._store.read(name))
+        except (ValueError, TypeError, AttributeError, RecursionError, IsADirectoryError) as error:
+            log.warning("%s/%s is not what was written, that attempt does not count: %s", self._store.url, name, error)
+            return None
+
+    def verdict(self, retries: int, *, after: int = 0) -> Verdict:
+        """Say whether another attempt makes sense.
+
+        Args:
+            retries: attempts without progress that are forgiven.
+            after: leave attempts up to this number out of the count: whoever asked for a retry
+                by hand, knowing of them, wants to be given as many again.
+        """
+        return judge(self.attempts(), retries, after=after)
+
+    def _names(self) -> list[str]:
+        return sorted(name for name in self._store.list("") if name.endswith(".json"))
+
+
+def judge(attempts: Sequence[Attempt], retries: int, *, after: int = 0) -> Verdict:
+    """Say whether another attempt makes sense after `attempts`, oldest first."""
+    if not attempts:
+        return Verdict(True, "nothing was tried yet")
+    last = attempts[-1]
+    if not last.failed:
+        return _FINAL["superseded" if last.type == SUPERSEDED else last.outcome]
+    if same := _same_error(attempts, after):
+        twice = f"attempts {same.number} and {last.number}"
+        return Verdict(False, f"{last.type} at step {last.step} in {twice}: a retry would meet it again")
+    idle = _without_progress(attempts, after)
+    if idle > retries:
+        tried = f"{idle} attempts in a row" if idle > 1 else "the attempt"
+        return Verdict(False, f"{tried} got no further than the last snapshot")
+    if idle == 0:
+        return Verdict(True, f"it got as far as snapshot {last.snapshot}")
+    return Verdict(True, f"attempt {idle} of {retries + 1} without a newer snapshot")
+
+
+def fatal_snapshots(attempts: Sequence[Attempt]) -> dict[str, list[int]]:
+    """Return the snapshots from which the last two attempts or more died before their first new step, with those.
+
+    A stop on request, an error in the user's code and a launcher that was killed say nothing against a snapshot.
+    """
+    deaths: dict[str, list[int]] = {}
+    for attempt in attempts:
+        if attempt.resumed_from and attempt.first_step_at:
+            deaths.pop(attempt.resumed_from, None)
+        elif attempt.resumed_from and attempt.outcome == "died":
+            deaths.setdefault(attempt.resumed_from, []).append(attempt.number)
+    return {name: numbers for name, numbers in deaths.items() if len(numbers) >= 2}
+
+
+def _same_error(attempts: Sequence[Attempt], after: int) -> Attempt | None:
+    """The attempt before the last, if it failed by the same exception at the same step."""
+    last = attempts[-1]
+    failed = [attempt for attempt in attempts[:-1] if attempt.failed and attempt.number > after]
+    # An engine's error speaks of the world around it (a store, a peer), which does change.
+    if not failed or not last.type or last.type.startswith("midstride.") or last.step is None:
+        return None
+    before = failed[-1]
+    return before if (before.type, before.step) == (last.type, last.step) else None
+
+
+def _without_progress(attempts: Sequence[Attempt], after: int) -> int:
+    """How many failed attempts at the end of the list brought no newer snapshot."""
+    idle, newest = 0, ""
+    for attempt in attempts:
+        place = _place(attempt.snapshot or attempt.resumed_from)
+        if place > newest or attempt.outcome == "user_error":  # after that one, somebody changed something
+            idle = 0
+        elif attempt.failed and attempt.number > after:
+            idle += 1
+        newest = max(newest, place)
+    return idle
+
+
+def _place(snapshot: str | None) -> str:
+    """The part of a snapshot's name that says where it stands; such texts sort as the places do."""
+    return (snapshot or "").rpartition("-g")[0]
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}.json"
+
+
+def _number(name: str) -> int:
+    return int(name.removesuffix(".json"))
+
+
+def _encode(attempt: Attempt) -> bytes:
+    return json.dumps(asdict(attempt), indent=2).encode()
+
+
+def _decode(data: bytes) -> Attempt:
+    known = {field.name for field in fields(Attempt)}
+    return Attempt(**{key: value for key, value in json.loads(data).items() if key in known})

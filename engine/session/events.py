@@ -1,0 +1,83 @@
+"""What happens in a world, one JSON line per event, in a local file that the launcher names.
+
+kind        fields
+imported                                                 (torch, and the user's module)
+met                                                      (all ranks have met)
+started     step, steps_total, generation
+resumed     generation, resumed_from, step
+step        epoch, step, steps_total, loss, rate         (rank 0, at most two a second)
+snapshot    name, step, bytes, stall_s                   (committed)
+waiting     rank, waited_s, why                          (for the store, on any rank; at most one a second)
+validation  step, metrics
+finished    step
+slow        rank, words                                  (from the launcher)
+"""
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from midstride.engine.session.private_file import open_own
+
+__all__ = ["Event", "EventLog", "EventTail"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened.
+
+    Args:
+        kind: what happened.
+        time: when, in seconds since the epoch.
+        fields: the rest, by name.
+    """
+
+    kind: str
+    time: float
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class EventLog:
+    """The writing end: appends to `path`, one line at a time.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "events.jsonl"
+    >>> EventLog(path).emit("snapshot", name="000000000020-g000001", step=20)
+    >>> [(event.kind, event.fields["step"]) for event in EventTail(path).new()]
+    [('snapshot', 20)]
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Write one event; values must be JSON (a value that is not is written as its text)."""
+        line = json.dumps({"kind": kind, "time": time.time(), **fields}, default=str)
+        # Opened for each of these rare lines: nothing to close, nothing to flush, nothing for a fork to inherit.
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+class EventTail:
+    """The reading end: hands out each event of `path` once."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._offset = 0
+
+    def new(self) -> list[Event]:
+        """Return the events written since the last call; a line still being written waits for the next."""
+        try:
+            with open_own(self.path) as file:
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole) + len(newline)
+        return [_event(json.loads(line)) for line in whole.splitlines() if line.strip()]
+
+
+def _event(document: dict[str, Any]) -> Event:
+    return Event(document.pop("kind"), document.pop("time"), document)

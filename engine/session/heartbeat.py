@@ -1,0 +1,127 @@
+"""Heartbeats: what a rank is doing, in a few numbers of shared memory that its launcher reads. Needs no torch.
+
+A beat costs a quarter of a microsecond. It is written where a rank makes progress (the end of a batch), so what stops
+beating is stuck, whatever it is stuck in.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from midstride.engine.session.session import Session
+from midstride.engine.world import World
+
+__all__ = ["Heartbeat", "Phase", "Pulse"]
+
+_FIELDS = 6
+_BYTES = 8 * _FIELDS
+_PID, _BEATS, _PHASE, _STEP, _BATCHES, _WORKED = range(_FIELDS)
+
+
+class Phase(IntEnum):
+    """What a rank is doing, as far as it decides how long that may take."""
+
+    STARTING = 0  #: until its first step is done
+    TRAINING = 1
+    EVALUATING = 2  #: a validation, and what is done at the ends of epochs
+    WAITING = 3  #: for a store, or for data to be prepared: as long as it takes
+    ENDED = 4
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """A heartbeat at one moment.
+
+    Args:
+        pid: the rank's process.
+        beats: batches done in this life, of training and validation.
+        phase: what it is doing.
+        step: optimizer steps taken.
+        batches: training batches done in this life.
+        worked_s: seconds spent on reading them and in the training step: its own, not those spent waiting for others.
+    """
+
+    pid: int = 0
+    beats: int = 0
+    phase: Phase = Phase.STARTING
+    step: int = 0
+    batches: int = 0
+    worked_s: float = 0.0
+
+    @classmethod
+    def read(cls, path: Path) -> "Pulse":
+        """Return what stands at `path`; that of a rank which has not started, if nothing does."""
+        try:
+            data = memoryview(path.read_bytes()).cast("q")
+        except FileNotFoundError:
+            return cls()
+        if len(data) < _FIELDS:
+            return cls()
+        return cls(data[_PID], data[_BEATS], Phase(data[_PHASE]), data[_STEP], data[_BATCHES], data[_WORKED] / 1e9)
+
+
+class Heartbeat:
+    """The writing end.
+
+    Args:
+        path: file to write to; None beats for nobody.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._began = 0
+        if path is None:
+            self._cells = memoryview(bytearray(_BYTES)).cast("q")
+            return
+        with path.open("a+b") as file:
+            file.truncate(_BYTES)
+            self._cells = memoryview(mmap.mmap(file.fileno(), _BYTES)).cast("q")
+        self._cells[_PID] = os.getpid()
+
+    @classmethod
+    def of(cls, world: World) -> "Heartbeat":
+        """Return that of this rank, for its launcher if it has one."""
+        session = Session.from_environment()
+        return cls(session.heartbeat(world.rank) if session else None)
+
+    @property
+    def phase(self) -> Phase:
+        """What this rank is doing."""
+        return Phase(self._cells[_PHASE])
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._cells[_PHASE] = phase
+
+    def beat(self, step: int) -> None:
+        """Say that a batch is done, and where the run stands."""
+        cells = self._cells
+        cells[_BEATS] += 1
+        cells[_STEP] = step
+        if cells[_PHASE] == Phase.STARTING:
+            cells[_PHASE] = Phase.TRAINING
+
+    def begin(self) -> None:
+        """Start to measure this rank's own work on a training batch."""
+        self._began = time.perf_counter_ns()
+
+    def worked(self) -> None:
+        """Add the time since `begin`."""
+        self._cells[_WORKED] += time.perf_counter_ns() - self._began
+
+    def batch(self) -> None:
+        """Count one training batch."""
+        self._cells[_BATCHES] += 1
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Be in `phase` until the block ends."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before

@@ -1,0 +1,97 @@
+"""The session of a world: the small local folder in which its ranks and its launcher meet.
+
+    job.json                  the resolved job, the run's name and the attempt's number
+    events.jsonl              what happens, as it happens
+    outcome-rank-00000.json   how each rank ended, written by that rank
+    heartbeat-rank-00000      what each rank is doing
+    log.txt                   every line the world printed
+
+It is local and short-lived: what must survive the machine is in the store.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import WorldError
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.private_file import read_own
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One world's folder.
+
+    Args:
+        folder: an existing session; `Session.create` makes a new one.
+    """
+
+    #: environment variable that tells a rank where its session is, and marks it as belonging to it
+    VARIABLE: ClassVar[str] = "MIDSTRIDE_SESSION"
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+
+    @classmethod
+    def create(cls, job: TrainingJob, run: str, attempt: int) -> "Session":
+        """Return a new session, in the folder for temporary files."""
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", run)[:40]
+        session = cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
+        document = {"run": run, "attempt": attempt, "job": job.model_dump(mode="json")}
+        _write(session.folder / "job.json", json.dumps(document, indent=2))
+        return session
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Session | None":
+        """Return the session this process belongs to, if a launcher started it."""
+        folder = environment.get(cls.VARIABLE)
+        return cls(folder) if folder else None
+
+    @property
+    def events(self) -> Path:
+        """The file of events."""
+        return self.folder / "events.jsonl"
+
+    def heartbeat(self, rank: int) -> Path:
+        """Return the file in which `rank` says what it is doing."""
+        return self.folder / f"heartbeat-rank-{rank:05d}"
+
+    @property
+    def log(self) -> Path:
+        """The file that holds every line the world printed."""
+        return self.folder / "log.txt"
+
+    def read(self) -> tuple[TrainingJob, str, int]:
+        """Return the job, the run's name and the attempt's number."""
+        try:
+            document = json.loads(read_own(self.folder / "job.json"))
+        except FileNotFoundError:
+            raise WorldError(f"{self.folder} is no session: it holds no job.json") from None
+        return TrainingJob.model_validate(document["job"]), document["run"], document["attempt"]
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Write how this rank ended. The first word is the last: a second outcome of a rank is not written."""
+        path = self.folder / f"outcome-rank-{outcome.rank:05d}.json"
+        if not path.exists():
+            _write(path, outcome.to_json())
+
+    def outcomes(self) -> list[Outcome]:
+        """Return what the ranks have written so far, in the order of ranks."""
+        return [Outcome.from_json(read_own(path).decode()) for path in sorted(self.folder.glob("outcome-rank-*.json"))]
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)

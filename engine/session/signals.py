@@ -1,0 +1,153 @@
+"""Requests from outside: a signal to one process becomes something that every rank does at the same boundary.
+
+SIGTERM   take a snapshot and stop, within the grace (and SIGINT, in a world that a launcher started)
+SIGUSR1   take a snapshot and go on
+
+Nothing is done in a signal's handler but noting it. What was asked is done at the next boundary (the end of a batch)
+that all ranks have still before them: `appointment.py` finds it.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from midstride.engine.errors import StopRequested, Superseded, UserError
+from midstride.engine.session.session import Session
+from midstride.engine.world import World
+
+if TYPE_CHECKING:
+    from midstride.engine.session.agreement import Appointment
+
+__all__ = ["GRACE_S", "Asked", "Request", "Requests"]
+
+#: seconds between being asked to stop and being killed: an orchestrator kills at 30 s
+GRACE_S = 20.0
+
+_LEAVE_S = 2.0  # of the grace, to take processes down
+
+
+class Asked(IntEnum):
+    """What was asked; the larger one wins."""
+
+    SNAPSHOT = 1
+    STOP = 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    Args:
+        asked: for what.
+        deadline: when it must be done, in seconds since the epoch (clocks of several machines are near enough).
+    """
+
+    asked: Asked
+    deadline: float = float("inf")
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.time()
+
+
+class Requests:
+    """What this process was asked, and when all ranks do it."""
+
+    #: environment variable by which a launcher tells its ranks how many seconds of grace they have
+    VARIABLE = "MIDSTRIDE_GRACE_S"
+
+    def __init__(self) -> None:
+        self.grace_s = float(os.environ.get(self.VARIABLE, GRACE_S))
+        self._deadline: float | None = None
+        self._snapshots = self._answered = 0
+        self._appointment: Appointment | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self._deadline is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something was asked of this process that was not yet answered."""
+        return self._deadline is not None or self._snapshots != self._answered
+
+    def answered(self) -> Request | None:
+        """Return what was asked of this process; a request to stop stands until it is obeyed."""
+        if self._deadline is not None:
+            return Request(Asked.STOP, self._deadline)
+        # Counted, not cleared: a signal may come between two lines.
+        snapshots = self._snapshots
+        if snapshots == self._answered:
+            return None
+        self._answered = snapshots
+        return Request(Asked.SNAPSHOT)
+
+    def boundary(self) -> Request | None:
+        """Return what all ranks do here; every rank calls this at the same boundaries. Costs nothing unasked."""
+        if self._appointment is not None:
+            return self._appointment.boundary()
+        return self.answered() if self.waiting else None
+
+    @contextmanager
+    def heard(self, store: Any, world: World) -> Iterator[None]:
+        """Hear signals, and what is asked of other ranks, until the block ends.
+
+        Args:
+            store: torch's key-value store that all ranks share; None for a world of one.
+            world: this process among the others.
+
+        Raises:
+            StopRequested: something went wrong in the block after this process was asked to stop: ranks that stop
+                take each other down, and their store may be gone as well.
+        """
+        self._deadline, self._answered = None, self._snapshots
+        before = self._listen()
+        if store is not None and world.size > 1:
+            from midstride.engine.session.agreement import Appointment
+
+            self._appointment = Appointment(self, store, world)
+        try:
+            yield
+        except (UserError, StopRequested, Superseded):
+            raise
+        except Exception as error:
+            if not self.stopping:
+                raise
+            raise StopRequested(
+                f"asked to stop; before a snapshot was taken for that: {type(error).__name__}: {error}\n"
+                "The run resumes from its last committed snapshot."
+            ) from error
+        finally:
+            if self._appointment is not None:
+                self._appointment.close()
+                self._appointment = None
+            # An agent may pass on a second time what has been obeyed.
+            obeyed = self.stopping and Session.from_environment() is not None
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if obeyed else handler)
+            self._deadline = None
+
+    def _listen(self) -> dict[int, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}  # Python hears signals in the main thread only
+        handlers: dict[int, Any] = {signal.SIGTERM: self._stop, signal.SIGUSR1: self._snapshot}
+        if Session.from_environment() is not None:  # else Ctrl-C means now, as everywhere in Python
+            handlers[signal.SIGINT] = self._stop
+        # None stands for a handler that is not Python's: it cannot be put back.
+        return {number: signal.signal(number, handler) or signal.SIG_DFL for number, handler in handlers.items()}
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self._deadline is None:
+            self._deadline = time.time() + max(0.0, self.grace_s - _LEAVE_S)
+
+    def _snapshot(self, number: int, frame: FrameType | None) -> None:
+        self._snapshots += 1

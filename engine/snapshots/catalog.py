@@ -1,0 +1,311 @@
+"""History: the only door for readers. It knows which snapshots of a run count. Needs no torch.
+
+A snapshot counts if its manifest is whole, if it belongs to this run and its lineage, and if it was not set aside.
+"""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
+from midstride.engine.metrics.metric_log import missing_steps
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.metric_segments import Segments
+from midstride.engine.snapshots.position import Place, parse_name, snapshot_name
+from midstride.engine.state.bounds import check_files, sizes, sound
+from midstride.engine.storage.checksums import check_facts, facts_of, unseal
+from midstride.engine.storage.store import Store
+
+__all__ = ["FORMAT", "MANIFEST", "ROWS", "SNAPSHOTS", "History", "Place", "Snapshot", "snapshot_name"]
+
+FORMAT = 1  #: raised whenever the files of a snapshot change their meaning
+SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
+_ASIDE = "aside.json"
+_KEYS = ("format", "step", "after", "generation", "world_size", "files", "facts")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A committed snapshot: its name, where it stands, who took it, and its manifest."""
+
+    name: str
+    place: Place
+    generation: int
+    manifest: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all its files but the manifest."""
+        return sum(facts["bytes"] for facts in self.manifest["files"].values())
+
+
+class History:
+    """The snapshots of the run in `store`, read afresh at every call."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._segments = Segments(store)
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return the snapshots that count, oldest first; only their manifests are read."""
+        lineage = Lineage.of(self._store)
+        return list(self._committed(lineage, self._folders(lineage)))
+
+    def opened(self, name: str) -> Snapshot | None:
+        """Return the snapshot called `name`, by its manifest; None if it was never committed.
+
+        Raises:
+            SnapshotDamaged: its manifest is not what was written, or is of another snapshot.
+            SnapshotError: another version wrote it.
+        """
+        return self._open(name, Lineage.of(self._store))
+
+    def newest_good(self) -> Snapshot | None:
+        """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning.
+
+        Raises:
+            SnapshotUnreadable: none is good, and some cannot be read: nobody can say that they are damaged.
+        """
+        lineage = Lineage.of(self._store)
+        unreadable: dict[str, SnapshotUnreadable] = {}
+        good = None
+        for name, files in reversed(self._folders(lineage).items()):
+            try:
+                if good := self._verified(name, files, lineage):
+                    break
+            except SnapshotUnreadable as error:
+                unreadable[name] = error
+            except SnapshotDamaged as error:
+                self._leave(name, error)
+        if unreadable and good is None:
+            raise next(iter(unreadable.values()))
+        for name, reason in unreadable.items():
+            self._leave(name, reason)
+        return good
+
+    def _verified(self, name: str, files: Collection[str], lineage: Lineage) -> Snapshot | None:
+        """Return the snapshot in the folder `name` if it was committed and is whole."""
+        if "" in files and parse_name(name):
+            self._ensure_folder(name)
+        if MANIFEST not in files or _ASIDE in files:
+            return None
+        try:
+            if (snapshot := self._open(name, lineage)) is not None:
+                self.verify(snapshot)
+            return snapshot
+        except SnapshotMissing:
+            return None  # pruned while it was read
+
+    def _ensure_folder(self, name: str) -> None:
+        """Raise why what lies in the place of a snapshot's folder is none."""
+        path = f"{SNAPSHOTS}/{name}"
+        with contextlib.suppress(FileNotFoundError), self._store.reading(path):
+            self._store.list(path)
+            self._store.size(path)
+            raise SnapshotUnreadable(f"{self._store.url}/{path} cannot be read: it is no folder")
+
+    def _leave(self, name: str, error: SnapshotDamaged) -> None:
+        log.warning("snapshot %s is set aside, an older one is taken: %s", name, error)
+        try:
+            self.set_aside(name, str(error))
+        except OSError as refused:  # there is no folder, or none that can be written: it is not taken all the same
+            log.warning("snapshot %s cannot be marked as set aside: %s", name, refused)
+
+    def set_damaged_aside(self, before: Snapshot) -> None:
+        """Set aside older snapshots whose manifest or metric rows are damaged, so that others can be removed."""
+        lineage = Lineage.of(self._store)
+        for name, files in self._folders(lineage).items():
+            if name >= before.name or MANIFEST not in files or _ASIDE in files:
+                continue
+            try:
+                if (snapshot := self._open(name, lineage)) is not None:
+                    self._rows_of(snapshot)
+            except SnapshotDamaged as error:
+                log.warning("snapshot %s is set aside: %s", name, error)
+                self.set_aside(name, str(error))
+
+    def verify(self, snapshot: Snapshot) -> None:
+        """Read every file of `snapshot` and compare it with the manifest.
+
+        Raises:
+            SnapshotDamaged: a file is missing or differs; it is named with both values.
+            SnapshotMissing: the snapshot is gone: pruned meanwhile.
+        """
+        folder = f"{SNAPSHOTS}/{snapshot.name}"
+        for name, expected in snapshot.manifest["files"].items():
+            where = f"{self._store.url}/{folder}/{name}"
+            try:
+                with self._store.reading(f"{folder}/{name}"):
+                    found = facts_of(self._store.stream(f"{folder}/{name}"))
+            except FileNotFoundError as error:
+                if not self._store.exists(f"{folder}/{MANIFEST}"):
+                    raise SnapshotMissing(f"{self._store.url}/{folder} was removed while it was read") from error
+                raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
+            check_facts(where, expected, found)
+
+    def set_aside(self, snapshot: Snapshot | str, reason: str) -> None:
+        """Mark a snapshot as not to be used again; its files are kept for whoever wants to look."""
+        name = snapshot if isinstance(snapshot, str) else snapshot.name
+        marker = json.dumps({"reason": reason, "time": time.time()}, indent=1)
+        self._store.write(f"{SNAPSHOTS}/{name}/{_ASIDE}", marker.encode())
+
+    def aside(self) -> list[tuple[str, str]]:
+        """Return name and reason of every snapshot that was set aside."""
+        marked = [name for name, files in self._folders().items() if parse_name(name) and _ASIDE in files]
+        return [(name, self._reason(name)) for name in marked]
+
+    def _reason(self, name: str) -> str:
+        try:
+            return str(json.loads(self._store.read(f"{SNAPSHOTS}/{name}/{_ASIDE}"))["reason"])
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            return f"its {_ASIDE} does not say why: {error}"
+
+    def log_faults(self) -> list[str]:
+        """Return, in words, what of the metric log is damaged, and which steps have no row."""
+        faults: list[str] = []
+        rows = self.rows(faults)
+        newest = self.snapshots()[-1:]
+        steps = newest[0].place.step - 1 if newest else 0  # the row of the last step may be open
+        gaps = [f"{first} to {last}" if last > first else str(first) for first, last in missing_steps(rows, steps)]
+        return [*faults, *([f"the metric log has no rows of steps {', '.join(gaps)}"] if gaps else [])]
+
+    def rows(self, faults: list[str] | None = None) -> list[str]:
+        """Return the segments of the metric log up to the newest snapshot that counts, oldest first.
+
+        Args:
+            faults: gets, in words, why segments are not among them.
+
+        Raises:
+            SnapshotDamaged: a segment is not what was written, and nobody asked for `faults`.
+        """
+        lineage = Lineage.of(self._store)
+        folders = self._folders(lineage)
+        committed = {snapshot.name: snapshot for snapshot in self._committed(lineage, folders)}
+        end = max(committed, default="")
+        removed, damages = self._segments.read()
+        segments = {name: rows for name, rows in removed.items() if lineage.holds(name)}
+        for name, files in folders.items():
+            if name > end or MANIFEST not in files or name in segments:
+                continue
+            try:  # also of one set aside: its share of the log may be whole
+                if snapshot := committed.get(name) or self._open(name, lineage):
+                    segments[name] = self._rows_of(snapshot)
+            except _Foreign:
+                continue
+            except SnapshotDamaged as error:
+                damages.append(str(error))
+        if faults is None and damages:
+            raise SnapshotDamaged(f"{damages[0]}: the metric log would have a hole")
+        if faults is not None:
+            faults += damages
+        return [segments[name] for name in sorted(segments) if name <= end]
+
+    def prune(self, keep: int, also: Collection[str] = ()) -> list[str]:
+        """Remove the snapshots that count, but for the newest `keep` and those named in `also`; return what went.
+
+        Their metric rows move to a file of their own first. Folders that were never committed and no longer can be
+        are swept as well; what was set aside stays.
+        """
+        committed = self.snapshots()
+        old = [snapshot for snapshot in committed[: max(0, len(committed) - keep)] if snapshot.name not in also]
+        for snapshot in old:
+            self.remove(snapshot)
+        if committed:
+            self.sweep(committed[-1])
+        return [snapshot.name for snapshot in old]
+
+    def remove(self, snapshot: Snapshot, rows: str | None = None) -> None:
+        """Remove `snapshot`; its metric rows, read now unless they are known, move to a file of their own first.
+
+        One whose rows are damaged is set aside instead.
+        """
+        try:
+            rows = self._rows_of(snapshot) if rows is None else rows
+        except SnapshotDamaged as error:
+            log.warning("snapshot %s is set aside instead of removed: %s", snapshot.name, error)
+            self.set_aside(snapshot, str(error))
+            return
+        self._segments.add(snapshot.name, rows)
+        # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
+        self._store.remove_known(f"{SNAPSHOTS}/{snapshot.name}", [MANIFEST], [*snapshot.manifest["files"]])
+
+    def _folders(self, lineage: Lineage | None = None) -> dict[str, set[str]]:
+        """Return the files of every folder, or of those on the lineage, oldest first; names sort as places do."""
+        folders: dict[str, set[str]] = {}
+        for path in sorted(self._store.find(SNAPSHOTS)):
+            name, _, file = path.partition("/")
+            file = file.partition("/")[0]  # a folder may lie in the place of a file
+            if lineage is None or lineage.holds(name):
+                folders.setdefault(name, set()).add(file)
+        return folders
+
+    def _committed(self, lineage: Lineage, folders: Mapping[str, Collection[str]]) -> Iterator[Snapshot]:
+        for name, files in folders.items():
+            if MANIFEST not in files or _ASIDE in files:
+                continue
+            try:
+                snapshot = self._open(name, lineage)
+            except SnapshotDamaged:
+                continue  # the next newest_good sets it aside
+            if snapshot is not None:
+                yield snapshot
+
+    def _open(self, name: str, lineage: Lineage) -> Snapshot | None:
+        """Return the snapshot in the folder `name`; None if it was never committed."""
+        where = f"{self._store.url}/{SNAPSHOTS}/{name}/{MANIFEST}"
+        try:
+            with self._store.reading(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
+                manifest = unseal(self._store.read(f"{SNAPSHOTS}/{name}/{MANIFEST}"), where, *_KEYS)
+        except FileNotFoundError:
+            return None
+        with sound(where):
+            return self._checked(name, manifest, lineage, where)
+
+    def _checked(self, name: str, manifest: dict[str, Any], lineage: Lineage, where: str) -> Snapshot:
+        parsed = parse_name(name)
+        if parsed is None or manifest["format"] != FORMAT:
+            raise SnapshotError(
+                f"{where} has format {manifest['format']}, this version reads {FORMAT}. "
+                "Resume with the version that wrote it."
+            )
+        check_files(manifest, where)
+        sizes([manifest["world_size"]])
+        place, generation = parsed
+        if lineage.run_id and manifest.get("run_id") != lineage.run_id:
+            run, run_id = manifest.get("run"), manifest.get("run_id")
+            raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {lineage.run_id}")
+        found = snapshot_name(Place(manifest["step"], manifest["after"]), manifest["generation"])
+        if found != name:
+            raise _Foreign(f"{where} is the manifest of snapshot {found}, not of {name}")
+        return Snapshot(name, place, generation, manifest)
+
+    def _rows_of(self, snapshot: Snapshot) -> str:
+        path = f"{SNAPSHOTS}/{snapshot.name}/{ROWS}"
+        where = f"{self._store.url}/{path}"
+        try:
+            with self._store.reading(path):
+                data = self._store.read(path)
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"{where} is missing") from error
+        check_facts(where, snapshot.manifest["files"][ROWS], facts_of([data]))
+        return data.decode()
+
+    def sweep(self, last: Snapshot) -> None:
+        """Remove uncommitted folders that sort before `last`: what a kill or an older generation left."""
+        folders = self._folders()
+        for name in sorted({*folders, *self._store.unfinished(SNAPSHOTS)}):
+            parsed = parse_name(name)
+            if parsed is None or name >= last.name or parsed[1] > last.generation:
+                continue
+            if not {MANIFEST, _ASIDE} & folders.get(name, set()):
+                self._store.remove(f"{SNAPSHOTS}/{name}")
+
+
+class _Foreign(SnapshotDamaged):
+    """A folder that holds a snapshot of another run, or of another place."""

@@ -1,0 +1,99 @@
+"""Segments: the rows of the metric log whose snapshots were pruned. Needs no torch.
+
+    metrics/<snapshot>.<checksum>.csv      the rows of one snapshot
+    metrics/folded-1-<snapshot>.json       those of many, by snapshot, the last one in its name; sealed
+
+However long a run is, its files stay few: as soon as there are 64 of a kind, they are folded into one of the next.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.storage.checksums import check_facts, facts_of, seal, unseal
+from midstride.engine.storage.store import Store
+
+__all__ = ["Segments"]
+
+FOLDER = "metrics"
+#: so many files of one kind become one
+FOLD = 64
+_FOLDED = "folded-"
+_NAME = re.compile(r"folded-\d+-.+\.json|[^.].*\.[^.]+\.csv")
+
+
+class Segments:
+    """The rows of pruned snapshots.
+
+    Args:
+        store: of the run.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store.at(FOLDER)
+        self._single: int | None = None  # files that hold the rows of one snapshot; None: not counted yet
+
+    def add(self, snapshot: str, rows: str) -> None:
+        """Keep the rows of one more snapshot."""
+        data = rows.encode()
+        self._store.write(f"{snapshot}.{facts_of([data])['xxh3_128']}.csv", data)
+        if self._single is None or self._single + 1 >= FOLD:
+            self._single = self._fold()
+        else:
+            self._single += 1
+
+    def read(self) -> tuple[dict[str, str], list[str]]:
+        """Return the rows by name of their snapshot, and in words which files are not what was written."""
+        rows, damaged = self._rows(self._files())
+        return rows, [*damaged.values()]
+
+    def _rows(self, files: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the rows in `files` by snapshot, and by file why those of it are not there."""
+        rows: dict[str, str] = {}
+        damaged: dict[str, str] = {}
+        for file in files:
+            try:
+                rows.update(self._rows_of(file))
+            except FileNotFoundError:
+                continue  # folded meanwhile
+            except SnapshotDamaged as error:
+                damaged[file] = str(error)
+        return dict(sorted(rows.items())), damaged
+
+    def _files(self) -> list[str]:
+        return [file for file in self._store.list() if _NAME.fullmatch(file)]
+
+    def _rows_of(self, file: str) -> Mapping[str, str]:
+        where = f"{self._store.url}/{file}"
+        with self._store.reading(file):
+            data = self._store.read(file)
+        if file.startswith(_FOLDED):
+            rows: dict[str, str] = unseal(data, where, "rows")["rows"]
+            return rows
+        name, _, digest = file.removesuffix(".csv").rpartition(".")
+        check_facts(where, {"bytes": len(data), "xxh3_128": digest}, facts_of([data]))
+        return {name: data.decode()}
+
+    def _fold(self) -> int:
+        """Make one of many where they are enough; return how many single ones are left."""
+        by_level: dict[int, list[str]] = defaultdict(list)
+        for file in self._files():
+            by_level[_level(file)].append(file)
+        for level, files in sorted(by_level.items()):
+            if len(files) < FOLD:
+                continue
+            rows, damaged = self._rows(files)
+            whole = [file for file in files if file not in damaged]
+            if len(whole) < FOLD:
+                continue
+            # The whole first, then its parts go: a kill in between leaves rows that are there twice, and alike.
+            self._store.write(f"{_FOLDED}{level + 1}-{max(rows)}.json", seal({"rows": rows}))
+            for file in whole:
+                self._store.remove(file)
+        single = len(by_level[0])
+        return single if single < FOLD else 0
+
+
+def _level(file: str) -> int:
+    return int(file.removeprefix(_FOLDED).partition("-")[0]) if file.startswith(_FOLDED) else 0

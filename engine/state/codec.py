@@ -1,0 +1,339 @@
+"""The codec: a tree of state as plain JSON beside named tensors. Never pickle.
+
+JSON alone breaks training in silence: it turns int keys into text and tuples into lists, and has no infinity.
+So whatever JSON cannot say is an object with a tag: `{"$": "tuple", "items": [...]}`. Types without a tag are
+refused by their paths, all of them at once.
+"""
+
+import base64
+import math
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.errors import UnsupportedState
+from midstride.engine.state.arrays import array_of, describe_dtype, dtype_of, scalar_of, tensor_of
+from midstride.engine.state.differences import differences
+from midstride.engine.state.dtypes import torch_dtype
+from midstride.engine.state.nodes import Instance, Same, View, fill_set
+from midstride.engine.state.row_shards import Piece
+from midstride.engine.state.tensors import Leaf, rebuild, stage
+
+__all__ = ["Encoded", "decode", "differences", "encode", "walk"]
+
+_TAG = "$"
+_PLAIN = frozenset({type(None), bool, int, str})
+_FACTORIES: dict[str | None, Any] = {
+    kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, deque, Counter)
+} | {None: None}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tree at one moment.
+
+    Args:
+        document: what `json` can write and read back.
+        tensors: copies on the CPU, by readable name; the originals may change at once.
+    """
+
+    document: Any
+    tensors: dict[str, Tensor]
+
+
+def walk(tree: object) -> tuple[Any, list[Leaf]]:
+    """Return the document of `tree` and the tensors in it, which are not copied yet.
+
+    Raises:
+        UnsupportedState: it holds values that cannot be written; every one is named by its path.
+    """
+    encoder = _Encoder()
+    document = encoder.value(tree, "")
+    if encoder.faults:
+        raise UnsupportedState(_wording(encoder.faults))
+    return document, encoder.leaves
+
+
+def encode(tree: object) -> Encoded:
+    """Return a copy of `tree` that can be written; raises as `walk` does."""
+    document, leaves = walk(tree)
+    return Encoded(document, stage(leaves))
+
+
+def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the tree that `encode` was given: same types, bits, strides and shared memory, tensors on the CPU."""
+    return _Decoder(tensors).value(document)
+
+
+def _wording(faults: list[str]) -> str:
+    count = "1 value" if len(faults) == 1 else f"{len(faults)} values"
+    shown = [*faults[:20], *([f"and {len(faults) - 20} more"] if len(faults) > 20 else [])]
+    return "\n  ".join([f"{count} of the state cannot be written:", *shown]) + (
+        "\nGive whatever holds such a value a state_dict() that returns tensors and plain values only, "
+        "and a load_state_dict() that rebuilds the rest."
+    )
+
+
+@dataclass
+class _Encoder:
+    """One walk over a tree: returns the document, collects tensors and faults."""
+
+    leaves: list[Leaf] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    around: set[int] = field(default_factory=set)  # what the walk is inside of
+
+    def value(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if kind in _PLAIN or (kind is float and math.isfinite(value)):
+            return value
+        write = _WRITERS.get(kind) or (_write_scalar if isinstance(value, np.generic) else None)
+        if write is None:
+            return self.fault(path, _kind_of(value))
+        if id(value) in self.around:
+            return self.fault(path, f"{_kind_of(value)} that contains itself")
+        self.around.add(id(value))
+        document = write(self, value, path)
+        self.around.discard(id(value))
+        return document
+
+    def items(self, values: Collection[Any], path: str) -> list[Any]:
+        if _PLAIN.issuperset(map(type, values)):  # long ones there are: the state of `random` has 625 numbers
+            return list(values)
+        return [self.value(value, _join(path, index)) for index, value in enumerate(values)]
+
+    def pairs(self, mapping: Mapping[Any, Any], path: str) -> list[list[Any]]:
+        return [[self.key(key, path), self.value(value, _join(path, key))] for key, value in mapping.items()]
+
+    def key(self, key: Any, path: str) -> Any:
+        if isinstance(key, Tensor):
+            return self.fault(path, "a tensor as a key: another process could not find it again")
+        return self.value(key, f"{path} (a key)")
+
+    def strided(self, tensor: Tensor, path: str) -> dict[str, Any]:
+        """Return the entry of a strided tensor, to be completed by a layout."""
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        if tensor.device.type not in ("cpu", "cuda"):
+            tensor = tensor.detach().cpu()  # XLA's have no addresses, which tell what shares memory
+        entry = {_TAG: "tensor", "dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+        self.leaves.append(Leaf(path, tensor, entry))
+        return entry
+
+    def fault(self, path: str, what: str) -> None:
+        self.faults.append(f"{path or 'the whole'}: {what}")
+
+
+def _join(path: str, key: object) -> str:
+    text = str(key)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{path}/{text}" if path else text
+
+
+def _kind_of(value: object) -> str:
+    """Return how a message calls a value, such as `function digits.<lambda>`."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    own = getattr(value, "__qualname__", None)
+    return f"{name} {getattr(value, '__module__', '?')}.{own}" if own else name
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _write_float(encoder: _Encoder, value: float, path: str) -> Any:
+    return {_TAG: "float", "value": repr(value) if math.isinf(value) else struct.pack(">d", value).hex()}
+
+
+def _read_float(text: str) -> float:
+    return float(text) if text in ("inf", "-inf") else float(struct.unpack(">d", bytes.fromhex(text))[0])
+
+
+def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
+    if tensor.grad_fn is not None:
+        return encoder.fault(path, "a tensor with a gradient graph; keep its .detach() instead")
+    layout = tensor.layout
+    kinds = {"quantised": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
+    if any(kinds.values()) or layout not in (torch.strided, torch.sparse_coo):
+        kind = next((kind for kind, found in kinds.items() if found), str(layout).removeprefix("torch."))
+        return encoder.fault(path, f"a {kind} tensor of {tensor.dtype}")
+    if layout == torch.sparse_coo:
+        entry: dict[str, Any] = {_TAG: "sparse", "shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
+        entry["indices"] = encoder.strided(tensor._indices(), _join(path, "indices"))
+        entry["values"] = encoder.strided(tensor._values(), _join(path, "values"))
+    else:
+        entry = encoder.strided(tensor, path)
+    if type(tensor) is nn.Parameter:
+        entry["parameter"] = True
+    if tensor.requires_grad:
+        entry["requires_grad"] = True
+    return entry
+
+
+def _write_dict(encoder: _Encoder, value: dict[Any, Any], path: str) -> Any:
+    if _TAG not in value and all(type(key) is str for key in value):
+        if _PLAIN.issuperset(map(type, value.values())):
+            return dict(value)
+        return {key: encoder.value(item, _join(path, key)) for key, item in value.items()}
+    return {_TAG: "dict", "pairs": encoder.pairs(value, path)}
+
+
+def _write_defaultdict(encoder: _Encoder, value: defaultdict[Any, Any], path: str) -> Any:
+    known = [name for name, factory in _FACTORIES.items() if factory is value.default_factory]
+    if not known:
+        return encoder.fault(path, f"collections.defaultdict made by {_kind_of(value.default_factory)}")
+    return {_TAG: "defaultdict", "factory": known[0], "pairs": encoder.pairs(value, path)}
+
+
+def _write_piece(encoder: _Encoder, value: Piece, path: str) -> Any:
+    return {_TAG: "piece", "start": value.start, "shape": list(value.shape), "rows": encoder.value(value.rows, path)}
+
+
+def _write_array(encoder: _Encoder, value: np.ndarray[Any, Any], path: str) -> Any:
+    dtype = describe_dtype(value.dtype)
+    if dtype is None:
+        return encoder.fault(path, f"numpy.ndarray of {value.dtype}")
+    tensor, order = tensor_of(value)
+    entry = {_TAG: "array", "dtype": encoder.value(dtype, path), "shape": list(value.shape), "order": order}
+    return {**entry, "data": encoder.strided(tensor, path)}
+
+
+def _write_scalar(encoder: _Encoder, value: np.generic, path: str) -> Any:
+    dtype = describe_dtype(value.dtype)
+    if dtype is None:
+        return encoder.fault(path, f"{_kind_of(value)} of {value.dtype}")
+    return {_TAG: "scalar", "dtype": encoder.value(dtype, path), "bytes": value.tobytes().hex()}
+
+
+def _write_view(encoder: _Encoder, value: View, path: str) -> Any:
+    return {_TAG: "view", "of": value.of, "shape": [*value.shape], "strides": [*value.strides], "offset": value.offset}
+
+
+def _write_instance(encoder: _Encoder, value: Instance, path: str) -> Any:
+    state = encoder.value(value.state, path)
+    return {_TAG: "instance", "form": value.form, "kind": value.kind, "state": state}
+
+
+def _text(tag: str, text: Callable[[Any], Any]) -> Callable[[_Encoder, Any, str], Any]:
+    return lambda encoder, value, path: {_TAG: tag, "value": text(value)}
+
+
+def _items(tag: str) -> Callable[[_Encoder, Any, str], Any]:
+    return lambda encoder, value, path: {_TAG: tag, "items": encoder.items(value, path)}
+
+
+def _pairs(tag: str) -> Callable[[_Encoder, Any, str], Any]:
+    return lambda encoder, value, path: {_TAG: tag, "pairs": encoder.pairs(value, path)}
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+_WRITERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
+    float: _write_float,
+    complex: lambda encoder, value, path: {_TAG: "complex", "items": encoder.items((value.real, value.imag), path)},
+    bytes: _text("bytes", _base64),
+    bytearray: _text("bytearray", _base64),
+    list: lambda encoder, value, path: encoder.items(value, path),
+    tuple: _items("tuple"),
+    set: _items("set"),
+    frozenset: _items("frozenset"),
+    deque: lambda encoder, value, path: {_TAG: "deque", "maxlen": value.maxlen, "items": encoder.items(value, path)},
+    dict: _write_dict,
+    OrderedDict: _pairs("OrderedDict"),
+    Counter: _pairs("Counter"),
+    defaultdict: _write_defaultdict,
+    torch.Size: _text("Size", list),
+    torch.dtype: _text("dtype", _dtype_name),
+    torch.device: _text("device", str),
+    Tensor: _write_tensor,
+    nn.Parameter: _write_tensor,
+    np.ndarray: _write_array,
+    Piece: _write_piece,
+    Same: lambda encoder, value, path: {_TAG: "same", "as": value.path},
+    View: _write_view,
+    Instance: _write_instance,
+}
+
+
+@dataclass
+class _Decoder:
+    """One walk over a document."""
+
+    tensors: Mapping[str, Tensor]
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+    def value(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.value(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if _TAG not in node:
+            return {key: self.value(item) for key, item in node.items()}
+        return _READERS[node[_TAG]](self, node)
+
+    def items(self, node: dict[str, Any]) -> Iterable[Any]:
+        return map(self.value, node["items"])
+
+    def pairs(self, node: dict[str, Any]) -> Iterable[tuple[Any, Any]]:
+        return ((self.value(key), self.value(value)) for key, value in node["pairs"])
+
+    def strided(self, node: dict[str, Any]) -> Tensor:
+        return self.dressed(rebuild(node, self.tensors, self.memory), node)
+
+    def sparse(self, node: dict[str, Any]) -> Tensor:
+        indices, values = self.strided(node["indices"]), self.strided(node["values"])
+        tensor = torch.sparse_coo_tensor(
+            indices, values, node["shape"], is_coalesced=node["coalesced"], check_invariants=True
+        )
+        return self.dressed(tensor, node)
+
+    def dressed(self, tensor: Tensor, node: dict[str, Any]) -> Tensor:
+        if node.get("parameter"):
+            return nn.Parameter(tensor, requires_grad=node.get("requires_grad", False))
+        return tensor.requires_grad_() if node.get("requires_grad") else tensor
+
+    def set(self, node: dict[str, Any]) -> set[Any]:
+        found: set[Any] = set()
+        fill_set(found, list(self.items(node)))
+        return found
+
+    def array(self, node: dict[str, Any]) -> np.ndarray[Any, Any]:
+        dtype = dtype_of(self.value(node["dtype"]))
+        return array_of(self.strided(node["data"]), dtype, node["shape"], node["order"])
+
+
+_READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
+    "float": lambda decoder, node: _read_float(node["value"]),
+    "complex": lambda decoder, node: complex(*decoder.items(node)),
+    "bytes": lambda decoder, node: base64.b64decode(node["value"]),
+    "bytearray": lambda decoder, node: bytearray(base64.b64decode(node["value"])),
+    "tuple": lambda decoder, node: tuple(decoder.items(node)),
+    "set": _Decoder.set,
+    "frozenset": lambda decoder, node: frozenset(decoder.set(node)),
+    "deque": lambda decoder, node: deque(decoder.items(node), node["maxlen"]),
+    "dict": lambda decoder, node: dict(decoder.pairs(node)),
+    "OrderedDict": lambda decoder, node: OrderedDict(decoder.pairs(node)),
+    "Counter": lambda decoder, node: Counter(dict(decoder.pairs(node))),
+    "defaultdict": lambda decoder, node: defaultdict(_FACTORIES[node["factory"]], decoder.pairs(node)),
+    "Size": lambda decoder, node: torch.Size(node["value"]),
+    "dtype": lambda decoder, node: torch_dtype(node["value"]),
+    "device": lambda decoder, node: torch.device(node["value"]),
+    "tensor": _Decoder.strided,
+    "sparse": _Decoder.sparse,
+    "array": _Decoder.array,
+    "piece": lambda decoder, node: Piece(decoder.value(node["rows"]), node["start"], tuple(node["shape"])),
+    "same": lambda decoder, node: Same(node["as"]),
+    "view": lambda decoder, node: View(node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"]),
+    "instance": lambda decoder, node: Instance(node["form"], node["kind"], decoder.value(node["state"])),
+    "scalar": lambda decoder, node: scalar_of(bytes.fromhex(node["bytes"]), dtype_of(decoder.value(node["dtype"]))),
+}

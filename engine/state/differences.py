@@ -1,0 +1,114 @@
+"""Where two trees of state differ, bit for bit."""
+
+import math
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from midstride.engine.state.nodes import Instance, Same
+
+__all__ = ["differences", "differing"]
+
+
+def differences(a: object, b: object) -> list[str]:
+    """Return where `a` and `b` differ: a path each, followed by both values in short.
+
+    Types, dtypes, shapes and bits count (NaN equals NaN of the same bits, -0.0 is not 0.0); strides, devices and the
+    order of keys do not.
+
+    >>> differences({"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1, "betas": (0.9, 0.95)})
+    ['betas/1 (0.99, now 0.95)']
+    """
+    return [f"{path or 'the whole'} ({left}, now {right})" for path, left, right in differing(a, b)]
+
+
+def differing(a: object, b: object) -> list[tuple[str, str, str]]:
+    """Return the same as triples: path, what `a` has there, what `b` has."""
+    return list(_walk(a, b, ""))
+
+
+def _walk(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    if type(a) is not type(b):
+        yield path, _brief(a), _brief(b)
+    elif isinstance(a, Tensor):
+        if not _same_tensor(a, b):
+            yield path, _brief(a), _brief(b)
+    elif isinstance(a, Mapping):
+        yield from _walk_mapping(a, b, path)
+    elif isinstance(a, Instance) and (a.form, a.kind) == (b.form, b.kind):
+        yield from _walk_instance(a, b, path)
+    elif isinstance(a, (list, tuple, deque)):
+        yield from _walk_sequence(a, b, path)
+    elif not _same_value(a, b):
+        yield path, _brief(a), _brief(b)
+
+
+def _walk_sequence(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    if len(a) != len(b):
+        yield path, f"{len(a)} items", f"{len(b)} items"
+    elif isinstance(a, deque) and a.maxlen != b.maxlen:
+        yield path, f"maxlen {a.maxlen}", f"maxlen {b.maxlen}"
+    else:
+        for index, (left, right) in enumerate(zip(a, b, strict=True)):
+            yield from _walk(left, right, _join(path, index))
+
+
+def _walk_instance(a: Instance, b: Instance, path: str) -> Iterator[tuple[str, str, str]]:
+    for part in {**a.state, **b.state}:
+        where = path if part in ("attributes", "items", "value") else _join(path, part)  # as the user's code calls it
+        yield from _walk(a.state.get(part), b.state.get(part), where)
+
+
+def _walk_mapping(a: Mapping[Any, Any], b: Mapping[Any, Any], path: str) -> Iterator[tuple[str, str, str]]:
+    for key in a:
+        if key not in b:
+            yield _join(path, key), _brief(a[key]), "missing"
+        else:
+            yield from _walk(a[key], b[key], _join(path, key))
+    for key in b:
+        if key not in a:
+            yield _join(path, key), "missing", _brief(b[key])
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    if type(a) is float:
+        return struct.pack(">d", a) == struct.pack(">d", b)
+    if type(a) is complex:
+        return struct.pack(">dd", a.real, a.imag) == struct.pack(">dd", b.real, b.imag)
+    if isinstance(a, (np.ndarray, np.generic)):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    return bool(a == b)
+
+
+def _same_tensor(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
+        return False
+    if a.layout == torch.sparse_coo:
+        return _same_tensor(a._indices(), b._indices()) and _same_tensor(a._values(), b._values())
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    return plain.reshape(-1).contiguous().view(torch.uint8)
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}/{key}" if path else str(key)
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, (Tensor, np.ndarray)):
+        kind = str(value.dtype).removeprefix("torch.")
+        single = f" {value.reshape(-1)[0].item()!r}" if math.prod(value.shape) == 1 else ""
+        return f"{kind}{list(value.shape)}{single}"
+    if isinstance(value, (Instance, Same)):
+        return value.kind if isinstance(value, Instance) else f"the same as {value.path}"
+    text = repr(value)
+    kind = "" if isinstance(value, (type(None), bool, int, float, str, bytes)) else f"{type(value).__name__} "
+    return f"{kind}{text if len(text) <= 40 else text[:37] + '...'}"

@@ -1,0 +1,64 @@
+"""The state of a run: parts that can say what they are and become it again.
+
+Law: after `b.load_state_dict(a.state_dict())`, whatever `a` would do next, `b` does
+next, bit for bit. `tests/laws/` holds every part to it, and every resume checks it:
+what was loaded is asked for its state again and compared with what was saved.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from midstride.engine.errors import EngineError, IdentityChanged, ReadBackDiffers
+
+__all__ = ["Stateful", "restore_parts", "state_of"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can say what it is and become it again."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that decides what this part does next."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Become the part that gave `state_dict`."""
+        ...
+
+
+def state_of(parts: Mapping[str, Stateful]) -> dict[str, Any]:
+    """Return the tree of a run's state, one branch per part."""
+    return {name: part.state_dict() for name, part in parts.items()}
+
+
+def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> None:
+    """Load every part in the order given, then compare what each one holds with what was saved.
+
+    Raises:
+        ReadBackDiffers: a part is missing on one side, or did not become what was saved (torch casts
+            optimizer state silently, for one).
+    """
+    from midstride.engine.state.codec import differences
+
+    if set(parts) != set(saved):
+        raise ReadBackDiffers(
+            f"the snapshot holds the parts {sorted(saved)}, this run has {sorted(parts)}: another version took it. "
+            'Resume with that one, or start over with resume="never".'
+        )
+    for name, part in parts.items():
+        try:
+            part.load_state_dict(saved[name])
+        except EngineError:
+            raise
+        except Exception as error:
+            raise IdentityChanged(
+                f"{name} cannot take back the state it gave: {error}\n"
+                'Resume with the module the snapshot was taken of, or start over with resume="never".'
+            ) from error
+    for name, part in parts.items():
+        if paths := differences(saved[name], part.state_dict()):
+            shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+            raise ReadBackDiffers(
+                f"{name} did not take back the state it gave: {shown}. "
+                "What a state_dict returns must be all that load_state_dict needs, bit for bit."
+            )

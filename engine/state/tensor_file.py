@@ -1,0 +1,141 @@
+"""Files of tensors (safetensors), read in one pass: checked against their facts, each tensor into memory of its own.
+
+That takes the memory of the tensors and of a few chunks. Nothing is handed out before the last byte was checked.
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from xxhash import xxh3_128
+
+from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.state.bounds import sizes, sound
+from midstride.engine.state.tensors import DTYPES, FreshTensors
+from midstride.engine.storage.checksums import FileFacts, check_facts
+from midstride.engine.storage.store import Store
+
+__all__ = ["read_tensors"]
+
+_LENGTH_BYTES = 8
+_HEADER_BYTES = 100 * 2**20  # as the format has it
+
+
+class _Entry(NamedTuple):
+    """What the header says of one tensor."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def read_tensors(store: Store, path: str, expected: FileFacts, only: Collection[str] | None = None) -> FreshTensors:
+    """Return the tensors in the file at `path`, or those named in `only`.
+
+    Raises:
+        SnapshotDamaged: it is missing, differs from what is expected, or is no file of tensors.
+    """
+    where = f"{store.url}/{path}"
+    try:
+        with store.reading(path):
+            size = store.size(path)
+            if size != expected["bytes"]:
+                raise SnapshotDamaged(f"{where} has {size} bytes, its manifest says {expected['bytes']}")
+            source = _Source(store.stream(path))
+            try:
+                tensors = _tensors(source, size, where, only)
+            except SnapshotDamaged:
+                source.drain()
+                check_facts(where, expected, source.facts)  # damage says more than what it led to
+                raise
+            source.drain()
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
+    check_facts(where, expected, source.facts)
+    return tensors
+
+
+class _Source:
+    """Bytes that come in chunks and are counted as they are taken."""
+
+    def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
+        self._chunks, self._left = chunks, memoryview(b"")
+        self._bytes, self._digest = 0, xxh3_128()
+
+    @property
+    def facts(self) -> FileFacts:
+        """What has come so far."""
+        return {"bytes": self._bytes, "xxh3_128": self._digest.hexdigest()}
+
+    def take(self, size: int) -> Iterator[memoryview]:
+        """Yield the next `size` bytes, part by part."""
+        while size:
+            if not self._left and not self._fetch():
+                raise ValueError(f"it ends {size} bytes too early")
+            part, self._left = self._left[:size], self._left[size:]
+            size -= len(part)
+            yield part
+
+    def bytes(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        return b"".join(map(bytes, self.take(size)))
+
+    def drain(self) -> None:
+        """Count the rest."""
+        while self._fetch():
+            pass
+
+    def _fetch(self) -> bool:
+        self._left = memoryview(next(self._chunks, b""))
+        self._digest.update(self._left)
+        self._bytes += len(self._left)
+        return bool(self._left)
+
+
+def _tensors(source: _Source, size: int, where: str, only: Collection[str] | None) -> FreshTensors:
+    with sound(where):
+        entries = _entries(source, size)
+    tensors = FreshTensors()
+    for entry in entries:
+        if only is None or entry.name in only:
+            tensors[entry.name] = _read(source, entry, where)
+        else:
+            with sound(where):
+                for _ in source.take(entry.nbytes):
+                    pass
+    return tensors
+
+
+def _entries(source: _Source, size: int) -> list[_Entry]:
+    """Return what the header says, in the order of the bytes."""
+    left = size - _LENGTH_BYTES
+    length = int.from_bytes(source.bytes(_LENGTH_BYTES), "little")
+    if length > min(left, _HEADER_BYTES):
+        raise ValueError(f"a header of {length} bytes in a file of {size}")
+    header: dict[str, Any] = json.loads(source.bytes(length))
+    header.pop("__metadata__", None)
+    entries, at = [], 0
+    for name, said in sorted(header.items(), key=lambda item: tuple(sizes(item[1]["data_offsets"]))):
+        dtype, shape, (start, end) = DTYPES[said["dtype"]], sizes(said["shape"]), said["data_offsets"]
+        if start != at or end - start != prod(shape) * dtype.itemsize:
+            raise ValueError(f"bytes {start} to {end} for tensor {name} of {dtype} {shape}")
+        entries.append(_Entry(name, dtype, shape, end - start))
+        at = end
+    if at != left - length:
+        raise ValueError(f"tensors of {at} bytes in {left - length}")
+    return entries
+
+
+def _read(source: _Source, entry: _Entry, where: str) -> Tensor:
+    memory = torch.empty(entry.nbytes, dtype=torch.uint8)  # as many are there: the sizes add up to that of the file
+    target, at = memory.numpy(), 0
+    with sound(where):
+        for part in source.take(entry.nbytes):
+            target[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
+    return memory.view(entry.dtype).view(entry.shape)

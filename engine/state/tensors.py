@@ -1,0 +1,297 @@
+"""Tensors on their way to a file and back: copied, with their strides and the memory they share.
+
+safetensors files hold plain, separate tensors. A tensor that is dense and shares its memory with no other is
+written as it is, and its strides are noted in the document. Tensors that overlap (tied weights, views of one
+buffer, expanded tensors) are written once: as one tensor if they are all the same view, else as the stretch of
+bytes they lie in, from which they are cut out again.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from midstride.engine.state.bounds import check_view, sizes
+from midstride.engine.state.dtypes import torch_dtype
+
+__all__ = ["DTYPES", "FreshTensors", "Layout", "Leaf", "Region", "copy_tensors", "rebuild", "stage"]
+
+_ALIGN_BYTES = 16  # no element is larger
+
+
+#: under which name a safetensors file holds a type of elements; any other goes as bytes
+_NAMES = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL"},
+    **{torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.complex64: "C64"},
+}
+#: and back
+DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class FreshTensors(dict[str, Tensor]):
+    """Tensors just read, by name, in memory that a tree rebuilt of them may keep: they are taken out one by one."""
+
+
+@dataclass(slots=True)
+class Leaf:
+    """A tensor found in a tree.
+
+    Args:
+        path: where it was found.
+        tensor: itself; it may require gradients.
+        entry: what stands for it in the document; `Layout.complete` adds where its bytes are.
+    """
+
+    path: str
+    tensor: Tensor
+    entry: dict[str, Any]
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What it is called and how it is laid out, wherever its memory is."""
+        tensor = self.tensor
+        return self.path, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+class Region:
+    """Bytes that go to a file as one tensor: a leaf, or the stretch of memory that several leaves share.
+
+    Args:
+        name: in the file.
+        members: the leaves, by number.
+        spans: those same leaves.
+    """
+
+    def __init__(self, name: str, members: Sequence[int], spans: "Sequence[_Span]") -> None:
+        first = spans[0]
+        self.name, self.members = name, list(members)
+        self.is_stretch = not (first.is_dense and all(first.is_same_view(span) for span in spans[1:]))
+        self.offsets: list[int] = []  # where the members start in a stretch, in their elements
+        if self.is_stretch:
+            start = min(span.start for span in spans) // _ALIGN_BYTES * _ALIGN_BYTES
+            self.nbytes = -(-(max(span.end for span in spans) - start) // _ALIGN_BYTES) * _ALIGN_BYTES
+            self.align, self.kind, self.shape = _ALIGN_BYTES, "U8", [self.nbytes]
+            self.offsets = [(span.start - start) // span.itemsize for span in spans]
+        else:
+            self.nbytes, self.align = first.nbytes, first.itemsize
+            self.kind = _NAMES.get(first.dtype, "U8")
+            self.shape = list(first.shape) if first.dtype in _NAMES else [self.nbytes]
+
+    def views(self, memory: Tensor, leaves: Sequence[Leaf]) -> list[Tensor]:
+        """Return where in `memory` (uint8, as long as this region) `sources` go."""
+        if not self.is_stretch:
+            first = leaves[self.members[0]].tensor
+            return [memory.view(first.dtype).view(first.shape)]
+        views = []
+        for number, offset in zip(self.members, self.offsets, strict=True):
+            tensor = leaves[number].tensor
+            typed = memory.view(tensor.dtype)
+            views.append(typed.as_strided(tensor.shape, tensor.stride(), typed.storage_offset() + offset))
+        return [_once(view) for view in views]
+
+    def sources(self, leaves: Sequence[Leaf]) -> list[Tensor]:
+        """Return what is copied: of leaves that see the same in the same way, one."""
+        if not self.is_stretch:
+            return [leaves[self.members[0]].tensor]
+        return [_once(leaves[number].tensor) for number in self.members]
+
+
+class Layout:
+    """How the tensors of a tree become tensors of a file; the same from one snapshot to the next while they are."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self._forms = [leaf.form for leaf in leaves]
+        self._starts = [leaf.tensor.data_ptr() for leaf in leaves]
+        spans = [_Span(leaf.tensor) for leaf in leaves]
+        self._lengths = [span.end - span.start for span in spans]
+        self._notes: list[dict[str, Any]] = [{} for _ in leaves]
+        self._region_of = [0] * len(leaves)
+        self.regions: list[Region] = []
+        taken: set[str] = set()
+        for members in _overlapping(spans):
+            name = _free_name(leaves[members[0]].path, taken)
+            taken.add(name)
+            region = Region(name, members, [spans[number] for number in members])
+            self.regions.append(region)
+            for number in members:
+                self._notes[number] = _note(region, number, spans[number])
+                self._region_of[number] = len(self.regions) - 1
+
+    def fits(self, leaves: Sequence[Leaf]) -> bool:
+        """Whether `leaves` are of the same forms as those this was made of, and share memory in the same way."""
+        if self._forms != [leaf.form for leaf in leaves]:
+            return False
+        starts = [leaf.tensor.data_ptr() for leaf in leaves]
+        return starts == self._starts or (self._shares_alike(starts) and not self._overlaps_anew(starts))
+
+    def _shares_alike(self, starts: Sequence[int]) -> bool:
+        """Whether the leaves that share memory with others stayed where they were."""
+        shared = (number for region in self.regions if len(region.members) > 1 for number in region.members)
+        return all(starts[number] == self._starts[number] for number in shared)
+
+    def _overlaps_anew(self, starts: Sequence[int]) -> bool:
+        """Whether leaves of different regions share memory: new tensors may lie where others did."""
+        end, region = 0, -1
+        for number in sorted((n for n, length in enumerate(self._lengths) if length), key=starts.__getitem__):
+            if starts[number] < end and self._region_of[number] != region:
+                return True
+            end, region = max(end, starts[number] + self._lengths[number]), self._region_of[number]
+        return False
+
+    def complete(self, leaves: Sequence[Leaf]) -> None:
+        """Write into the entries where the bytes of each leaf are."""
+        for leaf, note in zip(leaves, self._notes, strict=True):
+            leaf.entry.update(note)
+
+
+def stage(leaves: Sequence[Leaf]) -> dict[str, Tensor]:
+    """Copy all `leaves` to fresh memory on the CPU, by the names that their entries then say."""
+    layout = Layout(leaves)
+    layout.complete(leaves)
+    staged = {}
+    for region in layout.regions:
+        memory = torch.zeros(region.nbytes, dtype=torch.uint8)
+        copy_tensors(region.views(memory, leaves), region.sources(leaves))
+        kind = next((dtype for dtype, name in _NAMES.items() if name == region.kind))
+        staged[region.name] = memory.view(kind).view(region.shape)
+    return staged
+
+
+@torch.no_grad()
+def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each of `sources` to one of `targets`, on the CPU; when this returns the sources may change."""
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+    for device in {source.device for source in sources if source.is_cuda}:
+        torch.cuda.synchronize(device)
+
+
+def rebuild(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> Tensor:
+    """Return the tensor an entry stands for, in fresh memory.
+
+    Args:
+        entry: what `stage` completed; of any other it asks for nothing beyond `tensors`.
+        tensors: what `stage` returned, never shared with the result; or `FreshTensors`, which are used up.
+        memory: name -> memory already rebuilt, so that what shared it shares it again.
+
+    Raises:
+        ValueError: the entry and the tensor in the file do not go together.
+    """
+    name, dtype, shape = entry["name"], torch_dtype(entry["dtype"]), sizes(entry["shape"])
+    strides = sizes(entry["strides"]) if entry.get("strides") else _plain_strides(shape)
+    if name not in memory and "offset" in entry:
+        memory[name] = _flat(tensors, name)
+    elif name not in memory:
+        memory[name] = _arranged(_flat(tensors, name).view(dtype), shape, strides)
+    if "offset" in entry:
+        typed = memory[name].view(dtype)
+        check_view(typed.numel(), dtype.itemsize, shape, strides, entry["offset"])
+        found = typed.as_strided(shape, strides, entry["offset"])
+    else:
+        found = memory[name].detach()
+    if dtype == torch.bool and found.numel() and int(found.view(torch.uint8).amax()) > 1:
+        raise ValueError(f"tensor {name} of truth values holds others")
+    return found
+
+
+def _flat(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return the bytes of a tensor, for the result to keep."""
+    tensor = tensors.pop(name) if isinstance(tensors, FreshTensors) else tensors[name].clone()
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _arranged(flat: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Return the elements of `flat` in `shape`, laid out in memory as `strides` say."""
+    plain = flat.view(shape)
+    if strides == _plain_strides(shape):
+        return plain
+    target = torch.empty(flat.shape, dtype=flat.dtype)
+    check_view(target.numel(), target.itemsize, shape, strides)
+    arranged = target.as_strided(shape, strides)
+    if not _is_dense(arranged):
+        raise ValueError(f"strides {strides} for a tensor {shape} that shares its memory with no other")
+    return arranged.copy_(plain)
+
+
+class _Span:
+    """The memory that one tensor sees."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype, self.shape, self.strides = tensor.dtype, tensor.shape, tensor.stride()
+        self.device, self.itemsize, self.nbytes = tensor.device, tensor.element_size(), tensor.nbytes
+        self.start = self.end = tensor.data_ptr()
+        self.is_plain = self.strides == _plain_strides(self.shape)
+        self.is_dense = self.is_plain or _is_dense(tensor)
+        if tensor.numel():
+            self.end += (1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))) * self.itemsize
+
+    def is_same_view(self, other: "_Span") -> bool:
+        """Whether both see the same memory in the same way."""
+        mine, its = (self.start, self.dtype, self.shape, self.strides), (other.start, other.dtype, other.shape)
+        return mine == (*its, other.strides)
+
+
+def _overlapping(spans: Sequence[_Span]) -> list[list[int]]:
+    """Return groups of spans whose memory overlaps, most of them alone, in the order of their first members."""
+    groups = [[number] for number, span in enumerate(spans) if span.start == span.end]
+    full = [number for number, span in enumerate(spans) if span.start != span.end]
+    end, device = 0, None
+    for number in sorted(full, key=lambda number: (str(spans[number].device), spans[number].start)):
+        span = spans[number]
+        if span.device == device and span.start < end:
+            groups[-1].append(number)
+            end = max(end, span.end)
+        else:
+            groups.append([number])
+            end, device = span.end, span.device
+    return sorted(sorted(group) for group in groups)
+
+
+def _note(region: Region, number: int, span: _Span) -> dict[str, Any]:
+    """Return what the entry of a leaf says of its bytes."""
+    note: dict[str, Any] = {"name": region.name}
+    if region.is_stretch:
+        note["offset"] = region.offsets[region.members.index(number)]
+    if region.is_stretch or not span.is_plain:
+        note["strides"] = list(span.strides)
+    return note
+
+
+def _free_name(path: str, taken: Container[str]) -> str:
+    """Return `path`, made unique; safetensors keeps one name for itself and wants valid UTF-8."""
+    path = path.encode("utf-8", "backslashreplace").decode()
+    name, number = path, 1
+    while name in taken or name == "__metadata__":
+        number += 1
+        name = f"{path}~{number}"
+    return name
+
+
+def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a fresh tensor of `shape`."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory without gap or overlap, in whatever order."""
+    step = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != step and tensor.numel():
+            return False
+        step *= size
+    return True
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Return `tensor` without the repetitions of expanded dimensions: nothing may be written twice."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

@@ -1,0 +1,1 @@
+"""Files on any URL. Needs no torch."""

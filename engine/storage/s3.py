@@ -1,0 +1,274 @@
+"""S3 and what speaks like it, through s3fs: conditional puts, uploads in parts, errors in words.
+
+Credentials, endpoint and region come from the usual places: the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE,
+AWS_ENDPOINT_URL, ...), ~/.aws, the machine's role, or fsspec's own configuration.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from midstride.engine.errors import EngineError
+from midstride.engine.storage.fsspec_store import RemoteStore
+from midstride.engine.storage.retry import chain_of
+
+__all__ = ["S3Store"]
+
+T = TypeVar("T")
+
+#: of one part; S3 takes at most 10,000 parts, so larger files get larger parts
+_PART_BYTES = 8 * 2**20
+_MOST_PARTS = 10_000
+_PARTS_AT_ONCE = 4
+#: in one request
+_MOST_DELETED = 1_000
+_CONNECT_TIMEOUT_S = 5
+_READ_TIMEOUT_S = 30
+#: who created a file, in its metadata
+_WRITER = "midstride-writer"
+#: what a server answers to the losers of a conditional put
+_LOST = ("PreconditionFailed", "ConditionalRequestConflict")
+#: what a server answers that is too busy, or not quite up yet
+_BUSY = ("SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException")
+#: what a server answers -> the way out
+_WAYS_OUT = {
+    "NoSuchBucket": "Create the bucket",
+    "AccessDenied": "Allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket there",
+    "PermanentRedirect": "Set AWS_REGION to the bucket's region",
+    "AuthorizationHeaderMalformed": "Set AWS_REGION to the bucket's region",
+}
+_CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+_ENDPOINT = "Set AWS_ENDPOINT_URL to where the server is"
+
+
+class S3Store(RemoteStore):
+    """A prefix in a bucket."""
+
+    @property
+    def _files(self) -> Any:
+        import fsspec
+        from botocore.handlers import add_expect_header
+
+        configured = fsspec.config.conf.get("s3", {})
+        config = {
+            "connect_timeout": _CONNECT_TIMEOUT_S,
+            "read_timeout": _READ_TIMEOUT_S,
+            # Patience is ours. Also, botocore's pauses draw from the global generator of `random`.
+            "retries": {"total_max_attempts": 1},
+            **({"s3": {"addressing_style": "path"}} if _has_endpoint(configured) else {}),
+            **configured.get("config_kwargs", {}),
+        }
+        files = fsspec.filesystem("s3", use_listings_cache=False, config_kwargs=config)
+        files.retries = 1
+        # aiohttp waits without limit for the "100 Continue" of a server that does not answer: none is asked for.
+        files.s3.meta.events.unregister("before-call.s3", add_expect_header)
+        return files
+
+    def _ask(self, act: Callable[[], T]) -> T:
+        def translated() -> T:
+            try:
+                return act()
+            except EngineError:
+                raise  # a check's
+            except Exception as error:
+                raise _as_os_error(error) from error
+
+        return super()._ask(translated)
+
+    def _put(self, full: str, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        part = max(_PART_BYTES, -(-len(view) // _MOST_PARTS))
+        if len(view) < 2 * part:
+            self._files.pipe_file(full, bytes(view), chunksize=part)
+            return
+        try:
+            self._files.pipe_file(full, _Parts(view), chunksize=part, max_concurrency=_PARTS_AT_ONCE)
+        except BaseException:
+            with contextlib.suppress(Exception):  # nobody would ever see its parts, but they are paid for
+                self._abort_uploads(full)
+            raise
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put a file by a conditional put (If-None-Match: *)."""
+        if self.terms.lease == "none":
+            return super().create(path, data)
+        full, writer = self._full(path), uuid4().hex
+
+        def put() -> bool:
+            try:
+                self._files.pipe_file(full, data, mode="create", Metadata={_WRITER: writer})
+            except OSError as error:
+                # What stands there may be ours: put at a try whose answer was lost. (aiohttp tries again by itself.)
+                if isinstance(error, FileExistsError) or _code(error) in _LOST:
+                    return self._writer_of(full) == writer
+                raise
+            return True
+
+        return self._ask(put)
+
+    def read(self, path: str) -> bytes:
+        """Return a whole file; in one request, where it is not of the kind that may be large."""
+        at_once = _PARTS_AT_ONCE if path.endswith(".safetensors") else 1
+        return self._ask(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=at_once)))
+
+    def stream(self, path: str) -> Iterator[bytes | memoryview]:
+        """Return a file in chunks, a few of them fetched at once."""
+        full, size = self._full(path), self.size(path)
+        at_once = _PARTS_AT_ONCE * _PART_BYTES
+        for first in range(0, size, at_once):
+            starts = [*range(first, min(size, first + at_once), _PART_BYTES)]
+            yield from self._ask(lambda: self._ranges(full, starts, size))  # noqa: B023 - called at once
+
+    def _ranges(self, full: str, starts: Sequence[int], size: int) -> list[bytes]:
+        ends = [min(size, start + _PART_BYTES) for start in starts]
+        found: list[bytes] = self._files.cat_ranges([full] * len(starts), [*starts], ends, on_error="raise")
+        return found
+
+    def _writer_of(self, full: str) -> str | None:
+        bucket, key, _ = self._files.split_path(full)
+        metadata: dict[str, str] = self._files.call_s3("head_object", Bucket=bucket, Key=key)["Metadata"]
+        return metadata.get(_WRITER)
+
+    def size(self, path: str) -> int:
+        """Return the bytes of a file, in one request also where there is none."""
+        bucket, key, _ = self._files.split_path(self._full(path))
+        return int(self._ask(lambda: self._files.call_s3("head_object", Bucket=bucket, Key=key))["ContentLength"])
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a folder, and abort the uploads below it."""
+        super().remove(path)
+        self._ask(lambda: self._abort_uploads(self._full(path)))
+
+    def remove_known(self, path: str, *files: Sequence[str]) -> None:
+        """Remove the files of a folder in a request for each group, without looking for others."""
+        for group in files:
+            self._ask(lambda: self._delete([f"{path}/{file}" for file in group]))  # noqa: B023 - called at once
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        files, bucket = self._files, self._files.split_path(self.url)[0]
+        keys = [{"Key": files.split_path(self._full(path))[1]} for path in paths]
+        for start in range(0, len(keys), _MOST_DELETED):
+            wanted = {"Objects": keys[start : start + _MOST_DELETED], "Quiet": True}
+            if errors := files.call_s3("delete_objects", Bucket=bucket, Delete=wanted).get("Errors"):
+                raise OSError(f"{errors[0].get('Key')} was not removed: {errors[0].get('Code')}")
+
+    def remove_drafts(self, *folders: str, upto: str | None = None) -> None:
+        """Abort the uploads of files directly in `folders`."""
+        prefix = self._files.split_path(self.url)[1].rstrip("/") + "/"
+        for upload in self._ask(lambda: self._uploads(self.url)):
+            folder, _, file = upload["Key"].removeprefix(prefix).rpartition("/")
+            if folder in folders and (upto is None or file <= upto):
+                self._ask(lambda: self._abort(upload))  # noqa: B023 - called at once
+
+    def unfinished(self, path: str) -> Sequence[str]:
+        """Return the names below `path` with uploads that nobody completed or aborted."""
+        _, prefix, _ = self._files.split_path(f"{self._full(path)}/")
+        prefix = prefix.rstrip("/") + "/"
+        keys = [upload["Key"] for upload in self._ask(lambda: self._uploads(self._full(path)))]
+        return sorted({key.removeprefix(prefix).partition("/")[0] for key in keys if key.startswith(prefix)})
+
+    def _uploads(self, full: str) -> Sequence[dict[str, Any]]:
+        bucket, prefix, _ = self._files.split_path(full)
+        answer = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+        return [upload for upload in answer.get("Uploads") or () if f"{upload['Key']}/".startswith(f"{prefix}/")]
+
+    def _abort_uploads(self, full: str) -> None:
+        for upload in self._uploads(full):
+            self._abort(upload)
+
+    def _abort(self, upload: dict[str, Any]) -> None:
+        wanted = {"Bucket": self._files.split_path(self.url)[0], "Key": upload["Key"], "UploadId": upload["UploadId"]}
+        with contextlib.suppress(FileNotFoundError):  # somebody else aborted it
+            self._files.call_s3("abort_multipart_upload", **wanted)
+
+    def is_passing(self, error: BaseException) -> bool:
+        """Whether `error` may be otherwise later."""
+        if isinstance(root := _root(error), socket.gaierror):
+            return _may_be_found_later(root)  # any other says that there is no such host
+        return super().is_passing(error)
+
+    def _way_out(self, error: OSError) -> str:
+        if isinstance(_root(error), socket.gaierror):
+            return _ENDPOINT
+        return _WAYS_OUT.get(_code(error), _CREDENTIALS)
+
+
+class _Parts:
+    """Bytes that are copied a slice at a time: what s3fs does to upload them in parts."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __getitem__(self, part: slice) -> bytes:
+        return bytes(self._view[part])
+
+
+def _has_endpoint(configured: dict[str, Any]) -> bool:
+    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+    return "endpoint_url" in configured or any(os.environ.get(name) for name in names)
+
+
+def _code(error: BaseException) -> str:
+    """The server's own word for what is wrong; empty if the error is not the server's."""
+    for link in chain_of(error):
+        response = getattr(link, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+    return ""
+
+
+def _root(error: BaseException) -> BaseException:
+    """What `error` came from in the end; botocore hands its causes on in an attribute."""
+    while (cause := error.__cause__ or getattr(error, "kwargs", {}).get("error")) is not None:
+        if not isinstance(cause, BaseException):
+            break
+        error = cause
+    return getattr(error, "os_error", error)  # aiohttp's
+
+
+def _as_os_error(error: Exception) -> OSError:
+    """Return `error` of s3fs or botocore as the built-in error it amounts to."""
+    from botocore.exceptions import BotoCoreError, HTTPClientError
+    from botocore.exceptions import ConnectionError as NotConnected
+
+    if _code(error) in _BUSY:
+        return ConnectionError(f"the server is busy: {error}")
+    if isinstance(error, (NotConnected, HTTPClientError)):  # some of them are an OSError too
+        return ConnectionError(_unanswered(error))
+    if isinstance(error, OSError):
+        return _named(error)
+    if isinstance(error, BotoCoreError):
+        return PermissionError(str(error).rstrip("."))
+    return OSError(f"{type(error).__name__}: {error}")
+
+
+def _unanswered(error: Any) -> str:
+    """Who did not answer, and how."""
+    endpoint = urlsplit(str(error.kwargs.get("endpoint_url", "")))
+    if not endpoint.hostname:
+        return str(error)
+    root = _root(error)
+    if isinstance(root, socket.gaierror) and not _may_be_found_later(root):
+        return f"there is no host {endpoint.hostname}"
+    why = root.strerror if isinstance(root, OSError) and root.strerror else type(error).__name__
+    return f"{endpoint.scheme}://{endpoint.netloc}: {why}"
+
+
+def _may_be_found_later(error: socket.gaierror) -> bool:
+    return error.errno == socket.EAI_AGAIN
+
+
+def _named(error: OSError) -> OSError:
+    """Return `error` with the server's own word for it in front."""
+    code = _code(error)
+    if code == "NoSuchBucket":  # not a file that is missing
+        return OSError(f"{code}: the bucket does not exist")
+    words = f"{code}: {error}".rstrip(".") if code and code not in str(error) else str(error)
+    return type(error)(*(part for part in (error.errno, words) if part is not None))

@@ -1,0 +1,234 @@
+"""Stores: where the files of a run live. Needs no torch.
+
+Two promises matter: a written file is whole and durable or not there, and `create` has one winner. Local
+folders keep both with rename, link and fsync (`local.py`), S3 with its conditional put (`s3.py`); of any other
+fsspec URL (`remote.py`) only the first is believed.
+"""
+
+import errno
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from midstride.engine.errors import SnapshotUnreadable, StoreSilent, StoreUnsafe
+from midstride.engine.storage.retry import is_passing
+
+__all__ = ["ONE_WORLD", "PASSWORD", "Store", "Terms", "holds_password"]
+
+
+#: the ways out, in words
+ONE_WORLD = (
+    "Choose a local folder or s3:// with snapshots.url; or say snapshots.lease: none, "
+    "if you see to it yourself that only one world has the run."
+)
+PASSWORD = (
+    "the URL holds a password, which would stand in run.json, in logs and in the UI. Take it out of the URL, "
+    'and give it by the environment: FSSPEC_SFTP_PASSWORD for sftp://, as fsspec calls it in "Configuration".'
+)
+
+
+def _nobody(waited_s: float, why: str) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is asked of a store.
+
+    Args:
+        lease: "exclusive": of many worlds one wins; "none": whoever says so promises that there is only one.
+        patience_s: seconds a store that does not answer is waited for, at each operation.
+        waiting: told again and again, while it is waited for, for how many seconds by then and why; in any thread.
+    """
+
+    lease: Literal["exclusive", "none"] = "exclusive"
+    patience_s: float = 10.0
+    waiting: Callable[[float, str], object] = _nobody
+
+
+class Store(ABC):
+    """A folder of files; paths are relative to it and separated by "/".
+
+    Args:
+        url: where it is, absolute, without a slash at the end.
+        terms: what is asked of it.
+    """
+
+    def __init__(self, url: str, terms: Terms | None = None) -> None:
+        self.url = url
+        self.terms = terms or Terms()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    @staticmethod
+    def open(url: str | os.PathLike[str], terms: Terms | None = None) -> "Store":
+        """Return the store at `url`: a path, file://, s3://, or any other fsspec URL.
+
+        Raises:
+            StoreUnsafe: nothing installed here can reach such a URL, or it holds a password.
+        """
+        from midstride.engine.storage.fsspec_store import RemoteStore
+        from midstride.engine.storage.local import LocalStore
+
+        text = os.fspath(url)
+        scheme, mark, rest = text.partition("://")
+        if not mark:
+            return LocalStore(text, terms)
+        if holds_password(text):
+            raise StoreUnsafe(PASSWORD)
+        if scheme in ("file", "local"):
+            return LocalStore(rest, terms)
+        if scheme in ("s3", "s3a"):
+            from midstride.engine.storage.s3 import S3Store
+
+            return S3Store(text, terms)
+        return RemoteStore(text, terms)
+
+    def at(self, path: str) -> "Store":
+        """Return the store of the folder `path` inside this one."""
+        return type(self)(f"{self.url}/{path}", self.terms)
+
+    @abstractmethod
+    def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
+        """Put a whole file, replacing what was there; when this returns it survives a power cut.
+
+        `check` is called as late as the store can, and at every try: what it raises leaves there what was there.
+        """
+
+    @abstractmethod
+    def create(self, path: str, data: bytes) -> bool:
+        """Put a whole file unless one is there; False if it was. Of many callers exactly one gets True.
+
+        Raises:
+            StoreUnsafe: the store cannot promise that, and its terms ask for it.
+        """
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """Return a whole file; FileNotFoundError if there is none."""
+
+    @abstractmethod
+    def stream(self, path: str) -> Iterator[bytes | memoryview]:
+        """Return a file in chunks, each there until the next is asked for; FileNotFoundError if there is none."""
+
+    @abstractmethod
+    def list(self, path: str = "") -> list[str]:
+        """Return the names directly below the folder `path`, sorted; none if it is not there.
+
+        A folder whose last file was removed may be among them: an object store has no folders, only names.
+        """
+
+    @abstractmethod
+    def find(self, path: str = "") -> dict[str, int]:
+        """Return the bytes of every file in the folder `path`, however deep, by its path in there."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Return the bytes of a file; FileNotFoundError if there is none."""
+
+    @abstractmethod
+    def remove(self, path: str) -> None:
+        """Remove a file or a folder with all that is in it, unfinished writes too; no error if it is gone already."""
+
+    def remove_known(self, path: str, *files: Sequence[str]) -> None:
+        """Remove a folder of which it is known which files are in it, one group of them after another."""
+        for group in files[:-1]:
+            for file in group:
+                self.remove(f"{path}/{file}")
+        self.remove(path)
+
+    def remove_drafts(self, *folders: str, upto: str | None = None) -> None:
+        """Remove what was begun directly in `folders` and not ended; its writer, if it lives, then fails.
+
+        With `upto`, only what would have become a file whose name sorts up to that one.
+        """
+
+    def unfinished(self, path: str) -> Sequence[str]:
+        """Return the names directly below the folder `path` in which a write was begun and not ended, sorted.
+
+        They are in no `list`; `remove` removes them.
+        """
+        return []
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file at `path`."""
+        try:
+            self.size(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def ensure_writable(self) -> None:
+        """Prove that files can be put here, and created exclusively; within seconds.
+
+        Raises:
+            StoreUnsafe: they cannot; the message says why and what to do.
+            StoreSilent: the store does not answer; a retry may help.
+        """
+        probe = f".probe-{uuid4().hex}"
+        with self.in_words("written"):
+            self.list()
+            first, second = self.create(probe, b"probe"), self.create(probe, b"probe")
+            self.remove(probe)
+        if (first, second) != (True, False):
+            raise StoreUnsafe(
+                f"{self.url} let the same file be created twice, so two worlds could advance one run. {ONE_WORLD}"
+            )
+
+    @contextmanager
+    def in_words(self, done: str) -> Iterator[None]:
+        """Turn what the store says in the block into errors that a person can use.
+
+        Args:
+            done: what is done with it there: "read" or "written".
+
+        Raises:
+            StoreUnsafe: it refuses; the message says what to do.
+            StoreSilent: it does not answer; a retry may help.
+        """
+        try:
+            yield
+        except OSError as error:
+            if self.is_passing(error):
+                raise StoreSilent(f"{self.url} does not answer: {error}") from error
+            elsewhere = ", or choose another place with snapshots.url." if done == "written" else "."
+            raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Turn what keeps a file or folder at `path` from being read in the block into an error that names it.
+
+        Raises:
+            SnapshotUnreadable: it cannot be read; not for want of an answer, and not because it is gone.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if self.is_passing(error):
+                raise
+            raise SnapshotUnreadable(f"{self.url}/{path} cannot be read: {error.strerror or error}") from error
+
+    def is_passing(self, error: BaseException) -> bool:
+        """Whether `error` may be otherwise later."""
+        return is_passing(error)
+
+    def _way_out(self, error: OSError) -> str:
+        """What to do about `error`, which kept this store from being written."""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return "Free some space: the same command then resumes the run" if full else "Allow it"
+
+
+def holds_password(url: str) -> bool:
+    """Whether somebody's secret would be written down with `url`."""
+    try:
+        return urlsplit(url).password is not None
+    except ValueError:
+        return False

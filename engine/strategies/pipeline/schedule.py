@@ -1,0 +1,203 @@
+"""How batches flow through the stages of a pipeline, part by part."""
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from midstride.engine.errors import EngineError
+from midstride.engine.metrics.values import samples_in
+from midstride.engine.objects.object_state import Objects
+from midstride.engine.seeds import Generators
+from midstride.engine.strategies.base import LossOf
+from midstride.engine.strategies.batch_split import cut
+from midstride.engine.strategies.pipeline.balance import tensors_of
+from midstride.engine.strategies.pipeline.stage import Stage
+
+__all__ = ["Flow", "Line", "first_part", "parts_of", "untouched"]
+
+#: shapes of batches for which a schedule, with the buffers it receives into, is kept
+_SCHEDULES = 6
+#: shape, type, and whether it has a gradient
+Meta = tuple[torch.Size, torch.dtype, bool]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where a rank stands in its pipeline.
+
+    Args:
+        ranks: of the world, from the first stage to the last.
+        stage: of this rank.
+        group: of these ranks alone.
+        device: of this rank.
+    """
+
+    ranks: tuple[int, ...]
+    stage: int
+    group: Any
+    device: torch.device
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the stage that has the outputs, and so the loss."""
+        return self.stage == len(self.ranks) - 1
+
+
+class Flow:
+    """Batches on their way through all stages of a pipeline, part by part; every rank of it makes the same calls.
+
+    A batch goes in as many equal parts as it can, at most so many. Gradients are added in the order of the parts, and
+    so are batch statistics, whichever schedule runs: both give the same bits.
+
+    Args:
+        stage: this rank's layers.
+        line: where it stands.
+        parts: micro-batches, at most.
+        schedule: "1f1b", where forward and backward passes take turns as soon as they can; or "gpipe", all forward
+            passes first. With fewer parts than stages there are no turns to take.
+    """
+
+    def __init__(self, stage: Stage, line: Line, parts: int, schedule: str) -> None:
+        self._stage, self._line, self._parts, self._name = stage, line, parts, schedule
+        self._schedules: OrderedDict[Any, Any] = OrderedDict()
+        self._part: tuple[LossOf, list[Any]]
+
+    def train(self, x: Any, batch: Any, loss_of: LossOf) -> None:
+        """Run forward and backward for all parts of a batch: the gradients are those of the mean of their losses.
+
+        Args:
+            x: what goes into the first layer: a tensor, or a tuple of tensors; samples first.
+            batch: what it was made of.
+            loss_of: of the outputs of a part, and of that part of the batch; called on the last stage.
+        """
+        given, parts = tensors_of(x), parts_of(x, batch, self._parts)
+        schedule = self._schedule(given, parts, trains=True)
+        if self._line.is_last:
+            self._part = loss_of, cut(batch, parts)
+        self._step(schedule, given, target=torch.arange(parts))
+
+    def evaluate(self, x: Any) -> Any:
+        """Return the outputs for `x` on every rank of the pipeline."""
+        with torch.no_grad():
+            given = tensors_of(x)
+            schedule = self._schedule(given, parts_of(x, x, self._parts), trains=False)
+            made = self._step(schedule, given, return_outputs=True)
+            return self._shared(made)
+
+    def _step(self, schedule: Any, given: tuple[Tensor, ...], **options: Any) -> Any:
+        line = self._line
+        options = {"return_outputs": False, **options} if line.is_last else {}
+        try:
+            return schedule.step(*(given if line.stage == 0 else ()), **options)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, EngineError):  # as our layers raised it
+                raise error.__cause__ from None
+            raise
+
+    def _shared(self, made: Any) -> Any:
+        """Return on every rank what the last stage made."""
+        line = self._line
+        described: list[Any] = [(isinstance(made, tuple), _metas(made)) if line.is_last else None]
+        dist.broadcast_object_list(described, src=line.ranks[-1], group=line.group)
+        is_tuple, metas = described[0]
+        outputs = tensors_of(made) if line.is_last else _empty(metas, line.device)
+        for tensor in outputs:
+            dist.broadcast(tensor.contiguous() if line.is_last else tensor, src=line.ranks[-1], group=line.group)
+        return tuple(outputs) if is_tuple else outputs[0]
+
+    def _schedule(self, given: tuple[Tensor, ...], parts: int, *, trains: bool) -> Any:
+        """The schedule for batches of this shape; its buffers fit no other."""
+        key = tuple((t.shape, t.dtype) for t in given), parts, trains
+        if key not in self._schedules:
+            self._schedules[key] = self._scheduled(given, parts, trains=trains)
+            if len(self._schedules) > _SCHEDULES:
+                self._schedules.popitem(last=False)
+        self._schedules.move_to_end(key)
+        return self._schedules[key]
+
+    def _scheduled(self, given: tuple[Tensor, ...], parts: int, *, trains: bool) -> Any:
+        line, stages = self._line, len(self._line.ranks)
+        metas = self._shapes(first_part(given, parts))
+        # Knowing all shapes, torch does not find them out by running layers and loss once more.
+        ins, outs = (
+            tuple(t.requires_grad_(trains and has_gradient) for t, (*_, has_gradient) in zip(made, metas_, strict=True))
+            for metas_ in metas[line.stage : line.stage + 2]
+            for made in [_empty(metas_, line.device)]
+        )
+        stage = PipelineStage(
+            *(self._stage, line.stage, stages, line.device),
+            input_args=ins,
+            output_args=outs,
+            group=line.group,
+        )
+        # torch counts stages along the group; here the last one has its first rank.
+        stage.stage_index_to_group_rank = {number: stages - 1 - number for number in range(stages)}
+        kind = Schedule1F1B if trains and self._name == "1f1b" and parts >= stages else ScheduleGPipe
+        return kind(stage, parts, loss_fn=self._loss if trains else None, scale_grads=False)
+
+    def _loss(self, outputs: Any, number: Tensor) -> Tensor:
+        loss_of, parts = self._part
+        return loss_of(outputs, parts[int(number)]) / len(parts)
+
+    def _shapes(self, part: tuple[Tensor, ...]) -> list[list[Meta]]:
+        """What goes into each stage, and what comes out of the last, found by handing on zeros."""
+        line = self._line
+        metas = [[(t.shape, t.dtype, False) for t in part]]
+        for stage, rank in enumerate(line.ranks):
+            found: list[Any] = [None]
+            if stage == line.stage:
+                given = part if stage == 0 else tuple(t.zero_() for t in _empty(metas[-1], line.device))
+                with torch.no_grad(), untouched(self._stage):
+                    found = [_metas(self._stage(*given))]
+            dist.broadcast_object_list(found, src=rank, group=line.group)
+            metas.append(found[0])
+        return metas
+
+
+def parts_of(x: Any, batch: Any, most: int) -> int:
+    """Return into how many equal parts, at most `most`, `x` and the batch it was made of can be cut.
+
+    >>> parts_of(torch.zeros(12), torch.zeros(12), 8), parts_of(torch.zeros(7), torch.zeros(7), 4)
+    (6, 1)
+    """
+    samples = math.gcd(len(tensors_of(x)[0]), samples_in(batch))
+    return max(parts for parts in range(1, most + 1) if samples % parts == 0)
+
+
+def first_part(x: Any, parts: int) -> Any:
+    """Return the first of `parts` equal parts of `x`: a tensor, or a tuple of them."""
+    part = tuple(tensor[: len(tensor) // parts] for tensor in tensors_of(x))
+    return part if isinstance(x, tuple) else part[0]
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Put back what a try of `module` changes: its buffers and objects, and the generators."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    objects, generators = Objects.of_module(module), Generators()
+    before = copy.deepcopy(objects.state_dict()), generators.state_dict()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+        objects.load_state_dict(before[0])
+        generators.load_state_dict(before[1])
+
+
+def _metas(made: Any) -> list[Meta]:
+    return [(tensor.shape, tensor.dtype, tensor.is_floating_point()) for tensor in tensors_of(made)]
+
+
+def _empty(metas: Sequence[Meta], device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in metas)

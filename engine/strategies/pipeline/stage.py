@@ -1,0 +1,169 @@
+"""The stages of a pipeline: what a rank keeps of `sequential_module`."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from midstride.engine.errors import UserError
+from midstride.engine.modules.hooks import calling
+from midstride.engine.strategies.pipeline.balance import bounds, tensors_of
+
+__all__ = ["Caught", "CutSequential", "Stage"]
+
+
+class Elsewhere(nn.Module):
+    """Stands for a layer that another stage has."""
+
+    def _load_from_state_dict(self, *_: Any) -> None:
+        """Leave what is loaded to the stage that has the layer."""
+
+
+class Caught:
+    """Stands for the outputs of `sequential_module` in a training step: they are made after it has ended.
+
+    Args:
+        x: what `sequential_module` was called with.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> NoReturn:
+        cls._refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    @staticmethod
+    def _refuse() -> NoReturn:
+        raise UserError(
+            "in training, the outputs of sequential_module come out of the last stage, part by part: training_step "
+            "returns them as they are, and training_step_end(outputs, batch) makes the loss of each part."
+        )
+
+
+class CutSequential(nn.Sequential):
+    """`sequential_module` on a rank that has some of its layers; they keep their names.
+
+    Args:
+        layers: all of them.
+        balance: layers of each stage.
+        stage: of this rank.
+    """
+
+    def __init__(self, layers: nn.Sequential, balance: Sequence[int], stage: int) -> None:
+        named = list(layers.named_children())
+        start, end = bounds(balance)[stage]
+        kept = [(name, layer if start <= i < end else Elsewhere()) for i, (name, layer) in enumerate(named)]
+        super().__init__(OrderedDict(kept))
+        self.training = layers.training
+        self._balance, self._span = list(balance), (start, end)
+        self._run: Callable[[Any], Any] = self._refuse
+
+    @property
+    def balance(self) -> list[int]:
+        """How many layers each stage has."""
+        return self._balance
+
+    @property
+    def own(self) -> list[nn.Module]:
+        """The layers that this rank has."""
+        return list(self)[slice(*self._span)]
+
+    @property
+    def first(self) -> int:
+        """The number of the first of them."""
+        return self._span[0]
+
+    def flow_through(self, run: Callable[[Any], Any]) -> None:
+        """Have a call `run` the whole pipeline, forward; every rank of it makes the call."""
+        self._run = run
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Have a call only take note of what it is given."""
+        run, self._run = self._run, Caught
+        try:
+            yield
+        finally:
+            self._run = run
+
+    def forward(self, x: Any) -> Any:
+        """Return what all layers together make of `x`, on every rank."""
+        return self._run(x)
+
+    def _refuse(self, x: Any) -> NoReturn:
+        start, end = self._span
+        raise UserError(
+            f"of the {len(self)} layers of sequential_module this process has {start} to {end - 1} only, after a fit "
+            "with strategy pipeline: load the whole module from the run's best or last folder."
+        )
+
+
+class Stage(nn.Module):
+    """The layers of one rank, one after the other.
+
+    Args:
+        layers: of this rank.
+        first: number of the first of them, for messages.
+        context: of each forward pass, for autocast.
+        is_last: whether the outputs go nowhere from here.
+        checkpoints: keep no activations within the stage, and compute them again for the backward pass.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        first: int,
+        context: Callable[[], AbstractContextManager[Any]],
+        *,
+        is_last: bool,
+        checkpoints: bool,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._where = f"layers {first} to {first + len(layers) - 1} of sequential_module"
+        self._context = context
+        self._is_last, self._checkpoints = is_last, checkpoints
+
+    def forward(self, *given: Tensor) -> Any:
+        """Return what the layers make of `given`: one tensor, or as many as a tuple of them had."""
+        with self._context():
+            return calling(self._where, self._checkpointed if self._checkpoints else self._through, *given)
+
+    def _checkpointed(self, *given: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return self._through(*given)
+        return checkpoint(self._through, *given, use_reentrant=False, context_fn=self._contexts)
+
+    def _through(self, *given: Tensor) -> Any:
+        x: Any = given[0] if len(given) == 1 else given
+        for layer in self.layers:
+            x = layer(x)
+        if self._is_last:
+            return x
+        sent = tuple(tensor.contiguous() for tensor in tensors_of(x))
+        return sent if isinstance(x, tuple) else sent[0]
+
+    def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        return torch.enable_grad(), self._with_other_buffers()
+
+    @contextmanager
+    def _with_other_buffers(self) -> Iterator[None]:
+        """Let a second forward pass over the same part change copies of the buffers: the first one has counted."""
+        held = [(module, dict(module._buffers)) for module in self.modules() if module._buffers]
+        for module, buffers in held:
+            module._buffers.update({n: None if b is None else b.clone() for n, b in buffers.items()})
+        try:
+            yield
+        finally:
+            for module, buffers in held:
+                module._buffers.update(buffers)

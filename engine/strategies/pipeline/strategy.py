@@ -1,0 +1,300 @@
+"""A module too large for one device: its layers in stages, one a process, and batches that flow through in parts."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from midstride.engine.config.options import TrainerOptions
+from midstride.engine.errors import UserError
+from midstride.engine.modules.hooks import calling
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.strategies.base import LossOf, TrainingStep
+from midstride.engine.strategies.collective import ProcessGroup, average_gradients, broadcast
+from midstride.engine.strategies.pipeline.balance import balanced, faults_of, sizes_of, times_of
+from midstride.engine.strategies.pipeline.schedule import Flow, Line, first_part, parts_of, untouched
+from midstride.engine.strategies.pipeline.stage import Caught, CutSequential, Stage
+from midstride.engine.trees import move
+from midstride.engine.world import World
+
+__all__ = ["Pipeline"]
+
+log = logging.getLogger(__name__)
+
+
+class Pipeline(ProcessGroup):
+    """Cut `self.sequential_module` into stages, each on a process of its own (`torch.distributed.pipelining`).
+
+    With more processes than stages there are several pipelines side by side: replicas, which read samples of their
+    own and average their gradients. A pipeline is made of neighbouring ranks, and the first of them has the last
+    stage: so rank 0 has outputs, loss and logged values, as with every other strategy.
+
+    Args:
+        balance: layers of each stage, such as [2, 3]; "size" (by itself) makes the bytes that each keeps alike, "time"
+            the seconds that it takes. What was measured is part of the snapshots: later lives cut alike. Two runs may
+            measure different seconds, and then end with different bits.
+        stages: processes a pipeline; all of them by itself.
+        micro_batches: equal parts in which a batch flows, at most; as many as stages by itself.
+        schedule: "1f1b" holds the activations of as many parts as there are stages, "gpipe" those of all.
+        checkpoint: hold no activations within a stage; they are computed again for the backward pass.
+    """
+
+    name = "pipeline"
+    schedules = True
+    takes_closures = False
+    fixed_world: ClassVar[str | None] = "every process keeps the layers of its own stage"
+
+    def __init__(
+        self,
+        *,
+        balance: Sequence[int] | Literal["size", "time"] | None = None,
+        stages: int | None = None,
+        micro_batches: int | None = None,
+        schedule: Literal["1f1b", "gpipe"] = "1f1b",
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        self._by = balance if isinstance(balance, str) else "size" if balance is None else "hand"
+        self.measures = self._by != "hand"
+        self._balance = list(balance) if balance is not None and not isinstance(balance, str) else []
+        self._wanted, self._parts = stages or len(self._balance) or None, micro_batches
+        self._schedule, self._checkpoint = schedule, checkpoint
+        self._lines: list[Any] = []
+        self._replicas: Any = None
+        self._line: Line
+        self._flow: Flow
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return self._wanted or self.world.size
+
+    @property
+    def micro_batches(self) -> int:
+        """In how many parts a batch flows, at most."""
+        return self._parts or self.stages
+
+    @property
+    def identity(self) -> str:
+        """The name, the cut, and the parts: a stage's numbers are drawn by its own process, a part has its own mean."""
+        return f"{self.name}(stages={self.stages}, balance={self._balance}, micro_batches={self.micro_batches})"
+
+    @property
+    def readers(self) -> World:
+        """The pipelines: all ranks of one read the same samples."""
+        pipelines = self.world.size // self.stages
+        return World(rank=self.world.rank // self.stages, size=pipelines, local_size=pipelines)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the cut."""
+        return {"stages": self.stages, "balance": self._balance}
+
+    def recall(self, facts: dict[str, Any]) -> None:
+        """Cut as an earlier life did, into as many stages."""
+        if facts.get("stages") == self.stages:
+            self._balance = list(facts["balance"])
+
+    def refusals(self, module: TrainingModule) -> list[str]:
+        """Name what of `module` cannot be cut, or cannot be trained in parts."""
+        name, size, stages = type(module).__name__, self.world.size, self.stages
+        faults = []
+        if stages < 2 or size % stages:
+            faults.append(
+                f"strategy pipeline with {stages} stages in a world of {size} processes: at least 2 stages are needed, "
+                "and processes for one pipeline or several: a multiple of the stages"
+            )
+        if not module.automatic_optimization:
+            faults.append(
+                f"{name} has automatic_optimization = False: in a pipeline, the backward passes of some parts of a "
+                "batch are over before the forward passes of others begin. Use automatic optimization"
+            )
+        if type(module).training_step_end is TrainingModule.training_step_end:
+            faults.append(
+                f"{name} has no training_step_end(outputs, batch): in a pipeline the loss is made there, on the last "
+                "stage, and training_step returns what self.sequential_module returned"
+            )
+        return faults + self._module_faults(module)
+
+    def _module_faults(self, module: TrainingModule) -> list[str]:
+        name, layers = type(module).__name__, getattr(module, "sequential_module", None)
+        if not isinstance(layers, nn.Sequential):
+            found = "none" if layers is None else f"a {type(layers).__name__}"
+            return [f"strategy pipeline cuts self.sequential_module, an nn.Sequential; {name} has {found}"]
+        faults = []
+        inside = {id(parameter) for parameter in layers.parameters()}
+        if outside := [path for path, p in module.named_parameters() if id(p) not in inside]:
+            faults.append(
+                f"{name} has parameters outside sequential_module, and no stage to put them in: {', '.join(outside)}"
+            )
+        if len(layers) < self.stages:
+            faults.append(f"{self.stages} stages, and sequential_module of {name} has {len(layers)} layers only")
+        elif not isinstance(layers, CutSequential) and self._by == "hand":
+            faults += faults_of(list(layers), self._balance)
+        return faults
+
+    def mismatches(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
+        """Name several optimizers, batches that have fewer samples than parts, and batches that may be left out."""
+        faults = []
+        if len(optimizers) > 1:
+            faults.append(
+                f"strategy pipeline with {len(optimizers)} optimizers: the parts of a batch flow once, for one of them"
+            )
+        if batch_size is not None and self.micro_batches > batch_size:
+            faults.append(
+                f"micro_batches={self.micro_batches}, and a batch has {batch_size} samples: use fewer micro_batches, "
+                "or a larger batch_size"
+            )
+        if options.on_nan == "skip":
+            faults.append(
+                "on_nan: skip with strategy pipeline: the backward passes of a batch's first parts are over before "
+                "the loss of the last is known. Use on_nan: fail"
+            )
+        return faults
+
+    def init_process_group(self) -> None:
+        """Meet the other ranks, those of this pipeline, and those that have the same stage."""
+        super().init_process_group()
+        if self._lines:
+            return
+        size, stages = self.world.size, self.stages
+        starts = range(0, size, stages)
+        self._lines = [dist.new_group(list(range(start, start + stages))) for start in starts]
+        same_stage = [dist.new_group([start + place for start in starts]) for place in range(stages)]
+        pipeline, place = divmod(self.world.rank, stages)
+        self._replicas = same_stage[place]
+        ranks = tuple(range(pipeline * stages, (pipeline + 1) * stages))[::-1]
+        self._line = Line(ranks, stages - 1 - place, self._lines[pipeline], self.device)
+
+    def place(self, module: TrainingModule, first_batch: Callable[[], Any] | None = None) -> None:
+        """Cut `sequential_module`, and keep this rank's stage of it."""
+        layers: Any = module.sequential_module
+        if not isinstance(layers, CutSequential):
+            balance = self._cut(module, layers, first_batch)
+            layers = module.sequential_module = CutSequential(layers, balance, self._line.stage)
+        elif layers.balance != (self._balance or layers.balance):
+            raise UserError(
+                f"sequential_module was cut by balance={layers.balance} earlier in this process, and is to be cut by "
+                f"{self._balance} now: build the module anew."
+            )
+        self._balance = layers.balance
+        module.to(self.device)
+        trainer = module.trainer
+        trainer.logged.is_heard = self._line.is_last
+        stage = Stage(
+            layers.own,
+            layers.first,
+            trainer.precision.forward,
+            is_last=self._line.is_last,
+            checkpoints=self._checkpoint,
+        )
+        self._flow = Flow(stage, self._line, self.micro_batches, self._schedule)
+        layers.flow_through(self._flow.evaluate)
+
+    def _cut(self, module: TrainingModule, layers: nn.Sequential, first_batch: Callable[[], Any] | None) -> list[int]:
+        """How many layers each stage gets; rank 0 measures."""
+        if sum(self._balance) == len(layers):
+            return self._balance
+        batch = first_batch() if first_batch is not None else None  # on every rank: they may have to agree on its end
+        found: list[int] | UserError = []
+        if self.world.is_first:
+            try:
+                costs = sizes_of(list(layers)) if first_batch is None else self._costs(module, layers, batch)
+                found = balanced(costs, list(layers), self.stages)
+            except UserError as error:
+                found = error
+        balance: list[int] | UserError = self.gather(found)[0]
+        if isinstance(balance, UserError):
+            raise balance
+        if self._by == "time" and first_batch is not None and self.world.is_first:
+            log.warning(
+                "balance: time has measured the layers and cuts them into %s. Later lives of this run cut alike; "
+                "another run may measure other seconds, cut elsewhere, and end with other bits. "
+                "To cut it alike: balance: %s",
+                *(balance, balance),
+            )
+        return balance
+
+    def _costs(self, module: TrainingModule, layers: nn.Sequential, batch: Any) -> list[float]:
+        # The layers stay where they are: together they may be too large for the device.
+        stand_in = module.sequential_module = CutSequential(layers, [0], 0)
+        module.to(self.device)
+        try:
+            with module.trainer.logged.unheard(), untouched(module), stand_in.caught():
+                outputs = calling(f"{type(module).__name__}.training_step", module.training_step, batch, 0)
+        finally:
+            module.sequential_module = layers
+        x = _caught(module, outputs)
+        parts = parts_of(x, batch, self.micro_batches)
+        part = first_part(x, parts)
+        with untouched(layers), module.trainer.precision.forward():
+            if self._by == "time":
+                return times_of(list(layers), part, self.device)
+            return sizes_of(list(layers), move(part, torch.device("cpu")), parts)
+
+    def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
+        """Return `step` as it is: gradients are averaged over the pipelines after the last part."""
+        if self.readers.size > 1:
+            broadcast(step, self.world.rank % self.stages, self._replicas)
+        return step
+
+    def train(self, wrapped: nn.Module, batch: Any, index: int, loss_of: LossOf) -> None:
+        """Take what `training_step` gives `sequential_module`, and run the parts of it through all stages."""
+        module: TrainingModule = wrapped.module  # type: ignore[assignment]
+        layers: CutSequential = module.sequential_module  # type: ignore[assignment]
+        with layers.caught():
+            x = _caught(module, wrapped(batch, index))
+        self._flow.train(x, batch, loss_of)
+
+    def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Average the gradients of this stage over the pipelines."""
+        if self.readers.size > 1:
+            average_gradients(parameters, self.device, self.readers.size, self._replicas)
+
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> None:
+        """Clip by the norm over all stages: that of the norms of all gradients, in the order of the layers."""
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norms = torch.tensor([]) if not grads else torch.stack(torch._foreach_norm(grads)).cpu()
+        every: list[Any] = [None] * self.stages
+        dist.all_gather_object(every, norms, group=self._line.group)
+        total = torch.linalg.vector_norm(torch.cat(every[::-1])).to(self.device)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+
+    def weights(self, module: TrainingModule) -> dict[str, Any]:
+        """Return the layers of all stages on rank 0, and on other ranks their own."""
+        own, prefix = module.state_dict(), "sequential_module."
+        stage = {name: t for name, t in own.items() if name.startswith(prefix) and isinstance(t, Tensor)}
+        everyone = self.gather({name: (t.shape, t.dtype) for name, t in stage.items()})
+        if self.world.is_first:
+            for rank in self._line.ranks[:-1]:
+                for name, (shape, dtype) in everyone[rank].items():
+                    own[name] = torch.empty(shape, dtype=dtype, device=self.device)
+                    dist.recv(own[name], rank)
+        elif 0 in self._line.ranks:
+            for tensor in stage.values():
+                dist.send(tensor.contiguous(), 0)
+        return own
+
+    def is_replicated(self, path: str) -> bool:
+        """No rank can tell which tensors others have."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cut."""
+        return self.facts()
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Nothing is left to do: the cut was made by it."""
+
+
+def _caught(module: TrainingModule, outputs: Any) -> Any:
+    """Return what `sequential_module` was called with, given what a training step returned."""
+    if isinstance(outputs, Caught):
+        return outputs.x
+    raise UserError(
+        f"{type(module).__name__}.training_step returned a {type(outputs).__name__}; in a pipeline it returns what "
+        "self.sequential_module returned, as it is: the loss is made of it in training_step_end(outputs, batch)."
+    )

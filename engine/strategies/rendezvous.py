@@ -1,0 +1,51 @@
+"""Where the ranks of a process group meet: in a store of torch's."""
+
+import os
+
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from midstride.engine import slurm
+from midstride.engine.errors import WorldError
+from midstride.engine.processes.loopback import ADDRESS, is_loopback, serve_store
+from midstride.engine.world import World
+
+__all__ = ["meeting"]
+
+
+def meeting(world: World) -> Store | None:
+    """Return where the ranks meet; None if torch finds that out from their launcher's variables."""
+    if "MASTER_ADDR" in os.environ:
+        return _on_this_machine(world)
+    if world.size == 1:
+        return HashStore()
+    if world.launcher == "srun":
+        return _in_step(world)
+    if world.nodes > 1:
+        raise WorldError(
+            f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
+            "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
+        )
+    # Something that all ranks of this machine know and no other world does.
+    common = int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", os.getppid()))
+    return _served_by_first(world, 20000 + (common + 1) % 20000)
+
+
+def _on_this_machine(world: World) -> Store | None:
+    """The store of ranks that were told a loopback address, where it is rank 0 who serves it."""
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if served or "MASTER_PORT" not in os.environ or not is_loopback(os.environ["MASTER_ADDR"]):
+        return None
+    store = _served_by_first(world, int(os.environ["MASTER_PORT"]))
+    return PrefixStore(f"restart/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _in_step(world: World) -> Store:
+    """The store of a Slurm step: other steps of the job, and the step before a requeue, have others."""
+    host, port, name = slurm.meeting_point(os.environ)
+    if world.nodes == 1:
+        return PrefixStore(name, _served_by_first(world, port))
+    return PrefixStore(name, TCPStore(host, port, is_master=world.is_first, wait_for_workers=False))
+
+
+def _served_by_first(world: World, port: int) -> TCPStore:
+    return serve_store(port) if world.is_first else TCPStore(ADDRESS, port, is_master=False)

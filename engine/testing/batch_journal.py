@@ -1,0 +1,96 @@
+"""The journal of a life: what stood in every batch that reached the training step, sample by sample."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from midstride.engine.metrics.values import samples_in
+from midstride.engine.modules.callbacks import Callback
+
+if TYPE_CHECKING:
+    from midstride.engine.modules.module import TrainingModule
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Journal", "first_difference"]
+
+Entry = dict[str, Any]
+
+
+class Journal(Callback):
+    """Writes a line for each training batch.
+
+    Args:
+        path: the file to append to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def on_train_batch_start(self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int) -> None:
+        """Note what stands in `batch`."""
+        given = trainer.loop.loader.given if trainer.loop is not None else None
+        digests, rest = _digests(batch)
+        entry = {"epoch": trainer.progress.epoch, "batch": batch_idx, "samples": digests, "rest": rest}
+        with self._path.open("a") as file:
+            file.write(json.dumps({**entry, "indices": None if given is None else list(given)}) + "\n")
+
+
+def first_difference(undisturbed: Path, resumed: Path) -> str | None:
+    """Return, in words, the first batch of a resumed life that is not what it was; None if all are."""
+    was = {(entry["epoch"], entry["batch"]): entry for entry in _entries(undisturbed)}
+    for entry in _entries(resumed):
+        where = f"batch {entry['batch']} of epoch {entry['epoch']}"
+        before = was.get((entry["epoch"], entry["batch"]))
+        if before is None:
+            return f"{where} was not read undisturbed"
+        if before["indices"] != entry["indices"]:
+            return f"{where} holds the samples {entry['indices']} resumed, {before['indices']} undisturbed"
+        if len(before["samples"]) != len(entry["samples"]):
+            return f"{where} holds {len(entry['samples'])} samples resumed, {len(before['samples'])} undisturbed"
+        for place, (a, b) in enumerate(zip(before["samples"], entry["samples"], strict=True)):
+            if a != b:
+                sample = "a sample" if entry["indices"] is None else f"sample {entry['indices'][place]}"
+                return f"{sample} in {where} differs: reading it again gave other data"
+        if before["rest"] != entry["rest"]:
+            return f"{where} differs, in what it holds beside its samples"
+    return None
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    return map(json.loads, path.read_text().splitlines()) if path.exists() else iter(())
+
+
+def _digests(batch: Any) -> tuple[list[str], str]:
+    """Return a digest of each sample over all tensors that hold one row for each, and one of everything else."""
+    samples = samples_in(batch)
+    of_samples = [xxhash.xxh3_64() for _ in range(samples)]
+    rest = xxhash.xxh3_64()
+    for leaf in _leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == samples:
+            for digest, row in zip(of_samples, leaf, strict=True):
+                digest.update(_bytes(row))
+        elif isinstance(leaf, (list, tuple)) and len(leaf) == samples:  # of text
+            for digest, item in zip(of_samples, leaf, strict=True):
+                digest.update(repr(item).encode())
+        else:
+            rest.update(_bytes(leaf) if isinstance(leaf, Tensor) else repr(leaf).encode())
+    return [digest.hexdigest() for digest in of_samples], rest.hexdigest()
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)) and any(isinstance(item, (Tensor, dict, list, tuple)) for item in batch):
+        for item in batch:
+            yield from _leaves(item)
+    else:
+        yield batch
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

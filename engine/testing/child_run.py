@@ -1,0 +1,116 @@
+"""One life of a run that is being checked, in a process of its own: what a life keeps in globals dies with it."""
+
+import copy
+import json
+import logging
+import multiprocessing
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from midstride.engine.errors import EngineError, UserError
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.objects.digest import portrait
+from midstride.engine.testing.batch_journal import Journal
+from midstride.engine.testing.nondeterminism import Witness
+from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Life", "Made"]
+
+Made = Any | Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one life left behind in its folder.
+
+    Args:
+        folder: of the run, the journal, the portrait and, if the life failed, the error.
+    """
+
+    folder: Path
+
+    @property
+    def run(self) -> str:
+        """Folder of the run."""
+        return str(self.folder / "run")
+
+    @property
+    def journal(self) -> Path:
+        """What stood in its batches."""
+        return self.folder / "journal.jsonl"
+
+    def told(self) -> dict[str, Any]:
+        """Return its last words: portrait, warnings of the engine, and what the witness saw."""
+        return dict(json.loads((self.folder / "told.json").read_text()))
+
+    def live(self, module: Made, data: Made, options: Mapping[str, Any], *, watched: bool = False) -> "Life":
+        """Train to the end, from wherever the run stands; return this life.
+
+        Raises:
+            AssertionError: it failed; the error is the message.
+        """
+        self.folder.mkdir(exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer Pythons warn of forks in general
+            process = multiprocessing.get_context("fork").Process(
+                target=self._live, args=(module, data, options, watched)
+            )
+            process.start()
+        process.join()
+        code = process.exitcode
+        process.close()
+        if code:
+            path = self.folder / "error.txt"
+            error = path.read_text() if path.exists() else f"the process ended with {code}"
+            raise AssertionError(f"this does not train to the end of the check, so nothing can be compared:\n{error}")
+        return self
+
+    def _live(self, module: Made, data: Made, options: Mapping[str, Any], watched: bool) -> None:
+        try:
+            torch.set_num_threads(1)  # a pool of threads does not survive a fork
+            self._train(module, data, options, watched)
+        except BaseException as error:
+            ours = isinstance(error, EngineError)
+            (self.folder / "error.txt").write_text(str(error) if ours else traceback.format_exc())
+            raise SystemExit(1) from None
+
+    def _train(self, module: Made, data: Made, options: Mapping[str, Any], watched: bool) -> None:
+        callbacks = [*options.get("callbacks", ()), Journal(self.journal)]
+        trainer = Trainer(**{**options, "callbacks": callbacks})
+        warned = _Warned()
+        witness = Witness()
+        logging.getLogger("midstride").addHandler(warned)
+        with witness if watched else nullcontext():
+            made, source = _fresh(module), _fresh(data)
+            trainer.fit(made, source, run=self.run)
+        told = {
+            "portrait": portrait(made, source, trainer.callbacks[:-1]),
+            "warnings": warned.lines,
+            "seen": witness.seen,
+        }
+        (self.folder / "told.json").write_text(json.dumps(told))
+
+
+class _Warned(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _fresh(made: Made) -> Any:
+    if isinstance(made, TrainingModule) or not callable(made):
+        return copy.deepcopy(made)
+    fresh = made()
+    if fresh is None:
+        raise UserError(f"{made!r} returned None; a module, or data, is needed")
+    return fresh

@@ -1,0 +1,66 @@
+"""The witness: sees a life ask what answers otherwise each time (clocks, the system's randomness), and where."""
+
+import os
+import random
+import sys
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+from midstride.engine.code_origin import is_pythons_file, is_users_file
+
+__all__ = ["Witness"]
+
+_CALLS: dict[Any, str] = {
+    **{getattr(time, name): f"time.{name}()" for name in ("time", "time_ns", "perf_counter", "perf_counter_ns")},
+    **{getattr(time, name): f"time.{name}()" for name in ("monotonic", "monotonic_ns", "process_time", "localtime")},
+    os.urandom: "os.urandom()",
+    os.getpid: "os.getpid()",
+    id: "id()",
+}
+_METHODS = {"datetime.now": "datetime.now()", "datetime.utcnow": "datetime.utcnow()", "date.today": "date.today()"}
+
+
+class Witness:
+    """Watches the calls that user code makes in this thread; `seen` lists them, each once.
+
+    It slows a life down manifold, so it watches only one that is known to be wrong.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __enter__(self) -> "Witness":
+        sys.setprofile(self._called)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.setprofile(None)
+
+    def _called(self, frame: FrameType, event: str, function: Any) -> None:
+        if event != "c_call" or (name := _suspicious(function)) is None:
+            return
+        caller: FrameType | None = frame
+        while caller is not None and is_pythons_file(caller.f_code.co_filename):
+            caller = caller.f_back
+        if caller is None or not is_users_file(caller.f_code.co_filename):
+            return
+        if function is id and caller is not frame:  # copy.deepcopy and json know objects by it; no answer depends on it
+            return
+        code = caller.f_code
+        line = f"{name} in {code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{caller.f_lineno})"
+        if line not in self.seen:
+            self.seen.append(line)
+
+
+def _suspicious(function: Any) -> str | None:
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, random.Random):
+        own = owner is not random._inst
+        return "a random.Random of its own" if own and function.__name__ in ("random", "getrandbits") else None
+    try:
+        return _CALLS.get(function) or _METHODS.get(getattr(function, "__qualname__", ""))
+    except TypeError:  # a method of something that has no hash
+        return None

@@ -1,0 +1,125 @@
+"""`assert_resumes_exactly`: interrupted anywhere, this module on these data ends as if nothing had happened."""
+
+import importlib
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.objects.digest import compared
+from midstride.engine.snapshots.catalog import History, Snapshot
+from midstride.engine.snapshots.reader import read
+from midstride.engine.state.differences import differing
+from midstride.engine.storage.store import Store
+from midstride.engine.testing.batch_journal import first_difference
+from midstride.engine.testing.child_run import Life
+
+__all__ = ["assert_resumes_exactly", "final_state"]
+
+#: places at which the run is cut off
+CUTS = 5
+#: lines of each kind that a failure shows
+SHOWN = 8
+
+
+def final_state(run: str) -> list[Any]:
+    """Return the state tree of every rank in the newest good snapshot of `run`."""
+    store = Store.open(run)
+    snapshot = History(store).newest_good()
+    if snapshot is None:
+        raise AssertionError(f"{run} holds no good snapshot")
+    return [read(store, snapshot, rank) for rank in range(snapshot.manifest["world_size"])]
+
+
+def assert_resumes_exactly(
+    module: TrainingModule | Callable[[], TrainingModule], data: Any = None, *, steps: int = 6, **options: Any
+) -> None:
+    """Train `steps` steps undisturbed, then again from snapshots in between; all must end alike, bit for bit.
+
+    Every life is a process of its own, forked from this one, which stays as it is; each begins with what this
+    process holds and nothing that another life left. Epochs are cut to half of the steps, and validations to two
+    batches, so that ends of epochs and the middle of a validation are among the places.
+
+    Args:
+        module: the module (a copy of it trains), or what makes it.
+        data: a DataModule or a training DataLoader, or what makes one; None if the module has the loaders.
+        steps: how far to train.
+        options: for the Trainer, such as `accumulate_grad_batches=2` or `callbacks=[...]`.
+
+    Raises:
+        AssertionError: naming what is not exact and, where it can be seen, why.
+    """
+    __tracebackhide__ = True
+    importlib.import_module("torch._dynamo")  # the first optimizer would, in each life anew: seconds
+    short = {"limit_train_batches": max(2, steps // 2), "limit_val_batches": 2}
+    keep = {"every_steps": 1, "keep": 1000 + 10 * steps}
+    arguments = {"max_steps": steps, "enable_progress_bar": False, "snapshots": keep, **short, **options}
+    with tempfile.TemporaryDirectory(prefix="midstride-check-") as folder:
+        whole = Life(Path(folder, "undisturbed")).live(module, data, arguments)
+        for cut in _cuts(History(Store.open(whole.run)).snapshots()):
+            resumed = _cut_off(whole, cut, Path(folder, cut.name)).live(module, data, arguments)
+            if not (faults := _compared(whole, resumed)):
+                continue
+            again = Life(Path(folder, "again")).live(module, data, arguments, watched=True)
+            raise AssertionError(_message(faults, cut, whole, resumed, again))
+
+
+def _cuts(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return some snapshots: the first, one in the middle of a validation, and others evenly spread."""
+    before = snapshots[:-1]
+    inside = [one for one in before if one.manifest["facts"]["progress"]["validating"]][:1]
+    count = min(len(before), CUTS - len(inside))
+    spread = [before[place * len(before) // count] for place in range(count)]
+    return sorted({one.name: one for one in (*spread, *inside)}.values(), key=lambda one: one.name)
+
+
+def _cut_off(whole: Life, cut: Snapshot, folder: Path) -> Life:
+    """Return a life that finds the run as it was when `cut` was its newest snapshot."""
+    shutil.copytree(Path(whole.run), folder / "run")
+    for path in (folder / "run" / "snapshots").iterdir():
+        if path.name > cut.name:
+            shutil.rmtree(path)
+    return Life(folder)
+
+
+def _compared(whole: Life, resumed: Life) -> list[str]:
+    """Return what a resumed life did otherwise, the first cause first."""
+    faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
+    for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
+        faults += [_line(*difference) for difference in differing(expected, found)]
+    rows = [Path(life.run, "metrics.csv").read_text().splitlines() for life in (whole, resumed)]
+    if not faults and rows[0] != rows[1]:
+        faults += [f"the metric log: {b!r} resumed, {a!r} undisturbed" for a, b in zip(*rows, strict=False) if a != b]
+    return faults
+
+
+def _line(path: str, undisturbed: str, resumed: str) -> str:
+    part, _, rest = path.partition("/")
+    names = {"buffers": "module", "generators": "the main generator"}
+    if part == "objects":
+        part, _, rest = rest.partition("/")
+    where = ".".join([names.get(part, part), *(name for name in rest.split("/") if name)])
+    return f"{where}: {resumed} resumed, {undisturbed} undisturbed" if resumed != undisturbed else f"{where} differs"
+
+
+def _message(faults: list[str], cut: Snapshot, whole: Life, resumed: Life, again: Life) -> str:
+    progress = cut.manifest["facts"]["progress"]
+    place = f"batch {progress['val_batch']} of a validation" if progress["validating"] else "a step"
+    told, undisturbed = resumed.told(), whole.told()
+    hidden = [line for line in compared(undisturbed["portrait"], told["portrait"]) if line not in faults]
+    repeats = not (first_difference(whole.journal, again.journal) or _compared(whole, again))
+    head = f"resumed after step {cut.place.step}, at {place}, the run ends otherwise than undisturbed"
+    head += ":" if repeats else " (as it does when it is merely run again):"
+    parts = [
+        (head, faults),
+        ("What no snapshot holds, and differs too:", hidden),
+        ("What gives another answer each time, and is asked in your code:", again.told()["seen"]),
+        ("The engine warned:", undisturbed["warnings"]),
+    ]
+    return "\n".join("\n  ".join([title, *_few(lines)]) for title, lines in parts if lines)
+
+
+def _few(lines: Sequence[str]) -> list[str]:
+    return [*lines[:SHOWN], *([f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]

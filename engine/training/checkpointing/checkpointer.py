@@ -1,0 +1,316 @@
+"""The recorder: keeps a fit's state in its run, and gives it back."""
+
+import json
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.data.loader import Feed, Feeds
+from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
+from midstride.engine.session.signals import Asked, Request
+from midstride.engine.snapshots.catalog import Snapshot
+from midstride.engine.snapshots.position import Place, snapshot_name
+from midstride.engine.snapshots.schedule import Policy
+from midstride.engine.snapshots.writer import Taking
+from midstride.engine.state.codec import walk
+from midstride.engine.state.stateful import restore_parts, state_of
+from midstride.engine.training.checkpointing.identity import (
+    FREE_ARGUMENTS,
+    bits_of,
+    changed_bits,
+    check_identity,
+    described,
+    is_json,
+)
+from midstride.engine.training.checkpointing.parts import parts_of, upgraded
+from midstride.engine.training.checkpointing.restore_check import give_back
+from midstride.engine.training.checkpointing.roots import watch_of
+from midstride.engine.training.checkpointing.run_store import Resume, Run
+from midstride.engine.training.checkpointing.settings import Settings
+from midstride.engine.training.checkpointing.unsaved_state import Watch
+from midstride.engine.training.checkpointing.world_size import Resharded, Start, fit_feeds, padded_anew, reshard
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.object_state import Objects
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Recorder"]
+
+log = logging.getLogger(__name__)
+
+#: options that decide which samples make a step, and what a step is
+DECIDING = (
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "val_check_interval",
+    "limit_train_batches",
+    "limit_val_batches",
+    "use_distributed_sampler",
+    "rng",
+)
+
+
+class Recorder:
+    """Takes the snapshots of one fit and resumes from them.
+
+    Args:
+        trainer: whose parts are kept, put together and ready to train.
+        url: folder or URL of the run.
+        options: when snapshots are taken.
+        feeds: what the fit reads.
+        data: where it came from.
+    """
+
+    def __init__(self, trainer: "Trainer", url: str, options: SnapshotOptions, feeds: Feeds, data: object) -> None:
+        self._trainer = trainer
+        terms = replace(options.terms, waiting=trainer.reporter.waits)
+        self.run = Run(url, trainer.strategy, options.keep, trainer.heartbeat, terms)
+        self._policy = Policy(options, trainer.strategy.gather, lambda: self.run.is_writing)
+        self._parts = parts_of(trainer, feeds, data)
+        self._feeds, self._data = feeds, data
+        self._watch: Watch | None = None
+        self._is_tried = False  # whether every part has shown that it takes back what it gives
+        self._start = Start.of(feeds, trainer.world.size)
+        self._facts = self._described(feeds.training, data)
+        self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
+        self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> the facts that were given with it
+        self._settings = Settings(trainer)
+        self._write_s = 0.0  # seconds the last snapshot took until it was committed
+
+    @staticmethod
+    def try_encoding(trainer: "Trainer", feeds: Feeds, data: object) -> None:
+        """Raise what a snapshot of `trainer` would raise for state that cannot be written."""
+        parts = parts_of(trainer, feeds, data)
+        walk(state_of(parts))
+        give_back(parts, "before the first step")
+
+    def resume(self, resume: Resume) -> bool:
+        """Take the state back from the newest good snapshot; return whether there was one."""
+        found = self.run.resume(resume)
+        if found is not None:
+            snapshot, tree = found[0], upgraded(found[1])
+            where = f"{self.run.store.url}/snapshots/{snapshot.name}"
+            self._fit(snapshot, tree, where)
+            self._check(snapshot.manifest, where)
+            self._settings.check(snapshot.manifest["facts"], where)
+            restore_parts(self._parts, self._resharded(snapshot, tree))
+            self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
+            self._weights_facts = dict(snapshot.manifest["facts"].get("weights_facts", {}))
+            self._say(self._settings.compare(snapshot.manifest["facts"], self._facts))
+        else:
+            walk(state_of(self._parts))  # what cannot be written is refused now, not at the first snapshot
+            give_back(self._parts, "before the first step")
+        self._is_tried = found is not None
+        self._watch = watch_of(self._trainer, self._feeds, self._data, cast("Objects", self._parts["objects"]))
+        lease = self.run.begin(found[0] if found else None)
+        self._tell(lease.generation, lease.resumed_from)
+        self.run.write(
+            "run.json", json.dumps({"run": self.run.name, **self._facts, **self._settings.facts()}, indent=2)
+        )
+        return found is not None
+
+    @property
+    def generation(self) -> int | None:
+        """Which life of the run this is, from 1."""
+        return self.run.lease.generation if self.run.lease is not None else None
+
+    def boundary(self) -> None:
+        """Raise what went wrong behind training; take a snapshot if one is due at this boundary."""
+        self.run.check()
+        progress = self._trainer.progress
+        if not self._is_tried:
+            self._is_tried = True
+            give_back(self._parts, "after the first step")
+        if self._policy.is_due(progress.val_batch if progress.validating else progress.step):
+            self.take()
+
+    def answer(self, request: Request) -> None:
+        """Take the snapshot that was asked for; every rank calls this at the same boundary.
+
+        Raises:
+            StopRequested: that was asked. The message says what a retry resumes from.
+        """
+        run = self.run
+        everyone = self._trainer.strategy.gather((request.left_s, self._write_s))
+        left_s, write_s = min(left for left, _ in everyone), max(took for _, took in everyone)
+        if left_s > write_s:
+            self.take()
+            run.flush()
+        elif self._trainer.world.is_first:
+            log.warning("no snapshot is taken: the last one took %.1f s, %.1f s are left of the grace", write_s, left_s)
+        if request.asked is Asked.STOP:
+            raise StopRequested(f"asked to stop, after step {self._trainer.progress.step}; {run.resumes_from()}")
+
+    def take(self) -> None:
+        """Take a snapshot here and now, to be committed behind training; every rank calls this at the same place."""
+        trainer, progress = self._trainer, self._trainer.progress
+        began = time.perf_counter()
+        place, epoch = Place(progress.step, progress.after), progress.epoch
+
+        def probe(phase: str) -> None:
+            trainer.strike(phase, place.step)
+
+        def committed(taking: Taking, snapshot: Snapshot) -> None:
+            self._write_s = taking.stall_s + taking.write_s
+            held = {"stall_s": taking.stall_s, "wait_s": taking.wait_s, "write_s": taking.write_s}
+            trainer.reporter.emit(
+                "snapshot", name=snapshot.name, step=place.step, epoch=epoch, bytes=snapshot.bytes, **held
+            )
+
+        if self._watch is not None:
+            self._watch.look()
+        rows = trainer.logged.take_rows()
+        trainer.samples.settle(trainer.strategy.gather)
+        facts = {
+            **self._facts,
+            **self._settings.facts(),
+            "start": self._start.facts(),
+            "strategy": trainer.strategy.facts(),
+            "progress": progress.state_dict(),
+            "left_out": list(trainer.samples.left_out),
+            "weights": dict(self._weights),
+            "weights_facts": {
+                **self._weights_facts,
+                **({"last": self._facts_of_weights()} if progress.finished else {}),
+            },
+        }
+        self.run.snapshot(place, state_of(self._parts), rows, facts, probe, committed)
+        self._policy.taken(time.perf_counter() - began)
+
+    def finish(self) -> None:
+        """Commit the end of the fit, with the last weights and the whole metric log.
+
+        Raises:
+            StoreSilent: the store stayed away; a retry goes on from the last snapshot it took.
+        """
+        trainer = self._trainer
+        try:
+            if not trainer.logged.rows.is_closed:
+                trainer.progress.after += 1  # a boundary of its own: a snapshot may already stand at the last one
+                trainer.logged.rows.close()
+                self.take()
+            self.run.flush()
+            self.save_weights("last")
+            self.run.deliver()
+            self.run.assemble_metric_log()
+        except StoreSilent as error:
+            raise StoreSilent(
+                f"{error}\nThe training is over, after step {trainer.progress.step}, but its end could not be written: "
+                f"{self.run.resumes_from()}, and a retry ends with the same bits."
+            ) from error
+
+    def raise_cause(self, error: Exception) -> None:
+        """Raise what went wrong behind training, where `error` is but its echo: another rank met it first and left."""
+        failure = self.run.close()
+        if isinstance(failure, EngineError) and failure is not error and not isinstance(error, EngineError):
+            raise failure from error
+
+    def close(self) -> None:
+        """Let what was taken be committed, if it still can be, and end the thread that does so."""
+        self.run.close()
+
+    def save_weights(self, folder: Literal["best", "last"]) -> None:
+        """Have the weights written to `folder`, behind training."""
+        trainer, progress = self._trainer, self._trainer.progress
+        facts = self._facts_of_weights()
+        weights = trainer.strategy.weights(trainer.module)
+        place = Place(progress.step, progress.after)
+        if self.generation is not None:
+            self._weights[folder] = snapshot_name(place, self.generation)
+            self._weights_facts[folder] = dict(facts)
+        self.run.keep_weights(folder, place, trainer.logged.metrics.without_states(weights), facts)
+
+    def _facts_of_weights(self) -> dict[str, Any]:
+        """Return what is noted beside weights; snapshots repeat it, so that the weights can be made anew from them."""
+        module, progress = self._trainer.module, self._trainer.progress
+        return {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "module": f"{type(module).__module__}:{type(module).__qualname__}",
+            "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
+            "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
+            "metrics": {name: float(value) for name, value in self._trainer.logged.values.items()},
+        }
+
+    def _described(self, feed: Feed, data: object) -> dict[str, Any]:
+        """Return what makes this run this run, and what may change its last bits."""
+        trainer = self._trainer
+        given = dict(trainer.identity)
+        arguments = given.pop("data_args", {})
+        options, order = trainer.options, trainer.strategy.gather(feed.facts())[0]
+        if (batch_size := order.pop("global_batch_size", None)) is not None:
+            order["global_batch_size"] = batch_size * options.accumulate_grad_batches
+        identity = {
+            "module": f"{type(trainer.module).__module__}:{type(trainer.module).__qualname__}",
+            "module_args": trainer.module.hparams,
+            "data": type(data).__qualname__,
+            **given,
+            "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
+            "seed": trainer.seed,
+            **order,
+            **{name: getattr(options, name) for name in DECIDING},
+            "precision": trainer.options.precision,
+            "strategy": trainer.strategy.identity,
+        }
+        return {"identity": described(identity), "bits": bits_of([type(trainer.module)], trainer.device)}
+
+    def _fit(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
+        """Cut the global batches as this world needs them."""
+        facts, was = snapshot.manifest["facts"], snapshot.manifest["world_size"]
+        self._start = Start.from_facts(facts["start"])
+        size = self._trainer.world.size
+        validating = facts["progress"]["validating"]
+        if was == size == self._start.size and not validating:
+            return
+        if was != size:
+            if (why := self._trainer.strategy.fixed_world) is not None:
+                raise NotExact(
+                    f"{where} was taken by {was} processes, this world has {size}, and strategy "
+                    f"{self._trainer.strategy.name} goes on with {was} only: {why}. Start it with {was}, or start over "
+                    "under another run name."
+                )
+            self._feeds.training.load_state_dict(tree["feeds"]["training"])  # it may know why it cannot be cut
+        fit_feeds(self._feeds, self._start, was=was, size=size, validating=validating, where=where)
+        self._facts = self._described(self._feeds.training, self._data)
+
+    def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
+        """Return this rank's tree, put together from those of all ranks if the snapshot has another number of them."""
+        was, world = snapshot.manifest["world_size"], self._trainer.world
+        if was == world.size:
+            return tree
+        own = [name for name, part in self._parts.items() if isinstance(part, Resharded) and name in tree]
+        others = [{name: other[name] for name in own} for other in map(upgraded, self.run.others(snapshot))]
+        return reshard(self._parts, [tree, *others], world.rank)
+
+    def _check(self, manifest: dict[str, Any], where: str) -> None:
+        saved, world = manifest["facts"], self._trainer.world
+        check_identity(saved["identity"], self._facts["identity"], where=where, accepted=self._trainer.accept_change)
+        if (was := manifest["world_size"]) != world.size:
+            self._say([_other_world(world.size, was)])
+            samples = saved["identity"].get("samples")
+            if samples is not None and (words := padded_anew(samples, was, world.size)) is not None:
+                self._say([words])
+        self._say(changed_bits(saved["bits"], self._facts["bits"]))
+
+    def _say(self, lines: Iterable[str]) -> None:
+        if self._trainer.world.is_first:
+            for line in lines:
+                log.warning("%s", line)
+
+    def _tell(self, generation: int, resumed_from: str | None) -> None:
+        trainer = self._trainer
+        if resumed_from is None or not trainer.world.is_first:
+            return
+        log.info("generation %d resumes from snapshot %s", generation, resumed_from)
+        trainer.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=trainer.progress.step)
+
+
+def _other_world(size: int, was: int) -> str:
+    return (
+        f"{size} ranks were {was}: the same samples in the same batches, but sums may differ in their last bits from "
+        "here on"
+    )

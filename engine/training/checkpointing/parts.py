@@ -1,0 +1,102 @@
+"""The parts of a fit: everything that decides how it goes on."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from midstride.engine.data.loader import Feeds
+from midstride.engine.modules.callbacks import Callbacks
+from midstride.engine.modules.hooks import calling
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module_state import Buffers
+from midstride.engine.modules.structure import Structure
+from midstride.engine.objects.object_state import upgraded
+from midstride.engine.optim.optimizers import OptimizerList, SchedulerList
+from midstride.engine.seeds import Generators
+from midstride.engine.state.stateful import Stateful
+from midstride.engine.training.checkpointing.roots import objects_of
+from midstride.engine.training.checkpointing.world_size import of_first
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Gradients", "parts_of", "upgraded"]
+
+
+def parts_of(trainer: "Trainer", feeds: Feeds, source: object) -> dict[str, Stateful]:
+    """Return everything that decides how a fit goes on, in the order in which it is given back.
+
+    The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
+    last: building and loading the others may draw numbers.
+    """
+    kept = trainer.strategy.kept
+    return {
+        "strategy": trainer.strategy,
+        "progress": trainer.progress,
+        "samples": trainer.samples,
+        "feeds": feeds,
+        "structure": Structure(trainer.module, trainer.device),
+        "module": kept(trainer.module),
+        "optimizers": kept(OptimizerList(lambda: trainer.optimizers, trainer.module)),
+        "schedulers": SchedulerList(trainer.schedulers),
+        "precision": trainer.precision,
+        "callbacks": Callbacks(trainer.callbacks),
+        "logged": trainer.logged,
+        "metrics": trainer.logged.metrics,
+        "gradients": kept(Gradients(trainer.module)),
+        "modes": trainer.modes,
+        "buffers": Buffers(trainer.module),
+        "objects": objects_of(trainer, feeds, source),
+        "user": UserState(trainer.module),
+        "generators": Generators(trainer.strategy.generator),
+    }
+
+
+class Gradients:
+    """What a window that is still open has collected, on this rank; empty between steps."""
+
+    def __init__(self, module: TrainingModule) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the gradients there are, by parameter."""
+        return {name: p.grad for name, p in self._module.named_parameters() if p.grad is not None}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Put them back."""
+        for name, parameter in self._module.named_parameters():
+            parameter.grad = state_dict[name].to(parameter.device) if name in state_dict else None
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return the mean over the ranks: that is what they would have come to."""
+        names = dict.fromkeys(name for state in states for name in state)
+        return {name: _mean([state[name] for state in states if name in state], len(states)) for name in names}
+
+
+class UserState:
+    """What the user's `on_save_checkpoint` puts in."""
+
+    def __init__(self, module: TrainingModule) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ask the module for it."""
+        state: dict[str, Any] = {}
+        calling(f"{type(self._module).__name__}.on_save_checkpoint", self._module.on_save_checkpoint, state)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Give it back to the module."""
+        calling(f"{type(self._module).__name__}.on_load_checkpoint", self._module.on_load_checkpoint, state_dict)
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's."""
+        return dict(of_first("what on_save_checkpoint keeps", states))
+
+
+def _mean(gradients: Sequence[Tensor], ranks: int) -> Tensor:
+    if len(gradients) == ranks and all(torch.equal(gradients[0], other) for other in gradients):
+        return gradients[0]  # exchanged already
+    return torch.stack(list(gradients)).sum(0) / ranks

@@ -1,0 +1,78 @@
+"""Giving back, early: what could not come back in the next life is found within seconds of this one's start.
+
+Before the first step and once more after it, every part gets the state it gave, and must say the same again. Tensors
+are handed to it as they are, so that nothing moves in memory; what it says is compared with a copy.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from midstride.engine.errors import EngineError, NotExact
+from midstride.engine.state.differences import differences
+from midstride.engine.state.nodes import Instance
+from midstride.engine.state.stateful import Stateful
+
+__all__ = ["give_back"]
+
+#: parts that user code decides, in the order in which they are given back
+CHECKED = ("structure", "module", "optimizers", "schedulers", "callbacks", "buffers", "user", "objects")
+
+
+def give_back(parts: Mapping[str, Stateful], when: str) -> None:
+    """Give every part its own state, and see that all stand where they stood; no random number is drawn.
+
+    Args:
+        parts: of a fit; those in `CHECKED` are tried.
+        when: in words, for the message.
+
+    Raises:
+        NotExact: a part could not go on from a snapshot.
+    """
+    drawn = parts["generators"].state_dict()
+    objects = parts["objects"].state_dict()
+    objects_before = _copied(objects)
+    for name in CHECKED:
+        given = objects if name == "objects" else parts[name].state_dict()
+        before = objects_before if name == "objects" else _copied(given)
+        try:
+            parts[name].load_state_dict(_copied(given, lambda tensor: tensor))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise NotExact(_words(name, when, f"{type(error).__name__}: {error}")) from error
+        if paths := differences(before, parts[name].state_dict()):
+            raise NotExact(_words(name, when, ", ".join(paths[:5])))
+    parts["generators"].load_state_dict(drawn)
+
+
+def _words(name: str, when: str, what: str) -> str:
+    return (
+        f"{name}, {when}, did not take back the state it gave: {what}. No later life could go on from a snapshot. "
+        "What a state_dict returns must be all that load_state_dict needs, bit for bit; or run without snapshots "
+        "(snapshots=None)."
+    )
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    copied = tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().cpu()
+    return nn.Parameter(copied, tensor.requires_grad) if type(tensor) is nn.Parameter else copied
+
+
+def _copied(tree: Any, tensor: Callable[[Tensor], Tensor] = _on_host) -> Any:
+    """Return a copy of `tree` with what `tensor` makes of its tensors."""
+    return copy.deepcopy(tree, {id(found): tensor(found) for found in _tensors(tree)})
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (dict, Instance)):
+        for value in (tree.state if isinstance(tree, Instance) else tree).values():
+            yield from _tensors(value)
+    elif isinstance(tree, (list, tuple, deque)) and any(type(item) not in (int, float, str) for item in tree):
+        for value in tree:
+            yield from _tensors(value)

@@ -1,0 +1,147 @@
+"""Where a fit's objects are found: its module, callbacks, data, optimizers, schedulers, and generators in globals."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from midstride.engine.code_origin import is_users
+from midstride.engine.data.loader import Feeds
+from midstride.engine.modules.callbacks import Callback, Callbacks
+from midstride.engine.modules.module import DataModule
+from midstride.engine.objects.digest import beside
+from midstride.engine.objects.generators import Generator
+from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots, user_hooks
+from midstride.engine.training.checkpointing.unsaved_state import Watch
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["objects_of", "watch_of"]
+
+#: of an optimizer: what its own state_dict holds, and what torch sets anew
+_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
+_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def watch_of(trainer: "Trainer", feeds: Feeds, source: object, objects: Objects) -> Watch:
+    """Return a watch over what user code could keep a count in and no snapshot holds."""
+    data = _data_of(feeds, source)
+    return Watch(lambda: _unheld(trainer, data, objects))
+
+
+def objects_of(trainer: "Trainer", feeds: Feeds, source: object) -> Objects:
+    """Return the objects of a fit as one part of its state.
+
+    Args:
+        trainer: put together and ready to train.
+        feeds: what the fit reads.
+        source: the DataModule, the module or the loaders that it reads from.
+    """
+    data = _data_of(feeds, source)
+
+    def roots() -> Iterator[Root]:
+        yield from module_roots(trainer.module)
+        yield from _callback_roots(trainer)
+        for name, owner in data.items():
+            yield Root("data", name, dict(vars(owner)), owner, is_setup=True, is_data=True)
+        yield from _optimizer_roots(trainer)
+        yield from _global_generators([trainer.module, *trainer.module.modules(), *trainer.callbacks, *data.values()])
+
+    def anchors() -> dict[str, object]:
+        named: dict[str, object] = {"trainer": trainer, **module_anchors(trainer.module)}
+        named |= {f"callback {number}": callback for number, callback in enumerate(trainer.callbacks)}
+        named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
+        named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(trainer.schedulers)}
+        return named | {f"data {name}": owner for name, owner in data.items()} | _loaders(feeds)
+
+    return Objects(roots, anchors, trainer.device)
+
+
+def _unheld(trainer: "Trainer", data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
+    """Yield by name what user code could keep a count in and no snapshot holds: on classes, in globals, large data."""
+    kept = [trainer.module, *trainer.module.modules(), *trainer.callbacks, *data.values()]
+    for name, value in beside(kept):
+        if _is_plain(value) and all(value is not one for one in kept):
+            yield name, value
+    for path, value in objects.large.items():
+        yield path.replace("/", "."), value
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether `value` is of a kind that code counts in, rather than an object that is kept or does something."""
+    if is_users(type(value)):
+        return not isinstance(value, (nn.Module, Callback, DataModule, Dataset))
+    return type(value).__module__ in ("builtins", "collections", "numpy", "torch") and not isinstance(value, Generator)
+
+
+def _data_of(feeds: Feeds, source: object) -> dict[str, Any]:
+    """Return the objects of the user's that data are read from in the main process, by name."""
+    found: dict[str, Any] = {"module": source} if isinstance(source, DataModule) else {}
+    for name, loader in _loaders(feeds).items():
+        dataset = getattr(loader, "dataset", None)
+        if is_users(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
+            found[name] = dataset
+    return found
+
+
+def _loaders(feeds: Feeds) -> dict[str, Any]:
+    """Return every loader and sampler of `feeds`, by name."""
+    named = {"training": feeds.training, **{f"validation {n}": feed for n, feed in enumerate(feeds.validation)}}
+    loaders: dict[str, Any] = {}
+    for name, feed in named.items():
+        parts = _parts(feed)
+        loaders |= {name if len(parts) == 1 else f"{name} {n}": part.source for n, part in enumerate(parts)}
+    samplers = {}
+    for name, loader in loaders.items():
+        for kind in ("batch_sampler", "sampler"):
+            if isinstance(loader, DataLoader) and getattr(loader, kind, None) is not None:
+                samplers[f"{kind} of {name}"] = getattr(loader, kind)
+    return {**loaders, **samplers}
+
+
+def _parts(feed: Any) -> list[Any]:
+    parts = getattr(feed, "parts", None)
+    found = [feed] if parts is None else [leaf for part in parts for leaf in _parts(part)]
+    return [part for part in found if getattr(part, "source", None) is not None]
+
+
+def _callback_roots(trainer: "Trainer") -> Iterator[Root]:
+    """Yield what callbacks hold that have no `state_dict` of their own."""
+    for name, callback in Callbacks(trainer.callbacks).by_name.items():
+        if is_users(type(callback)) and type(callback).state_dict is Callback.state_dict:
+            yield Root("callbacks", name, dict(vars(callback)), callback, is_setup=True)
+
+
+def _optimizer_roots(trainer: "Trainer") -> Iterator[Root]:
+    """Yield what optimizers and schedulers hold beside what their own `state_dict` says."""
+    for number, optimizer in enumerate(trainer.optimizers):
+        beside = {
+            name: value
+            for name, value in vars(optimizer).items()
+            if name not in _OF_OPTIMIZERS and not name.endswith("_hooks")
+        }
+        yield Root("optimizers", str(number), beside, optimizer, is_setup=True)
+        yield Root("hooks", f"optimizer {number}", user_hooks(optimizer, _OPTIMIZER_HOOKS))
+    for number, config in enumerate(trainer.schedulers):
+        yield from _scheduler_roots(config.scheduler, str(number))
+
+
+def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
+    if isinstance(lambdas := getattr(scheduler, "lr_lambdas", None), list):  # its state_dict leaves functions out
+        yield Root("schedulers", name, {"lr_lambdas": lambdas})
+    inner = [one for key in ("_schedulers", "schedulers") for one in getattr(scheduler, key, ())]
+    for number, one in enumerate(inner):
+        yield from _scheduler_roots(one, f"{name}.{number}")
+
+
+def _global_generators(owners: list[Any]) -> Iterator[Root]:
+    """Yield the generators that the classes of `owners`, and the files that these stand in, hold by name."""
+    kinds = dict.fromkeys(kind for owner in owners for kind in type(owner).__mro__ if is_users(kind))
+    places: dict[str, Any] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds}
+    places |= {kind.__module__: sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules}
+    for name, place in places.items():
+        if held := {key: value for key, value in vars(place).items() if isinstance(value, Generator)}:
+            yield Root("globals", name, held)

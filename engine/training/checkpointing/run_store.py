@@ -1,0 +1,253 @@
+"""A run as one fit sees it: its folder, where it resumes, its snapshots, its weights, its metric log."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TypeVar
+
+from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent
+from midstride.engine.metrics.metric_log import join_segments
+from midstride.engine.session.attempts import Ledger, fatal_snapshots
+from midstride.engine.session.heartbeat import Heartbeat, Phase
+from midstride.engine.snapshots.catalog import History, Snapshot
+from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
+from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
+from midstride.engine.snapshots.writer import Taking, Writer
+from midstride.engine.storage.store import Store, Terms
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.side_channel import Channel
+
+__all__ = ["Resume", "Run"]
+
+Resume = Literal["auto", "never"] | int
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: what a run that ends by an error gives to snapshots that are still being written
+GRACE_S = 10.0
+
+
+class Run:
+    """One run's folder, in the hands of one rank of one generation.
+
+    Args:
+        url: folder or fsspec URL of the run.
+        strategy: through which the ranks agree.
+        keep: snapshots to keep.
+        heartbeat: says that this rank waits for the store, as long as it takes.
+        terms: what is asked of the store.
+    """
+
+    def __init__(
+        self, url: str, strategy: Strategy, keep: int, heartbeat: Heartbeat, terms: Terms | None = None
+    ) -> None:
+        self.name = url.rstrip("/").rpartition("/")[2]
+        self.store = Store.open(url, terms)
+        self._strategy, self._keep, self._heartbeat = strategy, keep, heartbeat
+        self._history = History(self.store)
+        self._writer: Writer | None = None
+        self._channel: Channel | None = None
+        self.lease: Lease | None = None
+        self._first(self._ensure_writable)
+
+    def _ensure_writable(self) -> None:
+        self.store.ensure_writable()
+        if self.store.terms.lease == "none":
+            log.warning(
+                "snapshots.lease is none: nothing keeps a second world from advancing %s; what two of them "
+                "write is one mess",
+                self.store.url,
+            )
+
+    def resume(self, resume: Resume) -> tuple[Snapshot, Any] | None:
+        """Return the snapshot to go on from and this rank's tree in it; None for a fresh start.
+
+        It is the newest one that every rank could verify; what one of them could not is set aside. A world of another
+        size gets the tree of rank 0, and `others`.
+
+        Raises:
+            SnapshotMissing: `resume` is a step of which there is no good snapshot.
+        """
+        while (snapshot := self._first(lambda: self._choose(resume))) is not None:
+            with self._waiting():
+                tree, fault = self._read(snapshot)
+            faults = [text for text in self._strategy.gather(fault) if text]
+            if not faults:
+                self._first(lambda: self._tell_damages(snapshot))
+                return snapshot, tree
+            self._first(lambda: self._history.set_aside(snapshot, faults[0]))  # noqa: B023 - called at once
+        return None
+
+    def _tell_damages(self, snapshot: Snapshot) -> None:
+        """Name what is damaged beside `snapshot` and does not keep the run from going on."""
+        self._history.set_damaged_aside(before=snapshot)
+        for fault in self._history.log_faults():
+            log.warning("%s: metrics.csv will have a gap. The training goes on", fault)
+        for folder in FOLDERS:
+            set_damaged_weights_aside(self.store, folder)
+        for fault in missing_weights(self.store, snapshot.manifest).values():
+            log.warning("%s: older ones count, or none", fault)
+
+    def newest_facts(self) -> dict[str, Any]:
+        """Return what the newest snapshot says of the run; nothing if there is none."""
+
+        def facts() -> dict[str, Any]:
+            snapshots = self._history.snapshots()
+            return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
+
+        return self._first(facts)
+
+    def _choose(self, resume: Resume) -> Snapshot | None:
+        if resume == "never":
+            return None
+        if resume == "auto":
+            self._leave_fatal_ones()
+            return self._history.newest_good()
+        found = [snapshot for snapshot in self._history.snapshots() if snapshot.place.step == resume]
+        if not found:
+            steps = ", ".join(str(s.place.step) for s in self._history.snapshots()) or "none"
+            raise SnapshotMissing(f"no snapshot of step {resume} in {self.store.url}; there are those of: {steps}")
+        self._history.verify(found[-1])
+        return found[-1]
+
+    def _leave_fatal_ones(self) -> None:
+        """Set snapshots aside that attempts kept dying of; never the oldest, or nothing would be left of the run."""
+        older = [snapshot.name for snapshot in self._history.snapshots()][1:]
+        for name, attempts in fatal_snapshots(Ledger(self.store).attempts()).items():
+            if name in older:
+                numbers = " and ".join(map(str, attempts))
+                reason = f"attempts {numbers} resumed from it and died before their first new step"
+                log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
+                self._history.set_aside(name, reason)
+
+    def _read(self, snapshot: Snapshot) -> tuple[Any, str]:
+        world = self._strategy.world
+        try:
+            # In a world of another size rank 0's is where putting them together begins.
+            return read(self.store, snapshot, world.rank if snapshot.manifest["world_size"] == world.size else 0), ""
+        except SnapshotError as error:
+            return None, str(error)
+
+    def others(self, snapshot: Snapshot) -> Iterator[Any]:
+        """Yield the trees of all ranks of `snapshot` but the first, for a world of another size."""
+        for rank in range(1, snapshot.manifest["world_size"]):
+            with self._waiting():
+                tree = read(self.store, snapshot, rank)
+            yield tree
+
+    def begin(self, resumed_from: Snapshot | None) -> Lease:
+        """Take the next generation: from now on older worlds of this run are superseded."""
+        facts = {"host": os.uname().nodename, "pid": os.getpid()}
+        name = resumed_from.name if resumed_from else None
+        self.lease = lease = self._first(lambda: acquire(self.store, name, facts))
+        self._channel = channel = self._strategy.channel()
+        self._writer = Writer(
+            *(self.store, lease, self._strategy.world, channel.gather, self.name, self._keep),
+            self._strategy.is_replicated,
+        )
+        return lease
+
+    def snapshot(
+        self,
+        place: Place,
+        state: object,
+        rows: str,
+        facts: dict[str, Any],
+        probe: Callable[[str], object],
+        committed: Callable[[Taking, Snapshot], object],
+    ) -> Taking:
+        """Take a snapshot, to be committed behind training; arguments as those of `Writer.take`."""
+        if self._writer is None:
+            raise RuntimeError("begin() comes before snapshot()")
+        with self._waiting():
+            return self._writer.take(place, state, rows, facts, probe, committed)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a snapshot is on its way."""
+        return self._writer is not None and self._writer.is_busy
+
+    def check(self) -> None:
+        """Raise what went wrong behind training, if anything did."""
+        if self._writer is not None:
+            self._writer.check()
+
+    def flush(self) -> None:
+        """Wait until every snapshot taken is committed; raises as `check` does."""
+        if self._writer is not None:
+            with self._waiting():
+                self._writer.flush()
+
+    def keep_weights(
+        self, folder: Literal["best", "last"], place: Place, state_dict: dict[str, Any], facts: dict[str, Any]
+    ) -> None:
+        """Have weights written to `folder`, behind training; rank 0 writes. `deliver` sees to it that they are."""
+        metrics = facts.pop("metrics")
+        if self._writer is not None and self._strategy.world.is_first:
+            with self._waiting():
+                self._writer.keep(folder, place, state_dict, metrics, facts)
+
+    def deliver(self) -> None:
+        """Wait until the weights are written; raises, on every rank, why they are not."""
+        if (writer := self._writer) is not None:
+            self._first(writer.deliver)
+
+    def write(self, path: str, text: str) -> None:
+        """Replace a small text file of the run; rank 0 writes."""
+        self._replace(path, lambda: text)
+
+    def assemble_metric_log(self) -> None:
+        """Write `metrics.csv` from the committed segments, for people and other programs; nothing here reads it."""
+        self._replace("metrics.csv", lambda: join_segments(self._history.rows(faults=[])))
+
+    def resumes_from(self) -> str:
+        """Say, in words, where the next life of this run begins."""
+        newest = self._writer.newest if self._writer is not None else None
+        name = newest.name if newest else self.lease.resumed_from if self.lease else None
+        return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"
+
+    def close(self) -> Exception | None:
+        """Let what is still being written end, for a while: where ranks died it cannot. Return what went wrong."""
+        writer, channel = self._writer, self._channel
+        self._writer = self._channel = None
+        if writer is None or channel is None:
+            return None
+        with self._waiting():
+            ended = writer.close(GRACE_S)
+        if ended:
+            channel.close()
+        return writer.failure
+
+    def _replace(self, path: str, text: Callable[[], str]) -> None:
+        """Have rank 0 replace a small text file, if this world is still the one to do so."""
+
+        def check() -> None:
+            if self.lease is not None:
+                ensure_newest(self.store, self.lease)
+
+        self._first(lambda: self.store.write(path, text().encode(), check=check))
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return self._heartbeat.during(Phase.WAITING)
+
+    def _first(self, act: Callable[[], T]) -> T:
+        """Return what rank 0's `act` returns, on every rank; what it raises is raised on every rank."""
+        result: tuple[Any, EngineError | None] = None, None
+        if self._strategy.world.is_first:
+            try:
+                with self._waiting():
+                    result = act(), None
+            except EngineError as error:
+                result = None, error
+            except Exception as error:
+                kind = StoreSilent if self.store.is_passing(error) else SnapshotError
+                result = None, kind(f"{self.store.url}: {type(error).__name__}: {error}")
+                if not isinstance(error, OSError):  # its words say all there is to know
+                    log.exception("in %s", self.store.url)
+        value, failure = self._strategy.gather(result)[0]
+        if failure is not None:
+            raise failure
+        return value  # type: ignore[no-any-return]

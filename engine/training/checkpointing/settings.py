@@ -1,0 +1,147 @@
+"""Settings of a fit that a snapshot brings along: which of those that another life asks for take effect.
+
+A snapshot gives optimizers and schedulers back as they were, learning rates included. So what `configure_optimizers`
+makes of other arguments is compared with what it made when the run began, and what does not take effect is named.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from midstride.engine.errors import IdentityChanged
+from midstride.engine.training.checkpointing.identity import described, is_json
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Settings"]
+
+#: of a parameter group: what it trains, and what schedulers note in it
+_NOT_ASKED = ("params", "param_names", "initial_lr")
+#: parameter groups of one optimizer that are compared
+_GROUPS = 32
+_PLAIN = (bool, int, float, str)
+
+
+class Settings:
+    """What this life asks for, before a snapshot is given back, and what is in force after.
+
+    Args:
+        trainer: put together, and nothing given back yet.
+    """
+
+    def __init__(self, trainer: "Trainer") -> None:
+        self._trainer = trainer
+        self._kinds = [type(o).__name__ for o in trainer.optimizers]
+        self._kinds += [type(config.scheduler).__name__ for config in trainer.schedulers]
+        self._asked = _configured(trainer)
+        self._attributes = _attributes(trainer.module)
+        self._began_with: dict[str, Any] = dict(self._asked)
+        self._overridden: dict[str, dict[str, Any]] = {}
+
+    def check(self, saved: Mapping[str, Any], where: str) -> None:
+        """Refuse other kinds of optimizers and schedulers than the snapshot has the state of.
+
+        Raises:
+            IdentityChanged: naming both.
+        """
+        before, now = saved.get("kinds", self._kinds), self._kinds
+        if before != now:
+            raise IdentityChanged(
+                f"{where} has the state of {_listed(before)}, and configure_optimizers returned {_listed(now)}: start "
+                "the run with those it had, or start over under another run name."
+            )
+
+    def compare(self, saved: Mapping[str, Any], running: Mapping[str, Any]) -> list[str]:
+        """Return a line for each setting that is other than the run began with, once the state is given back.
+
+        Args:
+            saved: facts of the snapshot.
+            running: those of this life.
+        """
+        before = saved.get("settings", {})
+        in_force = _configured(self._trainer)
+        lines = [
+            f"{key} differs, as accepted: the snapshot has {saved['identity'].get(key)!r}, this run has {value!r}"
+            for key, value in running["identity"].items()
+            if saved["identity"].get(key) != value
+        ]
+        for name, value in self._asked.items():
+            if before.get(name, value) != value:
+                lines.append(self._compared(name, value, in_force.get(name)))
+        attributes = _attributes(self._trainer.module)
+        new = _changed_arguments(saved["identity"], running["identity"])
+        new += [setting["asked"] for setting in saved.get("overridden", {}).values()]
+        for name, value in self._attributes.items():
+            if attributes.get(name, value) != value and value in new:
+                lines.append(self._compared(f"the module's {name}", value, attributes[name]))
+        self._began_with = {**self._asked, **before}
+        if self._overridden:
+            lines.append(
+                "to train on with what is asked for now: set it in a hook such as on_train_epoch_start, or start "
+                "another run, with the weights of this one"
+            )
+        return lines
+
+    def _compared(self, name: str, asked: Any, in_force: Any) -> str:
+        if in_force == asked:
+            return f"{name} is {asked!r} now, and takes effect"
+        self._overridden[name] = {"asked": asked, "in_force": in_force}
+        return f"{name} is asked to be {asked!r} now, and stays {in_force!r}: the snapshot brings it along"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the run began with, what is in force now, and what is asked for in vain."""
+        return {
+            "kinds": self._kinds,
+            "settings": self._began_with,
+            "in_force": _configured(self._trainer),
+            **({"overridden": self._overridden} if self._overridden else {}),
+        }
+
+
+def _configured(trainer: "Trainer") -> dict[str, Any]:
+    """Return the settings of optimizers and schedulers, as JSON, by words that say whose they are."""
+    settings: dict[str, Any] = {}
+    for number, optimizer in enumerate(trainer.optimizers):
+        for place, group in enumerate(optimizer.param_groups[:_GROUPS]):
+            where = f"{type(optimizer).__name__}" + (f" {number}" if len(trainer.optimizers) > 1 else "")
+            where += f", group {place}" if len(optimizer.param_groups) > 1 else ""
+            settings |= {f"{where}: {key}": _plain(group[key]) for key in group if key not in _NOT_ASKED}
+    for number, config in enumerate(trainer.schedulers):
+        where = f"{type(config.scheduler).__name__}" + (f" {number}" if len(trainer.schedulers) > 1 else "")
+        state = vars(config.scheduler)
+        settings |= {f"{where}: {key}": _plain(state[key]) for key in state if _is_setting(key, state[key])}
+    return settings
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    """Return whether an attribute of a scheduler is one: not a count of its own, and short."""
+    return not key.startswith("_") and (type(value) in _PLAIN or (isinstance(value, (list, dict)) and len(value) <= 16))
+
+
+def _listed(kinds: list[str]) -> str:
+    return ", ".join(kinds) or "none"
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else described(value)
+    return value if is_json(value) else str(value)  # such as inf, which a plateau begins with
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the numbers and texts that the module and those in it hold as attributes."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if type(value) in _PLAIN and name != "training" and not name.startswith("_")
+    }
+
+
+def _changed_arguments(saved: Mapping[str, Any], running: Mapping[str, Any]) -> list[Any]:
+    """Return the values of the module's arguments that differ."""
+    before, now = saved.get("module_args"), running.get("module_args")
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return []
+    return [value for key, value in now.items() if before.get(key) != value and type(value) in _PLAIN]

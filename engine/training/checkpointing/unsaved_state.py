@@ -1,0 +1,56 @@
+"""The watch: what no snapshot holds, and what user code could still keep a count in.
+
+Class attributes, globals of the user's files and large data are looked at when training begins and at its first
+snapshots. What has changed by then is named, once: a resumed run would not have it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from midstride.engine.objects.digest import lines_of
+
+__all__ = ["Watch"]
+
+log = logging.getLogger(__name__)
+
+#: snapshots at which it looks
+LOOKS = 5
+
+
+class Watch:
+    """Names what changes in training and is no state.
+
+    Args:
+        watched: yields it by name; a `Watch` is made when training begins.
+    """
+
+    def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]]) -> None:
+        self._watched, self._looks = watched, LOOKS
+        self._before = self._lines()
+
+    def look(self) -> None:
+        """Compare with the beginning, at the first snapshots."""
+        if self._looks == 0:
+            return
+        self._looks -= 1
+        now = self._lines()
+        if changed := [line for line in _changed(self._before, now)]:
+            self._looks = 0
+            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+            log.warning(
+                "changed in training, and is part of no snapshot: %s. If it decides what is trained, keep it in an "
+                "attribute of the module, or by on_save_checkpoint and on_load_checkpoint",
+                shown,
+            )
+
+    def _lines(self) -> dict[str, str]:
+        lines: dict[str, str] = {}
+        for name, value in self._watched():
+            lines.update(lines_of(name, value))
+        return lines
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in [*before, *(name for name in now if name not in before)]:
+        if before.get(name) != now.get(name):
+            yield f"{name} ({before.get(name, 'missing')}, now {now.get(name, 'missing')})"

@@ -1,0 +1,147 @@
+"""Another number of ranks: the same global batches, cut otherwise, and every rank's state put together anew.
+
+The order of samples and their random numbers are functions of the place in the epoch, so a world of any size that
+divides the global batch trains on the same samples. What ranks have in common is given to all of them; what each
+has for itself (metrics, sums of logged values, gradients of an open window) is put together on rank 0, and the
+others start from nothing, so that the next reduction over the ranks gives the same.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from midstride.engine.data.loader import Feed, Feeds
+from midstride.engine.errors import NotExact
+from midstride.engine.state.codec import differences
+from midstride.engine.state.stateful import Stateful
+
+__all__ = ["Resharded", "Start", "fit_feeds", "of_first", "padded_anew", "reshard"]
+
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Resharded(Protocol):
+    """A part whose state is not the same on every rank."""
+
+    def resharded(self, states: Sequence[Any], rank: int) -> Any:
+        """Return the state of `rank` in a new world, given that of every rank of the old one."""
+        ...
+
+
+def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
+    """Return the tree of `rank` in a new world, given those of the old one.
+
+    Args:
+        parts: of the new world.
+        trees: of the old ranks, in their order; all but the first may hold only the parts that are `Resharded`.
+        rank: in the new world.
+
+    Raises:
+        NotExact: a part cannot be put together.
+    """
+    return {
+        name: part.resharded([tree[name] for tree in trees], rank) if isinstance(part, Resharded) else trees[0][name]
+        for name, part in parts.items()
+        if name in trees[0]  # what is missing is for `restore_parts` to tell
+    }
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run was cut when it began: what the loaders' batch sizes are read against.
+
+    Args:
+        size: ranks.
+        batch_size: of training, on each of them; None where batches have no fixed size.
+        validation: the same of each validation loader.
+    """
+
+    size: int
+    batch_size: int | None
+    validation: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, feeds: Feeds, size: int) -> "Start":
+        """Return how `feeds` are cut now."""
+        return cls(size, feeds.training.batch_size, tuple(feed.batch_size for feed in feeds.validation))
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {"size": self.size, "batch_size": self.batch_size, "validation": list(self.validation)}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> "Start":
+        """Take back what `facts` gave."""
+        return cls(facts["size"], facts["batch_size"], tuple(facts["validation"]))
+
+
+def fit_feeds(feeds: Feeds, start: Start, *, was: int, size: int, validating: bool, where: str) -> None:
+    """Cut the global batches of a run that began as `start` for `size` ranks; it goes on from one of `was`.
+
+    Raises:
+        NotExact: a feed cannot be cut for `size` ranks.
+    """
+    training = feeds.training
+    _fit(training, "training", start.size, start.batch_size, was=was, size=size, where=where)
+    for number, (feed, batch_size) in enumerate(zip(feeds.validation, start.validation, strict=False)):
+        name = f"validation {number}"
+        if validating:
+            _fit(feed, name, start.size, batch_size, was=was, size=size, where=where)
+            _check_place(feed, name, start.size, batch_size, size, where)
+        # Between validations their batches are free: every sample is read once, however they are cut.
+        elif batch_size and feed.fixed_world is None and size in feed.worlds(start.size, batch_size):
+            _fit(feed, name, start.size, batch_size, was=was, size=size, where=where)
+
+
+def _check_place(feed: Feed, name: str, began: int, batch_size: int | None, size: int, where: str) -> None:
+    now = feed.batch_size
+    if batch_size is not None and now is not None and now * size != batch_size * began:
+        raise NotExact(
+            f"{where} stands in the middle of a validation whose {name} loader has batches of {batch_size * began} "
+            f"samples, here they have {now * size}: samples would be left out or read again. Start it with "
+            f"{began} x {batch_size} = {began * batch_size} samples, or resume from a snapshot outside a validation."
+        )
+
+
+def _fit(feed: Feed, name: str, began: int, batch_size: int | None, *, was: int, size: int, where: str) -> None:
+    if was != size and feed.fixed_world is not None:
+        raise NotExact(
+            f"{where} was taken by {was} processes, this world has {size}, and the {name} loader can go on with {was} "
+            f"only: {feed.fixed_world}. Start it with {was}, or start over under another run name."
+        )
+    if size == began or batch_size is None or feed.batch_size != batch_size:
+        return  # as it was, or cut by the user; whether the global batch is the same is a matter of identity
+    worlds = feed.worlds(began, batch_size)
+    if size not in worlds:
+        raise NotExact(
+            f"{where} is of a run whose {name} batches have {began} x {batch_size} = {began * batch_size} samples; "
+            f"{size} processes cannot share them: an epoch would have other batches. Start it with one of these "
+            f"numbers: {', '.join(map(str, worlds))}."
+        )
+    feed.resize(began * batch_size // size)
+
+
+def padded_anew(samples: int, was: int, size: int) -> str | None:
+    """Return, in words, how the end of an epoch of `samples` differs between worlds of `was` and `size` ranks."""
+    then, now = -samples % was, -samples % size
+    if then == now:
+        return None
+    return (
+        f"{samples} samples are no multiple of the ranks: {was} ranks padded the last batch of an epoch with {then} "
+        f"samples from its start, {size} pad it with {now}. From that batch on the run is another one"
+    )
+
+
+def of_first(name: str, states: Sequence[Any]) -> Any:
+    """Return what all ranks have of `name`; rank 0's, with a warning, where they differ."""
+    for rank, state in enumerate(states):
+        if paths := differences(states[0], state):
+            log.warning(
+                "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); every rank of this world of "
+                "another size goes on with rank 0's",
+                *(name, rank, ", ".join(paths[:3])),
+            )
+            break
+    return states[0]

@@ -1,0 +1,54 @@
+"""Optimizers that evaluate a batch several times in one step, such as LBFGS: what they need, and what they exclude."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from midstride.engine.config.options import TrainerOptions
+
+if TYPE_CHECKING:
+    from midstride.engine.strategies.base import Strategy
+
+__all__ = ["closure_faults", "mean_loss", "needs_closure"]
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether `optimizer.step` cannot be called without a closure."""
+    return _has_to_have_one(type(optimizer).step)
+
+
+@cache
+def _has_to_have_one(step: Callable[..., Any]) -> bool:
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, strategy: "Strategy") -> list[str]:
+    """Return, in words, what an optimizer that needs a closure does not go with."""
+    kind = next((type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)), None)
+    if kind is None:
+        return []
+    why = f"{kind} evaluates a batch several times in one step"
+    faults = []
+    if options.accumulate_grad_batches > 1:
+        faults.append(
+            f"accumulate_grad_batches={options.accumulate_grad_batches} with {kind}: {why}, and the batches before it "
+            "in the window are gone by then. Use a larger batch_size, or another optimizer"
+        )
+    if options.precision == "16":
+        faults.append(f"precision 16 with {kind}: {why}, and the gradient scaler scales it once. Use precision bf16")
+    if options.on_nan == "skip":
+        faults.append(f"on_nan: skip with {kind}: {why}, and has moved by then. Use on_nan: fail")
+    if not strategy.takes_closures:
+        faults.append(f"strategy {strategy.name} with {kind}: {why}. Use single or ddp, or another optimizer")
+    return faults
+
+
+def mean_loss(loss: Tensor, strategy: "Strategy") -> float:
+    """Return `loss` averaged over the ranks: by it they all decide alike how the step goes on."""
+    losses: list[float] = strategy.gather(loss.item())
+    return sum(losses) / len(losses)

@@ -1,0 +1,117 @@
+"""Losses: what `training_step` returns, read and checked, and steps that return none."""
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from midstride.engine.errors import LossNotFinite, NoLoss, UserError
+
+if TYPE_CHECKING:
+    from midstride.engine.data.loader import Feed
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["Losses"]
+
+log = logging.getLogger(__name__)
+
+#: batches at the beginning of an epoch, one of which needs a loss
+FIRST_BATCHES = 100
+#: after the first epoch, one that is shorter may be skipped as a whole
+FEW_BATCHES = 10
+
+
+class Losses:
+    """Reads the losses of one fit.
+
+    Args:
+        trainer: whose module returns them.
+        feed: the training batches.
+    """
+
+    def __init__(self, trainer: "Trainer", feed: "Feed") -> None:
+        self._trainer, self._feed = trainer, feed
+        self._step = f"{type(trainer.module).__name__}.training_step"
+        # A float16 loss may overflow: the scaler then skips the step.
+        self.finite_only = trainer.precision.name != "16"
+        #: whether the batch in hand has had a loss
+        self.had_one = False
+        self._told = False
+
+    def read(self, outputs: Any) -> Tensor | None:
+        """Return the loss in the outputs of a training step; None if the batch is to be skipped.
+
+        Raises:
+            UserError: it is no tensor of one number with a gradient, or missing where no batch can be skipped.
+        """
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is None:
+            self._missing(outputs)
+            return None
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise UserError(
+                f'{self._step} returned {what}; a tensor of one number is needed, or a dict with it as "loss".'
+            )
+        if not loss.requires_grad:
+            raise UserError(
+                f"{self._step} returned a loss without a gradient: nothing that trains took part in it, or it was cut "
+                "off by detach(), item(), torch.tensor(...) or torch.no_grad(). Return the loss as it was computed."
+            )
+        self.had_one = True
+        return loss
+
+    def check_finite(self, loss: Tensor) -> None:
+        """Refuse to go on from a loss that is not finite.
+
+        Raises:
+            LossNotFinite: saying where. On a GPU it waits for the device, as a loss that is logged does.
+        """
+        if self.finite_only and not math.isfinite(loss.item()):
+            progress = self._trainer.progress
+            raise LossNotFinite(
+                f"the loss is {loss.item()} at epoch {progress.epoch}, batch {progress.batch}, step {progress.step + 1}"
+                f" on rank {self._trainer.world.rank}. Nothing was written after it: earlier snapshots are good."
+            )
+
+    def begin(self) -> None:
+        """Note that another batch comes next."""
+        self.had_one = False
+
+    def end(self, index: int, *, last: bool) -> None:
+        """Note that batch `index` of the epoch was trained on; `last`: the fit ends with it.
+
+        Raises:
+            NoLoss: no batch of the epoch has had a loss, and there were enough of them to tell.
+        """
+        progress = self._trainer.progress
+        # On several processes a step without a loss is refused at once; of a pipeline, one stage has the loss.
+        if self._trainer.world.size > 1 or self.had_one or progress.skipped < index:
+            return
+        progress.skipped += 1
+        over = last or self._feed.at_end
+        enough = FEW_BATCHES if progress.epoch else 1
+        if progress.skipped >= FIRST_BATCHES or (over and progress.skipped >= enough):
+            which = f"any of the {progress.skipped} batches" if index else "the one batch"
+            raise NoLoss(
+                f"{self._step} returned no loss for {which} of epoch {progress.epoch}: nothing is trained. "
+                "Is a `return loss` missing?"
+            )
+
+    def _missing(self, outputs: Any) -> None:
+        what = f'a dict without "loss" ({", ".join(map(str, outputs)) or "empty"})' if outputs is not None else "None"
+        if (size := self._trainer.world.size) > 1:
+            raise NoLoss(
+                f"{self._step} returned {what}, which is no loss: on {size} processes a batch cannot be skipped by one "
+                "of them. Is a `return loss` missing? To skip a batch, return a loss of 0.0 that depends on the "
+                "parameters."
+            )
+        if not self._told:
+            self._told = True
+            progress = self._trainer.progress
+            log.warning(
+                "%s returned %s at epoch %d, batch %d: the batch is skipped, nothing is trained on it. If it "
+                "is not meant, a `return loss` is missing",
+                *(self._step, what, progress.epoch, progress.batch),
+            )

@@ -1,0 +1,91 @@
+"""Leaving out: `on_nan: skip`. A batch whose loss is not finite on some rank moves nothing on any rank.
+
+The ranks agree before the backward pass, so no gradient is ever poisoned; what the forward pass has changed by then
+(buffers, metrics, logged values) is put back. Random numbers that were drawn stay drawn.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from midstride.engine.errors import LossNotFinite, UserError
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["LeavingOut"]
+
+log = logging.getLogger(__name__)
+
+_IN_A_ROW = 100  # then it is not a batch that is bad, but the weights
+
+
+class LeavingOut:
+    """Finds and leaves out the batches of one fit whose loss is not finite.
+
+    Args:
+        trainer: whose parts are put back.
+
+    Raises:
+        UserError: steps that the module takes by itself, or several to a batch, cannot be taken back.
+    """
+
+    def __init__(self, trainer: "Trainer") -> None:
+        if not trainer.module.automatic_optimization or len(trainer.optimizers) > 1:
+            raise UserError(
+                "on_nan: skip needs one optimizer, stepped by the engine: a batch could be half trained on when its "
+                "loss turns out not to be finite. Use on_nan: fail, or one optimizer and automatic_optimization."
+            )
+        self._trainer = trainer
+        self._in_a_row = 0
+
+    def mark(self) -> Callable[[], None]:
+        """Return what puts back everything a training step changes."""
+        trainer = self._trainer
+        buffers = [(buffer, buffer.clone()) for buffer in trainer.module.buffers()]
+        logged, metrics = trainer.logged.mark(), trainer.logged.metrics.mark()
+
+        def back() -> None:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+            logged()
+            metrics()
+
+        return back
+
+    def is_bad(self, loss: Tensor, undo: Callable[[], None] | None) -> bool:
+        """Return whether `loss` is not finite on some rank, and then `undo` its batch; every rank calls this.
+
+        Raises:
+            LossNotFinite: it has not been for 100 batches in a row.
+        """
+        trainer, progress = self._trainer, self._trainer.progress
+        if trainer.strategy.all_agree(bool(torch.isfinite(loss))):
+            self._in_a_row = 0
+            return False
+        self._in_a_row += 1
+        where = f"batch {progress.batch} of epoch {progress.epoch}"
+        if self._in_a_row > _IN_A_ROW:
+            raise LossNotFinite(
+                f"the loss was not finite for {_IN_A_ROW} batches in a row, up to {where}: leaving batches out does "
+                "not help. Snapshots before them are good."
+            )
+        if undo is not None:
+            undo()
+        trainer.samples.leave_out(progress.epoch, progress.batch)
+        if trainer.world.is_first:
+            log.warning("%s is left out: its loss is not finite", where)
+        return True
+
+    def close_window(self) -> bool:
+        """Return whether the window that a bad batch closes has gradients to step with; exchange them if so."""
+        trainer = self._trainer
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        if all(parameter.grad is None for group in groups for parameter in group["params"]):
+            return False
+        trainer.strategy.exchange_collected()
+        return True

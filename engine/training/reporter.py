@@ -1,0 +1,111 @@
+"""The reporter: tells the launcher what happens; where there is none, the person at the terminal."""
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from midstride.engine.config.options import TrainerOptions
+from midstride.engine.modules.progress import Progress
+from midstride.engine.session.events import Event, EventLog
+from midstride.engine.session.session import Session
+from midstride.engine.world import World
+
+if TYPE_CHECKING:
+    from midstride.engine.cli.output import WorldView
+
+__all__ = ["Reporter"]
+
+_LOG = logging.getLogger("midstride")
+#: seconds between two step events
+PERIOD_S = 0.5
+#: and between two that say that the store is waited for
+WAITS_PERIOD_S = 1.0
+
+
+class Reporter:
+    """Writes rank 0's events to the session, or shows them as a bar; with neither it costs a comparison a step.
+
+    Args:
+        world: only rank 0 speaks.
+        bar: whether a progress bar is wanted, on a terminal and without a launcher.
+    """
+
+    def __init__(self, world: World, *, bar: bool) -> None:
+        session = Session.from_environment()
+        self._rank = world.rank
+        self._own = EventLog(session.events) if session else None  # of every rank
+        self._log = self._own if world.is_first else None
+        self._view: WorldView | None = None
+        self._bar = bar and session is None and world.is_first and sys.stdout.isatty()
+        self._first = world.is_first
+        self._next_s = 0.0
+        self._waits_next_s = 0.0
+        self._from = (0.0, 0)
+        self._steps: int | None = None
+
+    def begin(self, progress: Progress, batches: int | None, options: TrainerOptions, generation: int | None) -> None:
+        """Tell that training starts, from wherever `progress` stands, and how many steps it will take."""
+        ends = [options.max_steps] if options.max_steps else []
+        if options.max_epochs and batches is not None:
+            ends.append(options.max_epochs * -(-batches // options.accumulate_grad_batches))
+        self._steps = min(ends, default=None)
+        self._from = (time.monotonic(), progress.step)
+        if self._bar:
+            from midstride.engine.cli.output import WorldView
+
+            self._view = WorldView().__enter__()
+        self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
+
+    def step(self, progress: Progress, batches: int | None, outputs: Any) -> None:
+        """Tell about a step, if the last telling was long enough ago."""
+        if self._log is None and self._view is None:
+            return
+        now_s = time.monotonic()
+        # The first step is always told: it ends a restart.
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + PERIOD_S
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        began_s, began = self._from
+        self.emit(
+            "step",
+            epoch=progress.epoch,
+            batch=progress.batch,
+            batches=batches,
+            step=progress.step,
+            steps_total=self._steps,
+            loss=float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else None,
+            rate=(progress.step - began) / max(now_s - began_s, 1e-9),
+        )
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Tell about anything else."""
+        if self._log is not None:
+            self._log.emit(kind, **fields)
+        if self._view is not None:
+            self._view.event(Event(kind, time.time(), fields))
+
+    def waits(self, waited_s: float, why: str) -> None:
+        """Tell, on any rank and from any thread, that the store is waited for; at most once a second."""
+        now_s = time.monotonic()
+        if self._own is not None and now_s >= self._waits_next_s:
+            self._waits_next_s = now_s + WAITS_PERIOD_S
+            self._own.emit("waiting", rank=self._rank, waited_s=waited_s, why=why)
+
+    def say(self, line: str) -> None:
+        """Say something once to whoever started the run: on the console, unless logging goes elsewhere."""
+        if not self._first:
+            return
+        if not (logging.root.handlers or _LOG.handlers):
+            _LOG.addHandler(logging.StreamHandler())
+            _LOG.setLevel(logging.INFO)
+        _LOG.info("%s", line)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._view is not None:
+            self._view.__exit__(None, None, None)
+            self._view = None

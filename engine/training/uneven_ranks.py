@@ -1,0 +1,79 @@
+"""Turns: evaluation batch by batch, as often as the rank that has the most batches.
+
+Where calling the module is an exchange, a rank that has no batch left repeats one, and nothing of that stays: a run
+must not depend on it.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from midstride.engine.data.loader import Feed
+from midstride.engine.objects.object_state import Objects
+from midstride.engine.seeds import Generators
+from midstride.engine.state.stateful import Stateful, state_of
+from midstride.engine.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["turns", "without_trace"]
+
+_NONE = object()  # a batch may be None
+
+
+def turns(trainer: "Trainer", feed: Feed, start: int = 0) -> Iterator[tuple[Any, bool]]:
+    """Yield the batches of this rank from batch `start` on, and whether it is this rank's turn.
+
+    If not, the batch is one to repeat where that is needed, and nothing elsewhere.
+    """
+    strategy, batches = trainer.strategy, feed.batches(0, start)
+    spare: Any = None
+    for index in count(start):
+        trainer.strike("validation")
+        batch = next(batches, _NONE)
+        own = batch is not _NONE
+        # Where no length tells, the ranks ask each other.
+        if index >= feed.longest if feed.is_sized else strategy.all_agree(not own):
+            return
+        if not strategy.forward_is_collective:
+            yield batch, own
+            continue
+        if own:
+            spare = batch
+        if index == start:
+            spare = _somebodys(strategy, spare, own)
+        yield spare, own
+
+
+def _somebodys(strategy: Strategy, batch: Any, own: bool) -> Any:
+    """Return `batch` if every rank has one of its own, else that of the first rank that has."""
+    if strategy.all_agree(own):
+        return batch
+    theirs = [one for has, one in strategy.gather((own, batch)) if has]
+    return batch if own else theirs[0]
+
+
+@contextmanager
+def without_trace(trainer: "Trainer") -> Iterator[None]:
+    """Drop what is logged within, and put back what a step updated, drew or kept."""
+    module = trainer.module
+    parts: dict[str, Stateful] = {
+        "objects": Objects.of_module(module, trainer.device),
+        "generators": Generators(trainer.strategy.generator),
+    }
+    before = copy.deepcopy(state_of(parts))
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        with trainer.logged.unheard():
+            yield
+    finally:
+        for name, part in parts.items():
+            part.load_state_dict(before[name])
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)

@@ -1,0 +1,70 @@
+"""What looks as if it took part in a fit and does not: parameters, validations, monitors."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.optim import Optimizer
+
+from midstride.engine.errors import UserError
+from midstride.engine.modules.callbacks import BestCheckpoint, EarlyStopping
+from midstride.engine.modules.module import TrainingModule
+
+if TYPE_CHECKING:
+    from midstride.engine.training.trainer import Trainer
+
+__all__ = ["check_gradients", "idle_evaluation", "untrained_parameters"]
+
+
+def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> list[str]:
+    """Return, in words, what optimizers train that is not the module's, and what of the module no optimizer trains."""
+    own = {id(parameter): name for name, parameter in module.named_parameters()}
+    given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    name = type(module).__name__
+    lines = []
+    if strange := len(given - set(own)):
+        lines.append(
+            f"{strange} of {len(given)} parameters that the optimizers train are not the module's: no weights of "
+            f"{name} hold them. Make what they belong to an attribute of the module, and build the optimizers from "
+            "self.parameters() in configure_optimizers"
+        )
+    trains = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if left := [path for path, parameter in trains.items() if id(parameter) not in given]:
+        shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+        lines.append(
+            f"{len(left)} of {len(trains)} parameters of {name} that collect gradients are in no optimizer: they do "
+            f"not change: {shown}. If that is meant, requires_grad_(False) saves their gradients"
+        )
+    return lines
+
+
+def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:
+    """Refuse a first step in which nothing that `optimizer` trains got a gradient.
+
+    Raises:
+        UserError: so it is.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if all(parameter.grad is None for parameter in parameters):
+        raise UserError(
+            f"the loss of {type(module).__name__}.training_step gives none of the {len(parameters)} parameters of "
+            f"{type(optimizer).__name__} a gradient: nothing is trained. Either it is made anew, as by "
+            "torch.tensor(loss.item(), requires_grad=True), or the optimizer has parameters that take no part in it."
+        )
+
+
+def idle_evaluation(trainer: "Trainer", loaders: int) -> list[str]:
+    """Return, in words, validation loaders, a validation_step, and monitors that wait for each other in vain."""
+    module, name = trainer.module, type(trainer.module).__name__
+    writes = type(module).validation_step is not TrainingModule.validation_step
+    lines = []
+    if loaders and not writes:
+        lines.append(f"there are validation loaders, and {name} has no validation_step: nothing is evaluated on them")
+    if writes and not loaders:
+        lines.append(f"{name}.validation_step is never called: there is no validation loader. Write val_dataloader")
+    waiting = [c for c in trainer.callbacks if isinstance(c, (BestCheckpoint, EarlyStopping)) and not loaders]
+    lines += [
+        f"{type(callback).__name__} looks at {callback.monitor} after a validation, and there is none: it does nothing"
+        for callback in waiting
+    ]
+    return lines

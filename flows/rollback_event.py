@@ -1,0 +1,30 @@
+"""What Prefect's server hears of `midstride champion rollback`, which itself needs no Prefect."""
+
+from midstride.engine.registry.registry import Champion, Line
+
+__all__ = ["tell_rolled_back"]
+
+_TELLING_S = 10.0
+
+
+def tell_rolled_back(line: Line, left: Champion, back: Champion) -> None:
+    """Let automations know who reigns again, where a server is configured; the roll-back is done in any case."""
+    from midstride.flows.terminal import quiet
+
+    quiet()
+    from prefect.events.worker import EventsWorker
+    from prefect.settings import get_current_settings
+
+    from midstride.flows.server import ServerError, need_server
+    from midstride.tasks.events import ModelRolledBack, emit
+    from midstride.tasks.resources import model
+
+    if get_current_settings().api.url is None:
+        return
+    try:
+        need_server()
+    except ServerError as error:
+        print(f"no event says so: {error}")
+        return
+    emit(ModelRolledBack(run=back.run, weights=line.weights_url(back), after=left.run), model(line.name))
+    EventsWorker.drain_all(timeout=_TELLING_S)

@@ -1,0 +1,51 @@
+"""Runs that are due, right here: in processes of this one, which are asked to stop when it is."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+
+from prefect.deployments.runner import RunnerDeployment
+from prefect.runner import Runner
+
+from midstride.engine.processes.lifetime import children, kill_all
+
+__all__ = ["serve_until_asked"]
+
+_ASKED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK_S = 0.1
+
+
+def serve_until_asked(deployment: RunnerDeployment) -> None:
+    """Register `deployment` and run what is due of it, until Ctrl-C, SIGTERM or SIGHUP.
+
+    Runs under way are then asked to stop, each takes a last snapshot, and Retry resumes them. Prefect's own `serve`
+    kills them on Ctrl-C, and on SIGTERM waits until they are done. Asked again, it does what it is doing.
+    """
+    runner = Runner()
+    runner.add_deployment(deployment)
+    name = f"{deployment.flow_name}/{deployment.name}"
+    print(f"serving: {name}, until Ctrl-C\n  run it:  prefect deployment run {name}", flush=True)
+    asyncio.run(_serve(runner))
+
+
+async def _serve(runner: Runner) -> None:
+    asked, told = asyncio.Event(), set[int]()
+    heeded = [number for number in _ASKED_BY if signal.getsignal(number) != signal.SIG_IGN]  # nohup means what it says
+
+    running, waiting = asyncio.create_task(runner.start()), asyncio.create_task(asked.wait())
+    await asyncio.sleep(0)  # by then it has a handler of its own for SIGTERM, which ours replaces
+    for number in heeded:
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    while runs := {*children(os.getpid())}:
+        kill_all([*(runs - told)], signal.SIGTERM)
+        told |= runs
+        await asyncio.sleep(_LOOK_S)
+    if runner.started:
+        await runner.astop()
+    else:
+        running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running

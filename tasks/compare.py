@@ -1,0 +1,48 @@
+"""Prefect task: whether a challenger takes the champion's place."""
+
+from typing import Any
+
+from prefect import Task, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+
+from midstride.engine.errors import Overtaken
+from midstride.engine.jobs.isolated import run_errand
+from midstride.engine.jobs.prepare import Manifest
+from midstride.engine.registry.comparison import Decision
+from midstride.engine.registry.nightly import Night
+from midstride.tasks.events import ModelPromoted, emit
+from midstride.tasks.resources import model
+
+__all__ = ["judge_challenger"]
+
+
+def _was_overtaken(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.data, Overtaken)
+
+
+@task(
+    name="judge challenger",
+    task_run_name="judge challenger",
+    cache_policy=NO_CACHE,
+    retries=10,
+    retry_condition_fn=_was_overtaken,
+)
+def judge_challenger(night: Night, data: Manifest) -> Decision:
+    """Compare the night's run with the champion on the same test data; promote it if it is better.
+
+    Another night may promote meanwhile: then this one is told, and compares again, with the new champion.
+
+    Args:
+        night: whose run is done.
+        data: what it was trained on.
+    """
+    compared = run_errand("compare", night.job, night.run, on_line=get_run_logger().info)
+    decision = night.decide(compared)
+    if decision.promoted and (crowned := night.line.promoted(night.run)):
+        # Before the night is closed: whoever waits for it hears of it once more rather than not at all.
+        facts = decision.model_dump(exclude={"promoted"})
+        promoted = ModelPromoted(run=night.run, weights=night.line.weights_url(crowned), date=night.date, **facts)
+        emit(promoted, model(night.job.name))
+    night.close(decision, data)
+    return decision

@@ -1,0 +1,193 @@
+"""A world as the orchestrator sees it while it runs: progress, snapshots, logs. Seldom, and never in its way."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+from prefect import get_client, get_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.transactions import CommitMode, transaction
+
+from midstride.engine.session.events import Event
+from midstride.tasks.events import RunResumed, StoreAwaited, emit
+from midstride.tasks.progress import Progress
+from midstride.tasks.snapshot import record_snapshot
+
+__all__ = ["View", "Watch", "say", "shown_by"]
+
+SNAPSHOTS_EVERY_S = 10.0
+WAITING_EVERY_S = 30.0
+#: after a call of Prefect that failed; until then it is left alone
+SILENCE_S = 5.0
+_TABLE_ROWS = 100
+_NEVER = float("-inf")
+
+
+class View(Protocol):
+    """Who else wants to see the world: a terminal."""
+
+    def begin(self, url: str) -> object:
+        """A world of the run at `url` is about to start."""
+
+    def line(self, text: str) -> object:
+        """Show lines the world printed."""
+
+    def event(self, event: Event) -> object:
+        """Show one event."""
+
+
+_view: ContextVar[View | None] = ContextVar("midstride_view", default=None)
+
+
+@contextmanager
+def shown_by(view: View) -> Iterator[None]:
+    """Show the worlds launched within, in this thread, by `view` as well."""
+    token = _view.set(view)
+    try:
+        yield
+    finally:
+        _view.reset(token)
+
+
+def say(text: str) -> None:
+    """Tell whoever follows the run something they should know."""
+    get_run_logger().warning("%s", text)
+    if view := _view.get():
+        view.line(text)
+
+
+class Watch:
+    """Hands a world's lines and events on to Prefect and to the view, if there is one.
+
+    Args:
+        url: of the run.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._view = _view.get()
+        self._log = get_run_logger()
+        self._progress = Progress(url)
+        self._snapshots_at = self._waiting_at = self._silent_until = _NEVER
+        self._taken: list[dict[str, Any]] = []
+        self._recorded: list[dict[str, Any]] = []
+        if self._view:
+            self._view.begin(url)
+
+    def __enter__(self) -> "Watch":
+        """Return the watch."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Record what is left, also of a world that was stopped or died."""
+        self._silent_until = _NEVER  # ask in any case
+        if self._taken:
+            self._try(self._record)
+        self._try(self._end)
+
+    def line(self, text: str) -> None:
+        """Log lines of the world; they come in batches."""
+        self._log.info("%s", text)
+        if self._view:
+            self._view.line(text)
+
+    def event(self, event: Event) -> None:
+        """Take note of one event."""
+        if self._view:
+            self._view.event(event)
+        if event.kind == "snapshot":
+            self._taken.append({**event.fields, "time": event.time})
+        elif event.kind == "waiting":
+            self._try(lambda: self._waiting(event.fields))
+        elif event.kind == "resumed" and event.fields.get("resumed_from"):
+            self._log.info("resumed from snapshot %(resumed_from)s, step %(step)s", event.fields)
+            self._try(lambda: self._resumed(**event.fields))
+        self._progress.follow(event)
+        if self._progress.is_due:
+            self._try(self._show)
+        if self._taken and time.monotonic() - self._snapshots_at >= SNAPSHOTS_EVERY_S:
+            self._try(self._record)
+
+    def _show(self) -> None:
+        with _asked_once():
+            self._progress.show()
+
+    def _end(self) -> None:
+        with _asked_once():
+            self._progress.close()
+
+    def _resumed(self, generation: int, resumed_from: str, step: int, **others: Any) -> None:
+        emit(RunResumed(run=self._url, generation=generation, snapshot=resumed_from, step=step))
+
+    def _waiting(self, fields: dict[str, Any]) -> None:
+        """Let automations know of a store that is waited for."""
+        if time.monotonic() - self._waiting_at >= WAITING_EVERY_S:
+            self._waiting_at = time.monotonic()
+            emit(StoreAwaited(run=self._url, **fields))
+
+    def _record(self) -> None:
+        with _asked_once(), get_client(sync_client=True) as client:
+            client.hello()  # a server that is gone for a while is no fault of the snapshots: they wait for it
+        self._snapshots_at = time.monotonic()
+        taken, self._taken = self._taken, []
+        # Committed at once: when the world dies, its task is rolled back with all its children, but no snapshot is.
+        with transaction(commit_mode=CommitMode.EAGER):
+            # As a state: a snapshot found damaged is a red mark on the run, and for the next resume to deal with.
+            state = record_snapshot(self._url, taken[-1]["step"], taken, self._recorded, return_state=True)
+        if state.is_completed():
+            self._recorded = [*state.result(), *self._recorded][:_TABLE_ROWS]
+
+    def _try(self, part: Callable[[], object]) -> None:
+        """Do `part`; an orchestrator that does not answer is no reason to stop training, nor to wait."""
+        if time.monotonic() < self._silent_until:
+            return
+        with _uninterrupted():
+            try:
+                part()
+                self._silent_until = _NEVER
+            except Exception as error:
+                if self._silent_until == _NEVER:  # once for each time it goes away
+                    self._log.warning("Prefect takes no note of the run's progress for now: %s", error)
+                self._silent_until = time.monotonic() + SILENCE_S
+
+
+def _asked_once() -> AbstractContextManager[object]:
+    """Have Prefect's client ask once: by default it asks for a minute, and meanwhile nobody watches the world."""
+    return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold a request to stop back until the block ends; asked again, give in at once.
+
+    A signal's exception that is raised inside Prefect's client comes out of it as another one, and the
+    request would be lost.
+    """
+    held: list[int] = []
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            handlers[number](number, frame)
+        held.append(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(asked)
+            if callable(handler):
+                handlers[asked] = handler
+                signal.signal(asked, hold)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if held:
+        handlers[held[0]](held[0], None)
