@@ -1,0 +1,1 @@
+"""What a run that ended or broke tells: report, curves, audit."""

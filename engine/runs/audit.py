@@ -1,0 +1,242 @@
+"""The audit: over all lives of a run, every epoch used the samples of its order, each once (law 3).
+
+Where samples stand in an order that is a function of seed and epoch, that order is made again and compared, by
+digest, with the indices that reached the training step. What a sampler gave is compared with what reached that step.
+Elsewhere (streams, several loaders) only the places of an epoch can be counted, not the samples in them: each must
+have been trained on once, and law 3 is not said to hold. The metric log must have one row a step.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from midstride.engine.data.order import InOrder, Shard, Shuffled
+from midstride.engine.errors import SnapshotMissing
+from midstride.engine.metrics.metric_log import join_segments
+from midstride.engine.training.sample_log import Stretch, digest_of
+from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.reader import read_part
+from midstride.engine.storage.store import Store
+
+__all__ = ["Audit", "EpochAudit", "audit"]
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class EpochAudit:
+    """What an epoch used.
+
+    Args:
+        epoch: the epoch, from 0.
+        batches: batches trained on; every rank has its share of each.
+        samples: samples in them, padding and repetition included.
+        expected: samples in the data set; None where they have no indices, or an order of the user's own.
+        once: samples used once.
+        repeated: samples used more often, padding aside.
+        missing: samples never used, though the epoch is over.
+        padding: places at the end that repeat samples from the start, so that all ranks have the same number.
+        left_over: samples that drop_last or limit_train_batches leave out.
+        left_out: batches whose loss was not finite, left out of the weights.
+        is_over: whether the epoch has come to its end.
+        is_counted: whether the samples were compared with those the epoch was to have; else only its places were.
+        faults: what law 3 forbids, in words.
+    """
+
+    epoch: int
+    batches: int
+    samples: int
+    expected: int | None = None
+    once: int = 0
+    repeated: int = 0
+    missing: int = 0
+    padding: int = 0
+    left_over: int = 0
+    left_out: tuple[int, ...] = ()
+    is_over: bool = True
+    is_counted: bool = True
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What a run has used up to a snapshot.
+
+    Args:
+        snapshot: name of that snapshot, the newest one.
+        step: optimizer steps up to it.
+        rows: rows of the metric log.
+        epochs: oldest first.
+        faults: of the metric log.
+    """
+
+    snapshot: str
+    step: int
+    rows: int
+    epochs: tuple[EpochAudit, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing breaks law 3."""
+        return not self.faults and not any(epoch.faults for epoch in self.epochs)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the samples of every epoch were compared with those that it was to have."""
+        return all(epoch.is_counted for epoch in self.epochs)
+
+
+def audit(url: str) -> Audit:
+    """Return what the run at `url`, a folder or any fsspec URL, has used up to its newest snapshot.
+
+    Raises:
+        SnapshotMissing: it has none.
+        SnapshotDamaged: that snapshot is not what was written.
+    """
+    store = Store.open(url)
+    history = History(store)
+    snapshots = history.snapshots()
+    if not snapshots:
+        raise SnapshotMissing(f"{url} holds no snapshot: what a run has used is accounted for from its first one on.")
+    newest = snapshots[-1]
+    account = read_part(store, newest, 0, "samples")
+    facts = newest.manifest["facts"]
+    stretches = [Stretch(*one) for one in account["stretches"]]
+    planned = {one[0]: Stretch(*one) for one in account.get("planned", ())}
+    epochs = []
+    for number in dict.fromkeys(stretch.epoch for stretch in stretches):
+        own = [stretch for stretch in stretches if stretch.epoch == number]
+        left_out = tuple(batch for epoch, batch in account["left_out"] if epoch == number)
+        is_over = number < facts["progress"]["epoch"]
+        epochs.append(_EpochAuditor(facts["identity"], own, is_over, left_out, planned.get(number)).audit())
+    rows = list(csv.DictReader(io.StringIO(join_segments(history.rows()))))
+    steps = [int(row["step"]) for row in rows]
+    return Audit(newest.name, newest.place.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)))
+
+
+@dataclass
+class _EpochAuditor:
+    """One epoch: the order it should have had beside the stretches it had."""
+
+    identity: dict[str, Any]
+    stretches: Sequence[Stretch]
+    is_over: bool
+    left_out: tuple[int, ...]
+    planned: Stretch | None = None
+    faults: list[str] = field(default_factory=list)
+
+    def audit(self) -> EpochAudit:
+        first = self.stretches[0]
+        self._check_places()
+        plain: dict[str, Any] = {
+            "epoch": first.epoch,
+            "batches": sum(stretch.end - stretch.first for stretch in self.stretches),
+            "samples": sum(stretch.samples for stretch in self.stretches),
+            "left_out": self.left_out,
+            "is_over": self.is_over,
+        }
+        if not self._is_known:
+            return EpochAudit(**plain, is_counted=self._check_planned(), faults=tuple(self.faults))
+        samples = int(self.identity["samples"])
+        used, padding = np.zeros(samples, np.int64), 0
+        for stretch in self.stretches:
+            indices, padded = self._order_of(stretch)
+            used += np.bincount(indices, minlength=samples)
+            padding += padded
+        whole = Stretch(first.epoch, 0, self._limit(first.world), first.world)
+        meant = np.bincount(self._order_of(whole, check=False)[0], minlength=samples)
+        return EpochAudit(
+            **plain,
+            expected=samples,
+            once=int((used == 1).sum()),
+            repeated=int((used > 1).sum()),
+            missing=int(((used == 0) & (meant > 0)).sum()) if self.is_over else 0,
+            padding=padding,
+            left_over=int((meant == 0).sum()),
+            faults=tuple(self.faults),
+        )
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the order is a function of seed and epoch, and each sample is meant to be used once."""
+        facts, first = self.identity, self.stretches[0]
+        told = {"samples", "shuffle", "drop_last", "global_batch_size"} <= set(facts) and "sampler" not in facts
+        return first.indexed and told and (first.world == 1 or facts["use_distributed_sampler"])
+
+    def _check_places(self) -> None:
+        """Every batch from the first on, once, and to the end if the epoch is over."""
+        at = 0
+        for stretch in self.stretches:
+            if stretch.first > at:
+                self.faults.append(f"{_batches(at, stretch.first)} never reached the training step")
+            elif stretch.first < at:
+                self.faults.append(f"{_batches(stretch.first, min(at, stretch.end))} reached the training step again")
+            at = max(at, stretch.end)
+        if self._is_known and self.is_over and at < (end := self._limit(self.stretches[-1].world)):
+            self.faults.append(f"{_batches(at, end)} never reached the training step")
+
+    def _check_planned(self) -> bool:
+        """Compare with what the epoch's sampler gave; return whether there is anything to compare."""
+        planned, used = self.planned, self.stretches
+        if planned is None or not self.is_over or any(one.world != planned.world for one in used):
+            return False
+        if (at := used[-1].end) < planned.end:
+            self.faults.append(f"{_batches(at, planned.end)} never reached the training step")
+        samples, digest = sum(one.samples for one in used), sum(one.digest for one in used) % (1 << 64)
+        if (samples, digest) != (planned.samples, planned.digest):
+            self.faults.append(
+                f"the {samples} samples that reached the training step are not the {planned.samples} that the epoch's "
+                "sampler gave"
+            )
+        return True
+
+    def _order_of(self, stretch: Stretch, *, check: bool = True) -> tuple[Indices, int]:
+        """Return the indices that belong to `stretch`, padding aside, and how many places are padding."""
+        own, digest, places = [], 0, 0
+        for rank in range(stretch.world):
+            order = self._order(rank, stretch.world)
+            size = order.batch_size
+            all_of_rank = order.indices(stretch.epoch)
+            mine = np.array(all_of_rank[stretch.first * size : stretch.end * size], np.int64)
+            at = (stretch.first * size + np.arange(len(mine))) * order.size + order.rank
+            own.append(mine[at < len(order.sequence)])
+            places += len(mine)
+            for batch in range(stretch.first, stretch.end) if check else ():
+                digest += digest_of(all_of_rank[batch * size : (batch + 1) * size], batch, rank)
+        if check and (digest % (1 << 64), places) != (stretch.digest, stretch.samples):
+            self.faults.append(
+                f"{_batches(stretch.first, stretch.end)}: the {stretch.samples} samples that reached the training step "
+                f"are not the {places} of the epoch's order"
+            )
+        indices = np.concatenate(own)
+        return indices, places - len(indices)
+
+    def _order(self, rank: int, world: int) -> Shard:
+        facts = self.identity
+        batch_size = facts["global_batch_size"] // facts["accumulate_grad_batches"] // world
+        sequence = Shuffled(facts["samples"], facts["seed"]) if facts["shuffle"] else InOrder(facts["samples"])
+        return Shard(sequence, batch_size, facts["drop_last"], rank, world)
+
+    def _limit(self, world: int) -> int:
+        """Return the batches of an epoch."""
+        batches, limit = len(self._order(0, world)), self.identity["limit_train_batches"]
+        return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def _batches(first: int, end: int) -> str:
+    return f"batch {first}" if end == first + 1 else f"batches {first} to {end - 1}"
+
+
+def _faults_of_log(steps: Sequence[int]) -> list[str]:
+    if list(steps) == list(range(1, len(steps) + 1)):
+        return []
+    twice = sorted({step for step in steps if steps.count(step) > 1})[:5]
+    holes = sorted(set(range(1, max(steps) + 1)) - set(steps))[:5]
+    faults = [f"the metric log has more than one row of step {step}" for step in twice]
+    faults += [f"the metric log has no row of step {step}" for step in holes]
+    return faults or ["the rows of the metric log are not in the order of steps"]
