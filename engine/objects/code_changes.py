@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstride.engine.objects.node_writers import PLAIN, step
-from midstride.engine.state.nodes import Instance
+from midstride.engine.state.nodes import Instance, stable_kind
 
-__all__ = ["Built", "CodeChange", "built_by"]
+__all__ = ["Built", "CodeChange", "as_saved", "built_by"]
 
 #: path of an object -> its attributes, each with its value if it is plain, or what kind of thing it is
 Built = dict[str, dict[str, str]]
@@ -21,6 +21,11 @@ def built_by(nodes: Mapping[str, Any], path: str) -> Built:
     for name, node in nodes.items():
         built.update(_inside(node, step(path, name)))
     return built
+
+
+def as_saved(built: Built) -> Built:
+    """Return what a snapshot says was built, with the engine's own classes as they are called now."""
+    return {path: {name: stable_kind(brief) for name, brief in names.items()} for path, names in built.items()}
 
 
 def _inside(node: Any, path: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -24,7 +24,7 @@ from midstride.engine.objects.containers import MISSING, fill_dict, items_of, ma
 from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.node_writers import attributes_of, kind_name, step
-from midstride.engine.state.nodes import Instance, fill_set
+from midstride.engine.state.nodes import Instance, fill_set, kind_text
 
 if TYPE_CHECKING:
     from midstride.engine.objects.filling import Filling
@@ -66,7 +66,7 @@ def _generator(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
 
 
 def _function(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
-    if not isinstance(live, types.FunctionType) or f"{live.__module__}:{live.__qualname__}" != node.kind:
+    if not isinstance(live, types.FunctionType) or kind_text(live.__module__, live.__qualname__) != node.kind:
         return filling.give_up(path, node.kind, live)
     filling.set(live, path)
     cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))

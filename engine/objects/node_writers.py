@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 from midstride.engine.code_origin import is_users, is_users_file
 from midstride.engine.objects.generators import get_state
 from midstride.engine.state.arrays import describe_dtype
-from midstride.engine.state.nodes import Instance, Same
+from midstride.engine.state.nodes import Instance, Same, kind_text
 
 if TYPE_CHECKING:
     from midstride.engine.objects.graph import GraphWalk
@@ -58,7 +58,7 @@ def step(path: str, key: object) -> str:
 
 def kind_name(kind: type) -> str:
     """Return what a class is called in a snapshot."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return kind_text(kind.__module__, kind.__qualname__)
 
 
 def attributes_of(value: object) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _generator(walk: "GraphWalk", value: Any, path: str) -> Any:
 
 def _function(walk: "GraphWalk", value: types.FunctionType, path: str) -> Any:
     walk.meet(value, path)
-    kind = f"{value.__module__}:{value.__qualname__}"
+    kind = kind_text(value.__module__, value.__qualname__)
     walk.constants[path] = kind
     cells: dict[str, Any] = {}
     if value.__closure__ and is_users_file(value.__code__.co_filename):
@@ -199,7 +199,7 @@ def _function(walk: "GraphWalk", value: types.FunctionType, path: str) -> Any:
 
 
 def _method(walk: "GraphWalk", value: types.MethodType, path: str) -> Any:
-    kind = f"{getattr(value.__func__, '__module__', '?')}:{value.__func__.__qualname__}"
+    kind = kind_text(getattr(value.__func__, "__module__", "?"), value.__func__.__qualname__)
     walk.constants[path] = kind
     if _is_library(type(value.__self__)) and id(value.__self__) not in walk.anchors:
         return Instance("opaque", kind)
@@ -250,7 +250,7 @@ def _opaque(walk: "GraphWalk", value: Any, path: str) -> Any:
     walk.meet(value, path)
     kind = kind_name(type(value))
     if isinstance(value, _CONSTANT):
-        kind = f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', kind)}"
+        kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
         walk.constants[path] = kind
     elif callable(value):
         walk.constants[path] = kind

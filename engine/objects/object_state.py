@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_users, is_users_file
 from midstride.engine.metrics.torchmetrics_state import is_metric
-from midstride.engine.objects.code_changes import Built, CodeChange, built_by
+from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.filling import Filling
 from midstride.engine.objects.graph import GraphWalk
@@ -169,7 +169,7 @@ class Objects:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Put every attribute back, in place wherever an object is there to take it."""
         is_old = state_dict.pop("is_old", False)
-        change = CodeChange(self._code, state_dict.pop("built", {}))
+        change = CodeChange(self._code, as_saved(state_dict.pop("built", {})))
         walk, roots = self._walk()
         saved = [self._saved(root, state_dict, walk) for root in roots]
         filling = Filling(walk, self._anchors(), self._device, change)

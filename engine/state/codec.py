@@ -22,7 +22,7 @@ from midstride.engine.errors import UnsupportedState
 from midstride.engine.state.arrays import array_of, describe_dtype, dtype_of, scalar_of, tensor_of
 from midstride.engine.state.differences import differences
 from midstride.engine.state.dtypes import torch_dtype
-from midstride.engine.state.nodes import Instance, Same, View, fill_set
+from midstride.engine.state.nodes import Instance, Same, View, fill_set, stable_kind
 from midstride.engine.state.row_shards import Piece
 from midstride.engine.state.tensors import Leaf, rebuild, stage
 
@@ -307,6 +307,9 @@ class _Decoder:
         fill_set(found, list(self.items(node)))
         return found
 
+    def instance(self, node: dict[str, Any]) -> Instance:
+        return Instance(node["form"], stable_kind(node["kind"]), self.value(node["state"]))
+
     def array(self, node: dict[str, Any]) -> np.ndarray[Any, Any]:
         dtype = dtype_of(self.value(node["dtype"]))
         return array_of(self.strided(node["data"]), dtype, node["shape"], node["order"])
@@ -334,6 +337,6 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "piece": lambda decoder, node: Piece(decoder.value(node["rows"]), node["start"], tuple(node["shape"])),
     "same": lambda decoder, node: Same(node["as"]),
     "view": lambda decoder, node: View(node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"]),
-    "instance": lambda decoder, node: Instance(node["form"], node["kind"], decoder.value(node["state"])),
+    "instance": _Decoder.instance,
     "scalar": lambda decoder, node: scalar_of(bytes.fromhex(node["bytes"]), dtype_of(decoder.value(node["dtype"]))),
 }

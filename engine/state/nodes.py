@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, permutations
 from typing import Any
 
-__all__ = ["Instance", "Same", "View", "fill_set"]
+__all__ = ["Instance", "Same", "View", "fill_set", "kind_text", "stable_kind"]
 
 #: orders of insertion that are tried for a set
 _ORDERS = 120
 #: items of a set beyond which only the order itself is tried, and its reverse
 _MOST = 1000
+#: how kinds of the engine's own begin
+_ENGINE = "midstride.engine"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Instance:
 
     Args:
         form: how it is taken and given back, such as "object", "generator" or "function".
-        kind: its class, or of a function its name, as "package.module:name".
+        kind: its class, or of a function its name, as `kind_text` gives it.
         state: what it consists of.
     """
 
@@ -56,6 +58,22 @@ class Instance:
 
     def __hash__(self) -> int:
         return hash((self.form, self.kind))
+
+
+def kind_text(module: str | None, name: str) -> str:
+    """Return what a class or function called `name` in `module` is called in a snapshot: "package.module:name"."""
+    return stable_kind(f"{module}:{name}")
+
+
+def stable_kind(kind: str) -> str:
+    """Return `kind` without the module of the engine that it stands in: modules move, snapshots remain.
+
+    >>> stable_kind("midstride.engine.callbacks:EarlyStopping")
+    'midstride.engine:EarlyStopping'
+    """
+    if not kind.startswith(f"{_ENGINE}."):
+        return kind
+    return f"{_ENGINE}:{kind.partition(':')[2]}"
 
 
 def fill_set(target: set[Any], items: list[Any]) -> bool:
