@@ -17,10 +17,10 @@ import numpy as np
 from midstride.engine.data.order import InOrder, Shard, Shuffled
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.metrics.metric_log import join_segments
-from midstride.engine.training.sample_log import Stretch, digest_of
 from midstride.engine.snapshots.catalog import History
 from midstride.engine.snapshots.reader import read_part
 from midstride.engine.storage.store import Store
+from midstride.engine.training.sample_log import Stretch, digest_of
 
 __all__ = ["Audit", "EpochAudit", "audit"]
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from midstride.engine.errors import SnapshotError
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.session.attempts import Attempt, Ledger
-from midstride.engine.metrics.metric_log import join_segments
 from midstride.engine.config.options import Options
+from midstride.engine.errors import SnapshotError
+from midstride.engine.metrics.metric_log import join_segments
+from midstride.engine.session.attempts import Attempt, Ledger
 from midstride.engine.snapshots.catalog import History
-from midstride.engine.storage.store import Store
 from midstride.engine.snapshots.weights_index import metrics_of
+from midstride.engine.storage.store import Store
 
 __all__ = ["Failure", "Report", "cause_of", "metric_rows", "report_of"]
 
