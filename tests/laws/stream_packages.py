@@ -1,4 +1,8 @@
-"""Streams of other libraries over 60 numbered samples, one row each; what their states promise differs widely."""
+"""Streams of other libraries over 60 numbered samples, one row each; what their states promise differs widely.
+
+litdata and streaming stand in no constraints: they ask for other versions than the rest, or for much beside. Their rows
+are run where they are installed.
+"""
 
 import random
 import tarfile
@@ -7,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PACKAGES", "SAMPLES"]
+__all__ = ["OPTIONAL", "PACKAGES", "SAMPLES"]
 
 SAMPLES = 60
 
@@ -62,6 +66,39 @@ def webdataset(folder: Path, *, buffer: int = 0) -> Any:
     return stream.map(numbered)
 
 
+def litdata(folder: Path, *, shuffle: bool = False) -> Any:
+    """Return a stream of litdata, in six chunks."""
+    import litdata as lit
+    from litdata.streaming.writer import BinaryWriter
+
+    if not (chunks := folder / "litdata").exists():
+        chunks.mkdir()
+        writer = BinaryWriter(str(chunks), chunk_size=10)
+        for number in range(SAMPLES):
+            writer.add_item(number, {"x": number})
+        writer.done()
+        writer.merge()
+    return lit.StreamingDataset(str(chunks), shuffle=shuffle)
+
+
+def mosaic(folder: Path, *, shuffle: bool = False) -> Any:
+    """Return a stream of MosaicML's streaming, in shards of some ten samples."""
+    import streaming
+
+    if not (shards := folder / "mds").exists():
+        with streaming.MDSWriter(out=str(shards), columns={"x": "int"}, size_limit=200) as writer:
+            for number in range(SAMPLES):
+                writer.write({"x": number})
+
+    class Repeatable(streaming.StreamingDataset):
+        """Is told the epoch: by itself it counts its passes, in memory that its copies share."""
+
+        def set_epoch(self, epoch: int) -> None:
+            self.next_epoch = epoch
+
+    return Repeatable(local=str(shards), batch_size=4, shuffle=shuffle)
+
+
 #: name -> makes the stream in a folder
 PACKAGES: dict[str, Callable[[Path], Any]] = {
     "datasets": lambda _: numbers(),
@@ -72,4 +109,9 @@ PACKAGES: dict[str, Callable[[Path], Any]] = {
     "datasets, torch": lambda _: numbers().with_format("torch"),
     "webdataset": lambda folder: webdataset(folder),
     "webdataset, shuffle": lambda folder: webdataset(folder, buffer=15),
+}
+#: the same for libraries that need not be installed: library -> name -> ...
+OPTIONAL: dict[str, dict[str, Callable[[Path], Any]]] = {
+    "litdata": {"litdata": litdata, "litdata, shuffle": lambda folder: litdata(folder, shuffle=True)},
+    "streaming": {"streaming": mosaic, "streaming, shuffle": lambda folder: mosaic(folder, shuffle=True)},
 }

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from laws.axes import product
 from laws.lives import Setting, assert_alike, live
-from laws.stream_packages import PACKAGES
+from laws.stream_packages import OPTIONAL, PACKAGES
 from laws.streams import ITERABLES, STREAMS, Several, StreamData
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, default_collate
@@ -124,11 +125,14 @@ def silent(name: str, workers: int) -> DataLoader[Any]:
     return loader
 
 
-def _three_resumes(kind: str, workers: int, folder: str) -> None:
+def _three_resumes(kind: str, stream: Callable[[Path], Any], workers: int, folder: Path) -> None:
     def loader() -> DataLoader[Any]:
-        return DataLoader(PACKAGES[kind](Path(folder)), 4, num_workers=workers)
+        return DataLoader(stream(folder), 4, num_workers=workers)
 
-    plain = [batch["x"].tolist() for batch in loader()]
+    plain_loader: Any = loader()
+    if hasattr(plain_loader.dataset, "set_epoch"):
+        plain_loader.dataset.set_epoch(0)
+    plain = [batch["x"].tolist() for batch in plain_loader]
     found, state = list[list[int]](), None
     for stop in (2, 7, 11, None):
         feed = feed_of(loader())
@@ -145,12 +149,20 @@ def _three_resumes(kind: str, workers: int, folder: str) -> None:
     assert found == plain, f"{kind}: {found} and by plain PyTorch {plain}"
 
 
-def _every_package(workers: int, folder: str) -> None:
-    for kind in PACKAGES:
-        _three_resumes(kind, workers, folder)
+def _every_stream(library: str | None, workers: int, folder: str) -> None:
+    for kind, stream in (OPTIONAL[library] if library else PACKAGES).items():
+        _three_resumes(kind, stream, workers, Path(folder))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_streams_of_other_libraries_lose_nothing_over_three_resumes(workers: int, tmp_path: Path) -> None:
     # In one process of its own: to import these libraries takes seconds, and they leave threads and settings behind.
-    assert run_ranks(_every_package, workers, str(tmp_path)) == [0]
+    assert run_ranks(_every_stream, None, workers, str(tmp_path)) == [0]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("library", OPTIONAL)
+def test_streams_of_libraries_that_are_there_lose_nothing(library: str, workers: int, tmp_path: Path) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    assert run_ranks(_every_stream, library, workers, str(tmp_path)) == [0]

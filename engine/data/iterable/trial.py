@@ -83,8 +83,9 @@ def try_stream(open_: Callable[[Note | None, bool], Reading], batch_size: int, w
         if again.next_digest() != digest:
             raise NotExact(
                 f"{where} gives other samples when it is read again from its start (in batch {number}): it draws from "
-                "the clock, the system, or a generator that cannot be found, or takes away what it reads. Draw from "
-                "torch, numpy.random, random or a generator that is an attribute of the data set, seeded with a number."
+                "the clock, the system, or a generator that cannot be found, takes away what it reads, or counts its "
+                "passes. Draw from torch, numpy.random, random or a generator that is an attribute of the data set, "
+                "seeded with a number, and give it set_epoch(epoch), which is called before each pass."
             )
     trial = Trial(walk.failed, 0, len(walk.digests), seconds)
     for note in walk.notes:
