@@ -10,6 +10,7 @@ The place is one integer as long as every length is known: a loader of n batches
 pass number `place // n`.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
@@ -212,3 +213,9 @@ class CombinedFeed(Feed):
         if not self.is_sized:
             streams = zip(self.parts, state_dict["streams"], strict=True)
             self._streams = [_Stream(part, **state) for part, state in streams]
+
+    def clone(self) -> "CombinedFeed":
+        """Return a feed that can be given a state while this one is read."""
+        clone = copy.copy(self)
+        clone.parts = [part.clone() for part in self.parts]
+        return clone

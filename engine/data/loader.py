@@ -1,8 +1,9 @@
 """What a loop reads: batches from any place of any epoch, and what decides their order."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 __all__ = ["Feed", "Feeds"]
 
@@ -75,6 +76,10 @@ class Feed(ABC):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back; called before the first `batches` of a life."""
 
+    def clone(self) -> Self:
+        """Return a feed that can be given a state while this one is read."""
+        return copy.copy(self)
+
 
 class Feeds:
     """The feeds of a fit as one part of a run's state."""
@@ -94,3 +99,7 @@ class Feeds:
         self.training.load_state_dict(state_dict["training"])
         for feed, state in zip(self.validation, state_dict["validation"], strict=True):
             feed.load_state_dict(state)
+
+    def clone(self) -> "Feeds":
+        """Return feeds that can be given a state while these are read."""
+        return Feeds(self.training.clone(), [feed.clone() for feed in self.validation])

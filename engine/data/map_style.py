@@ -1,5 +1,6 @@
 """Map-style loaders that start anywhere in an epoch and give the same batches as if they had come there by walking."""
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -186,6 +187,13 @@ class ExactLoader(Feed):
         """Take it back."""
         self.order.sequence.load_state_dict(state_dict["sampler"])
         self._seeds.collate_drew = state_dict["random_collate"]
+
+    def clone(self) -> "ExactLoader":
+        """Return a loader that can be given a state while this one is read."""
+        clone = copy.copy(self)
+        clone.order = replace(self.order, sequence=self.order.sequence.clone())  # type: ignore[type-var]  # a dataclass
+        clone._seeds = copy.copy(self._seeds)
+        return clone
 
     def _rebuilt(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:
         collate: Any = SeededCollate(loader.collate_fn, self._seeds, single=loader.batch_sampler is None)

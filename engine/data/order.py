@@ -64,6 +64,10 @@ class Sequence(ABC):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
 
+    def clone(self) -> "Sequence":
+        """Return a sequence that can be given a state while this one is read; itself where there is no state."""
+        return self
+
 
 class InOrder(Sequence):
     """0, 1, 2, ..."""

@@ -80,6 +80,8 @@ class Sampled(Sequence):
             SamplerState(resumed, self._dataset).fill(between)
         except NotExact as error:
             raise NotExact(f"{self._what} cannot be given its state back: {error}. {_WAY_OUT}") from error
+        except Exception as error:
+            raise UserCodeError.of(f"{self._what}, given its state back", error) from error
         again.append(self._run(resumed, 1))
         self._state.fill(built)
         if [*map(digest_of_items, epochs)] != [*map(digest_of_items, again)]:
@@ -178,6 +180,13 @@ class Sampled(Sequence):
         else:
             self._items = unpack_items(packed)
         self._state.put(state_dict["now"])
+
+    def clone(self) -> "Sampled":
+        """Return this order with a copy of its sampler, as the sampler was built."""
+        clone = copy.copy(self)
+        clone._sampler = _copied(self._sampler, self._dataset)
+        clone._state = self._state.of_copy(clone._sampler)
+        return clone
 
     def _run(self, sampler: Any, epoch: int) -> Items:
         try:

@@ -42,6 +42,13 @@ class SamplerState:
         self._sampler, self._dataset = sampler, dataset
         self._built = self.whole()
 
+    def of_copy(self, sampler: Any) -> "SamplerState":
+        """Return the state of `sampler`, a copy of this one's, which is put where this one was built."""
+        state = SamplerState(sampler, self._dataset)
+        state._built = self._built
+        state.put({})
+        return state
+
     def taken(self) -> State:
         """Return what differs from when the sampler was built, copied."""
         built = self._built

@@ -20,7 +20,7 @@ from midstride.engine.state.codec import differences, encode
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-__all__ = ["Metrics", "is_metric"]
+__all__ = ["Metrics", "is_metric", "objects_in"]
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,20 @@ _SETUP = frozenset(
         *("_defaults", "_persistent", "_reductions", "_update_signature", *vars(nn.Module())),
     }
 )
+#: methods that torchmetrics sets on each instance
+_WRAPPED = frozenset({"update", "compute"})
 
 
 def is_metric(value: object) -> bool:
     """Return whether `value` is a torchmetrics metric or a collection of them."""
     library = sys.modules.get("torchmetrics")
     return library is not None and isinstance(value, (library.Metric, library.MetricCollection))
+
+
+def objects_in(metric: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a metric that are objects, which `Metrics` does not keep."""
+    no_objects = {*_SETUP, *_WRAPPED, *getattr(metric, "_defaults", ())}
+    return {name: value for name, value in vars(metric).items() if name not in no_objects and not _is_plain(value)}
 
 
 class Metrics:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_users, is_users_file
-from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.filling import Filling
@@ -67,7 +67,8 @@ class Root:
 def module_roots(module: nn.Module) -> Iterator[Root]:
     """Yield the attributes of `module` and of all modules in it, and the hooks that their users gave them."""
     for path, part in module.named_modules():
-        if is_metric(part):  # those have a part of their own
+        if is_metric(part):  # what else it holds is in a part of its own
+            yield Root("metrics", path, objects_in(part), part, is_setup=True)
             continue
         set_by_users = (name for name in vars(part) if name not in _OURS and not name.startswith(_COMPOSABLE))
         own = {name: vars(part)[name] for name in set_by_users}

@@ -1,9 +1,10 @@
 """What a strategy is: how one module trains on many devices."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -219,3 +220,7 @@ class Strategy(ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take back what `state_dict` gave; called after `wrap` and before any other part is loaded."""
+
+    def clone(self) -> Self:
+        """Return a strategy that can be given a state while this one trains, without an exchange."""
+        return copy.copy(self)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -129,6 +129,12 @@ class Ddp(ProcessGroup):
         for parameter in self._wrapped.parameters():
             parameter.grad = None
         self._wrapped.require_forward_param_sync = state_dict["shares_buffers"]
+
+    def clone(self) -> Self:
+        """Return a strategy that can be given a state while this one trains: it replays nothing."""
+        clone = super().clone()
+        clone._wrapped = None
+        return clone
 
     def _ensure_complete(self) -> None:
         """Refuse a backward pass that left parameters out: DDP would have exchanged only some of the gradients.

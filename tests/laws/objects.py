@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.utils.prune
+import torchmetrics
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from midstride.engine import Callback, DataModule, TrainingModule
 
@@ -779,12 +780,204 @@ class Deaf(Callback):
         self.loads += 1
 
 
+class Tally:
+    """Counts, and is no value of its own."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+
+class Tallied(torchmetrics.SumMetric):
+    """A metric that keeps an object beside its states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Tally()
+
+    def update(self, value: Any) -> None:
+        self.tally.batches += 1
+        super().update(value * self.tally.batches)
+
+
+class Metered(Small):
+    """What an object in a metric counts weighs what the metric sees, and so the loss."""
+
+    def build(self) -> None:
+        self.meter = Tallied()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.meter.update(batch.detach().mean())
+        self.log("seen", self.meter, on_step=False, on_epoch=True)
+        return 1.0 + self.meter.tally.batches
+
+
+class Clipped(torchmetrics.SumMetric):
+    """Takes values in, and gives others out."""
+
+    @property
+    def seen(self) -> float:
+        return self.__dict__.get("seen", 0.0)  # type: ignore[no-any-return]
+
+    @seen.setter
+    def seen(self, value: float) -> None:
+        self.__dict__["seen"] = value + 1.0
+
+    def update(self, value: Any) -> None:
+        super().update(value)
+        self.seen = 1.0
+
+
+class Clips(Small):
+    def build(self) -> None:
+        self.meter = Clipped()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.meter.update(batch.detach().mean())
+        return 1.0
+
+
+class Drawing(Sampler[int]):
+    """Draws anew whenever its epoch begins, from a generator of its own; rows differ in what their state lacks."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        return iter(torch.randperm(24, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+    def __len__(self) -> int:
+        return 24
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+
+
+class Forgetting(Drawing):
+    """Its state lacks the epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Asked(Drawing):
+    """Its state counts how often it was given one."""
+
+    loads = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "loads": self.loads}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.loads += 1
+
+
+class Expecting(Drawing):
+    """Takes back less than training gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "losses": self.losses.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.losses = torch.zeros(2).copy_(state["losses"])
+
+
+class Samples(Small):
+    """Reads by a sampler of its own, and tells it what it lost."""
+
+    sampler: type[Drawing] = Drawing
+
+    def build(self) -> None:
+        self.drawing = self.sampler()
+
+    def factor(self, batch: Tensor) -> Any:
+        if isinstance(self.drawing, Expecting):
+            self.drawing.losses = torch.cat([self.drawing.losses, batch.detach().sum(1)])
+        return 1.0
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), 4, sampler=self.drawing)
+
+
+class SamplesForgetting(Samples):
+    sampler = Forgetting
+
+
+class SamplesAsked(Samples):
+    sampler = Asked
+
+
+class SamplesExpecting(Samples):
+    sampler = Expecting
+
+
+class Stream(IterableDataset[Tensor]):
+    """Its state is none that can be written."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Any:
+        self.place = 0
+        for row in Rows().rows:
+            self.place += 1
+            yield row
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "lock": threading.Lock()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Streams(Small):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Stream(), 4)
+
+
+class Looping(DataLoader[Tensor]):
+    """A loader with a way of its own to iterate."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+class Loops(Small):
+    def train_dataloader(self) -> Any:
+        return Looping(Rows(), 4)
+
+
 #: name -> what makes it, whether it is refused, and the words
 NAMED: dict[str, tuple[Any, bool, str]] = {
     "a parameter that goes": ((Pruned, None, list), True, "the parameter layer.weight was there when training began"),
-    "an optimizer that loses": ((Loses, None, list), True, "optimizers, after the first step, did not take back"),
+    "an optimizer that loses": ((Loses, None, list), True, "the optimizers, after the first step, did not take back"),
     "other optimizers": ((Swaps, None, list), True, "replaced in training: SGD became Adam"),
-    "a callback": ((Small, None, lambda: [Deaf()]), True, "callbacks, before the first step, did not take back"),
+    "a callback": ((Small, None, lambda: [Deaf()]), True, "the callbacks, before the first step, did not take back"),
+    "a metric": ((Clips, None, list), True, "the metrics, after the first step, did not take back the state given"),
+    "a sampler that forgets": ((SamplesForgetting, None, list), True, "Forgetting gives another order when it is run"),
+    "a sampler that changes": (
+        (SamplesAsked, None, list),
+        True,
+        "the loaders, before the first step, .*sampler.*loads",
+    ),
+    "a sampler that fills up": (
+        (SamplesExpecting, None, list),
+        True,
+        r"copy_\(state(.|\n)*the loaders, after the first step",
+    ),
+    "a stream": ((Streams, None, list), True, "lock"),
+    "a loader": ((Loops, None, list), True, "the train loader is a Looping with an __iter__ of its own"),
     "None first": ((Opening, None, list), False, "attribute numbers, a generator, is not part of snapshots"),
     "many of a kind": ((Locked, None, list), False, r"not part of snapshots"),
     "a function": ((ActsOtherwise, None, list), False, r"what no snapshot can hold: module\.act \(now .*tanh"),
@@ -811,7 +1004,7 @@ _MODULES: list[type[Small]] = [
         Teacher,
         Replaced,
     ),
-    *(Constants, Optimized, Lambda, Cyclic, Cyclic2, CyclicRange, Narrow, Growing, Listed, Averaged),
+    *(Constants, Optimized, Lambda, Cyclic, Cyclic2, CyclicRange, Narrow, Growing, Listed, Averaged, Metered, Samples),
 ]
 KEPT: dict[str, Made] = {kind.__name__: (kind, None, list) for kind in _MODULES}
 KEPT |= {

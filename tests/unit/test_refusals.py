@@ -533,7 +533,8 @@ def test_state_that_is_not_taken_back_is_named(tmp_path: Path) -> None:
 
 
 def test_state_that_is_not_taken_back_is_named_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(NotExact, match=r"user, before the first step, did not take back the state it gave: .*seen"):
+    words = r"what on_save_checkpoint keeps, before the first step, did not take back the state given: .*seen"
+    with pytest.raises(NotExact, match=words):
         fit(tmp_path, module=Forgetful())
 
 

@@ -1,7 +1,8 @@
 """Giving back, early: what could not come back in the next life is found within seconds of this one's start.
 
-Before the first step and once more after it, every part gets the state it gave, and must say the same again. Tensors
-are handed to it as they are, so that nothing moves in memory; what it says is compared with a copy.
+Before the first step and once more after it, every part that user code decides gets the state it gave, and must say
+the same again. Parts that cannot take a state while they are in use are tried on a clone. Tensors are handed over as
+they are, so that nothing moves in memory; what a part says is compared with a copy.
 """
 
 import copy
@@ -11,15 +12,27 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from midstride.engine.errors import EngineError, NotExact
+from midstride.engine.errors import EngineError, NotExact, UserCodeError
 from midstride.engine.state.differences import differences
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.stateful import Stateful
 
 __all__ = ["give_back"]
 
-#: parts that user code decides, in the order in which they are given back
-CHECKED = ("structure", "module", "optimizers", "schedulers", "callbacks", "buffers", "user", "objects")
+#: parts that user code decides -> what errors call them, in the order in which they are given back
+CHECKED = {
+    "strategy": "the strategy",
+    "feeds": "the loaders",
+    "structure": "the module's structure",
+    "module": "the module",
+    "optimizers": "the optimizers",
+    "schedulers": "the schedulers",
+    "callbacks": "the callbacks",
+    "metrics": "the metrics",
+    "buffers": "the module's buffers",
+    "user": "what on_save_checkpoint keeps",
+    "objects": "the attributes",
+}
 
 
 def give_back(parts: Mapping[str, Stateful], when: str) -> None:
@@ -27,7 +40,7 @@ def give_back(parts: Mapping[str, Stateful], when: str) -> None:
 
     Args:
         parts: of a fit; those in `CHECKED` are tried.
-        when: in words, for the message.
+        when: for the message.
 
     Raises:
         NotExact: a part could not go on from a snapshot.
@@ -38,20 +51,28 @@ def give_back(parts: Mapping[str, Stateful], when: str) -> None:
     for name in CHECKED:
         given = objects if name == "objects" else parts[name].state_dict()
         before = objects_before if name == "objects" else _copied(given)
+        part = _tried(parts[name])
         try:
-            parts[name].load_state_dict(_copied(given, lambda tensor: tensor))
+            part.load_state_dict(_copied(given, lambda tensor: tensor))
         except EngineError:
             raise
         except Exception as error:
-            raise NotExact(_words(name, when, f"{type(error).__name__}: {error}")) from error
-        if paths := differences(before, parts[name].state_dict()):
-            raise NotExact(_words(name, when, ", ".join(paths[:5])))
+            words = _words(CHECKED[name], when, f"{type(error).__name__}: {error}")
+            raise NotExact(f"{UserCodeError.of('load_state_dict', error)}\n{words}") from error
+        if paths := differences(before, part.state_dict()):
+            raise NotExact(_words(CHECKED[name], when, ", ".join(paths[:5])))
     parts["generators"].load_state_dict(drawn)
+
+
+def _tried(part: Stateful) -> Stateful:
+    """Return what is given the state of `part`: a clone, where it has one."""
+    clone: Callable[[], Stateful] | None = getattr(part, "clone", None)
+    return part if clone is None else clone()
 
 
 def _words(name: str, when: str, what: str) -> str:
     return (
-        f"{name}, {when}, did not take back the state it gave: {what}. No later life could go on from a snapshot. "
+        f"{name}, {when}, did not take back the state given: {what}. No later life could go on from a snapshot. "
         "What a state_dict returns must be all that load_state_dict needs, bit for bit; or run without snapshots "
         "(snapshots=None)."
     )
