@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
+from torch.utils.hooks import RemovableHandle
 
 from midstride.engine.code_origin import is_users, is_users_file
 from midstride.engine.objects.generators import get_state
@@ -37,7 +38,7 @@ _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 LARGE_BYTES, LARGE_ITEMS = 1 << 20, 1000
 #: what nn.Module keeps of its own
 INTERNAL = frozenset(vars(nn.Module()))
-_CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, weakref.ref, property)
+_CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, weakref.ref, property, RemovableHandle)
 #: immutable values of the standard library -> what makes them anew
 VALUES: dict[str, Callable[[Any], list[Any]]] = {
     "builtins:range": lambda value: [value.start, value.stop, value.step],

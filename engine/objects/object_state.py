@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from midstride.engine.code_origin import is_users, is_users_file
+from midstride.engine.code_origin import is_users
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.filling import Filling
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.node_writers import INTERNAL, PLAIN, kind_name
+from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
 from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance
 from midstride.engine.training.checkpointing.world_size import of_first
 
-__all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgraded", "user_hooks"]
+__all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgraded"]
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +77,6 @@ def module_roots(module: nn.Module) -> Iterator[Root]:
             yield Root("hooks", path, hooks)
 
 
-def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
-    """Return the functions among the hooks of `owner`, by where they are registered."""
-    registered = ((name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values())
-    return {
-        f"{name}_{number}": hook
-        for number, (name, hook) in enumerate(registered)
-        if isinstance(hook, types.FunctionType) and hook.__closure__ and is_users_file(hook.__code__.co_filename)
-    }
-
-
 def module_anchors(module: nn.Module) -> dict[str, object]:
     """Return what other parts of the state keep of `module`, by name."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -137,6 +127,7 @@ class Objects:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
         self._tell_opaque(walk)
         self._constants, self.large = dict(walk.constants), walk.large
+        self._hooks = RegisteredHooks(_hooks_of(roots))
 
     def _walk(self) -> tuple[GraphWalk, list[Root]]:
         anchors = self._anchors()
@@ -158,6 +149,7 @@ class Objects:
             deleted += [[root.path, name] for name in sorted(self._built.get(root.path, set()) - set(root.values))]
         self._tell_opaque(walk)
         self._tell_replaced(walk)
+        self._hooks.compare(_hooks_of(roots))
         self.large = walk.large
         return {**state, **({"deleted": deleted} if deleted else {}), "built": self._code}
 
@@ -272,6 +264,8 @@ class Objects:
         now = {**walk.constants, **{path: kind_name(type(value)) for path, value in walk.opaque.items()}}
         lines = []
         for path, kind in now.items():
+            if path.startswith("hooks"):
+                continue
             if before.get(path, kind if path in self._told else None) != kind and f"now {path}" not in self._told:
                 self._told.add(f"now {path}")
                 lines.append(f"{_shown(path)} (now {kind})")
@@ -281,6 +275,10 @@ class Objects:
                 "it in __init__ or setup, or again in on_load_checkpoint",
                 _few(lines),
             )
+
+
+def _hooks_of(roots: Sequence[Root]) -> dict[str, Mapping[str, Any]]:
+    return {root.path: root.values for root in roots if root.group == "hooks"}
 
 
 def upgraded(tree: dict[str, Any]) -> dict[str, Any]:

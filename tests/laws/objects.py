@@ -151,6 +151,32 @@ class Hooked(Small):
         return 1 + self.total()
 
 
+class Scaler:
+    """A hook that is an object, and counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        self.calls += 1
+        return output * self.calls
+
+
+class HookedByObject(Small):
+    """An object that only the hooks of a layer hold, beside a method of the module."""
+
+    def build(self) -> None:
+        self.calls = 0
+        self.layer.register_forward_hook(Scaler())
+        self.layer.register_forward_pre_hook(self.called)
+
+    def called(self, module: nn.Module, args: Any) -> None:
+        self.calls += 1
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.calls
+
+
 class Counted(Small):
     """A number that a closure counts."""
 
@@ -958,6 +984,45 @@ class Loops(Small):
         return Looping(Rows(), 4)
 
 
+def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output * 2
+
+
+class HookedLate(Small):
+    """A hook that training adds."""
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1 and not self.layer._forward_hooks:
+            self.layer.register_forward_hook(doubled)
+        return 1.0
+
+
+class Unhooked(Small):
+    """A hook that training removes, before another that stays."""
+
+    def build(self) -> None:
+        self.act = nn.ReLU()
+        self.handle = self.act.register_full_backward_hook(lambda module, *gradients: None)
+        self.act.register_full_backward_hook(self.seen)
+
+    def seen(self, module: nn.Module, *gradients: Any) -> None: ...
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            self.handle.remove()
+        return 1 + self.act(self.layer(batch)).mean()
+
+
+class HookedForAStep(Small):
+    """A hook that each step adds and removes, of which nothing is to be said."""
+
+    def factor(self, batch: Tensor) -> Any:
+        handle = self.layer.register_forward_hook(doubled)
+        self.layer(batch)
+        handle.remove()
+        return 1.0
+
+
 #: name -> what makes it, whether it is refused, and the words
 NAMED: dict[str, tuple[Any, bool, str]] = {
     "a parameter that goes": ((Pruned, None, list), True, "the parameter layer.weight was there when training began"),
@@ -978,6 +1043,12 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     ),
     "a stream": ((Streams, None, list), True, "lock"),
     "a loader": ((Loops, None, list), True, "the train loader is a Looping with an __iter__ of its own"),
+    "a hook that comes": ((HookedLate, None, list), False, r"objects:doubled in layer\.forward_hooks is new\. A res"),
+    "a hook that goes": (
+        (Unhooked, None, list),
+        False,
+        r"<lambda> in act\.backward_hooks is gone\. A",
+    ),
     "None first": ((Opening, None, list), False, "attribute numbers, a generator, is not part of snapshots"),
     "many of a kind": ((Locked, None, list), False, r"not part of snapshots"),
     "a function": ((ActsOtherwise, None, list), False, r"what no snapshot can hold: module\.act \(now .*tanh"),
@@ -1004,7 +1075,22 @@ _MODULES: list[type[Small]] = [
         Teacher,
         Replaced,
     ),
-    *(Constants, Optimized, Lambda, Cyclic, Cyclic2, CyclicRange, Narrow, Growing, Listed, Averaged, Metered, Samples),
+    *(
+        Constants,
+        Optimized,
+        Lambda,
+        Cyclic,
+        Cyclic2,
+        CyclicRange,
+        Narrow,
+        Growing,
+        Listed,
+        Averaged,
+        Metered,
+        Samples,
+        HookedByObject,
+        HookedForAStep,
+    ),
 ]
 KEPT: dict[str, Made] = {kind.__name__: (kind, None, list) for kind in _MODULES}
 KEPT |= {

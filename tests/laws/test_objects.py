@@ -89,6 +89,13 @@ def test_what_cannot_come_back_is_named_in_the_first_life(
         assert len(re.findall(words, caplog.text)) == 1
 
 
+@pytest.mark.parametrize("name", ["HookedForAStep", "HookedByObject", "Samples", "Metered"])
+def test_of_what_comes_back_nothing_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(KEPT[name], tmp_path)
+
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 @pytest.mark.parametrize("name", MENDED)
 def test_a_run_goes_on_when_its_code_was_mended(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before, after, words, held = MENDED[name]

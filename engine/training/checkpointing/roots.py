@@ -13,7 +13,8 @@ from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.digest import beside
 from midstride.engine.objects.generators import Generator
-from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots, user_hooks
+from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
+from midstride.engine.objects.registered_hooks import user_hooks
 from midstride.engine.training.checkpointing.unsaved_state import Watch
 
 if TYPE_CHECKING:

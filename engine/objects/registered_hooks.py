@@ -1,0 +1,70 @@
+"""The hooks that user code registers on modules and optimizers: what they hold is state, which there are is not."""
+
+import logging
+import types
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from midstride.engine.code_origin import is_users, is_users_file
+from midstride.engine.objects.node_writers import kind_name
+
+__all__ = ["RegisteredHooks", "user_hooks"]
+
+log = logging.getLogger(__name__)
+
+
+def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
+    """Return the hooks of `owner` that user code wrote, by where they are registered."""
+    registered = ((name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values())
+    return {f"{name}_{number}": hook for number, (name, hook) in enumerate(registered) if _is_users(hook)}
+
+
+def _is_users(hook: Any) -> bool:
+    function = getattr(hook, "__func__", hook)
+    if isinstance(function, types.FunctionType):
+        return is_users_file(function.__code__.co_filename)
+    return is_users(type(function))
+
+
+class RegisteredHooks:
+    """Names hooks that training registers or removes: a resumed run has those that it is built with.
+
+    Args:
+        hooks: by the path of their owner, and by where they are registered, when training begins.
+    """
+
+    def __init__(self, hooks: Mapping[str, Mapping[str, Any]]) -> None:
+        self._before = _counted(hooks)
+        self._told: set[str] = set()
+
+    def compare(self, hooks: Mapping[str, Mapping[str, Any]]) -> None:
+        """Name, once, what differs between `hooks` and those that training began with."""
+        now = _counted(hooks)
+        lines = [
+            *(f"{name} is new" for name in now - self._before),
+            *(f"{name} is gone" for name in self._before - now),
+        ]
+        if lines := [line for line in lines if line not in self._told]:
+            self._told.update(lines)
+            log.warning(
+                "training changed what hooks there are, and no snapshot holds that: %s. A resumed run has those it is "
+                "built with: register them in __init__ or setup and let an attribute decide what they do, or do it "
+                "again in on_load_checkpoint",
+                ", ".join(lines[:5]) + (f" and {len(lines) - 5} more" if len(lines) > 5 else ""),
+            )
+
+
+def _counted(hooks: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
+    """Return how often each hook stands at each place; in which order does not count."""
+    return Counter(
+        f"{_kind(hook)} in {path.removeprefix('hooks').strip('/') or 'the module'}.{name.rpartition('_')[0].strip('_')}"
+        for path, owned in hooks.items()
+        for name, hook in owned.items()
+    )
+
+
+def _kind(hook: Any) -> str:
+    function = getattr(hook, "__func__", hook)
+    kind = f"{function.__module__}:{function.__qualname__}" if isinstance(function, types.FunctionType) else None
+    return kind or kind_name(type(hook))
