@@ -115,7 +115,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
     if any(forking & set(item.path.parts) for item in request.session.items):
         import torch
 
-        from midstride.engine.testing import PRELOAD, run_ranks
+        from midstride.engine.testing.ranks import PRELOAD, run_ranks
 
         torch.set_num_threads(1)
         # The faults' ranks write to S3.

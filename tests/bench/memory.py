@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
-from midstride.engine.testing import PRELOAD, run_ranks
+from midstride.engine.testing.ranks import PRELOAD, run_ranks
 
 STRATEGIES = ("ddp", "sharded", "fully_sharded")
 STEPS, BATCH = 4, 8

@@ -74,37 +74,6 @@ URLS: dict[str, Callable[[pytest.FixtureRequest], str]] = {
 }
 
 
-@pytest.fixture(params=URLS)
-def any_store(request: pytest.FixtureRequest) -> Store:
-    return Store.open(URLS[request.param](request))
-
-
-def test_a_store_holds_files(any_store: Store):
-    assert any_store.list() == []
-    assert any_store.list("no/where") == []
-    any_store.write("b/two", b"22")
-    any_store.write("b/one", memoryview(b"1"))
-    any_store.write("b-a", b"")
-    any_store.write("b/two", b"222")
-    assert any_store.read("b/two") == b"222"
-    assert b"".join(any_store.stream("b/two")) == b"222"
-    assert (any_store.size("b/two"), any_store.size("b-a")) == (3, 0)
-    assert any_store.list() == ["b", "b-a"]
-    assert any_store.list("b") == any_store.at("b").list() == ["one", "two"]
-    assert any_store.at("b").read("one") == b"1"
-    assert [any_store.exists(path) for path in ("b/one", "b", "c")] == [True, False, False]
-    any_store.remove("b/one")
-    any_store.remove("b/one")
-    any_store.remove("c/d")
-    assert any_store.list("b") == ["two"]
-    any_store.remove("b")
-    assert any_store.list("b") == []
-    assert any_store.list()[-1] == "b-a"
-    for ask in (any_store.read, any_store.size, lambda path: list(any_store.stream(path))):
-        with pytest.raises(FileNotFoundError):
-            ask("b/two")
-
-
 @pytest.mark.disk
 def test_a_local_store_leaves_no_drafts(tmp_path: Path):
     store = Store.open(tmp_path)
@@ -131,22 +100,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     assert names_in(tmp_path) == ["a"]
     assert store.read("a") == b"old"
-
-
-@pytest.mark.disk
-def test_threads_create_once(tmp_path: Path):
-    store = Store.open(tmp_path)
-    gate = threading.Barrier(8)
-
-    def race(round_: int, who: int) -> bool:
-        gate.wait()
-        return store.create(f"lease/{round_}", b"%d" % who)
-
-    with ThreadPoolExecutor(8) as pool:
-        for number in range(10):
-            won = list(pool.map(race, [number] * 8, range(8)))
-            assert won.count(True) == 1
-            assert store.read(f"lease/{number}") == b"%d" % won.index(True)
 
 
 RACER = """

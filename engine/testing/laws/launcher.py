@@ -1,0 +1,62 @@
+"""What every launcher keeps."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.launch.launch import launch
+from midstride.engine.processes.lifetime import marked
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.storage.store import Store
+from midstride.engine.testing.laws.small import EPOCHS, STEPS
+from midstride.engine.testing.laws.strategy import assert_same_bits
+
+__all__ = ["LauncherLaws"]
+
+SMALL = "midstride.engine.testing.laws.small"
+
+
+class LauncherLaws:
+    """The laws of a launcher, on this machine.
+
+    class TestMine(LauncherLaws):
+        launcher = "mine"
+    """
+
+    #: as a job's `world.launcher` names it
+    launcher: ClassVar[str]
+    #: processes of a world
+    ranks: ClassVar[int] = 2
+
+    def test_a_run_that_lost_a_rank_is_resumed_to_the_bits_of_an_undisturbed_one(self, tmp_path: Path) -> None:
+        """A rank that is killed ends its world, which leaves no process and a record; launched again, it resumes."""
+        job = self._job(tmp_path)
+        assert launch(job, "whole").kind == "done"
+        plan = FaultPlan(tmp_path).add("kill", rank=self.ranks - 1, step=STEPS // 2 + 1, phase="forward")
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in plan.environment.items():
+                patch.setenv(name, value)
+            outcome = launch(job, "killed")
+        assert outcome.kind == "died", outcome
+        plan.assert_all_fired()
+        assert not any(marked(name, value) for name, value in plan.environment.items()), "its world left processes"
+        assert launch(job, "killed").kind == "done"
+        assert_same_bits(job.run_url("killed"), job.run_url("whole"))
+        attempts = Ledger(Store.open(job.run_url("killed"))).attempts()
+        assert [attempt.outcome for attempt in attempts] == ["died", "done"]
+
+    def _job(self, folder: Path) -> TrainingJob:
+        document = {
+            "name": "small",
+            "module": f"{SMALL}:SmallModule",
+            "data": f"{SMALL}:SmallData",
+            "data_args": {"ranks": self.ranks},
+            "world": {"strategy": "ddp", "processes": self.ranks, "launcher": self.launcher},
+            "trainer": {"max_epochs": EPOCHS},
+            "snapshots": {"url": str(folder), "every_steps": 1},
+            "folder": str(folder),
+        }
+        return TrainingJob.model_validate(document)
