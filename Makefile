@@ -10,6 +10,8 @@ JOB := docs/examples/digits/job.yaml
 
 # Ranks share the cores: one thread each. What Prefect keeps stays inside the project.
 export OMP_NUM_THREADS := 1
+# Hundreds of processes start from here: what Python compiles is kept.
+unexport PYTHONDONTWRITEBYTECODE
 export PREFECT_HOME := $(CURDIR)/.prefect
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
@@ -24,10 +26,10 @@ train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" 
 	$(BIN)/midstride train $(JOB) $(ARGS)
 
 test: check $(HOROVOD)  ## what must pass; ARGS="-m fast" while you edit, LOAD=8 beside 8 busy loops
-	$(if $(LOAD),$(BIN)/python tests/load.py $(LOAD)) $(BIN)/python -m pytest --durations-file=build/durations.txt $(ARGS)
+	$(if $(LOAD),$(BIN)/python tests/load.py $(LOAD)) $(BIN)/python -m pytest --numprocesses=auto --durations-file=build/durations.txt $(ARGS)
 
 test-all: check $(HOROVOD)  ## everything: whole laws on a disk, soak, browser, Airflow, xla; before a release
-	$(BIN)/python -m pytest --laws=all --disk --ui --timeout=600 --durations-file=build/durations-all.txt
+	$(BIN)/python -m pytest --numprocesses=auto --laws=all --disk --ui --timeout=600 --durations-file=build/durations-all.txt
 	$(MAKE) soak test-airflow test-xla
 
 test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real browser (chromium); pictures for the docs
@@ -43,7 +45,7 @@ docs: $(STAMP)  ## build the documentation in build/site; ARGS="serve" shows it 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --quiet) --strict
 
 laws: $(STAMP) $(HOROVOD)  ## the whole product of every law's axes, after a change of what is resumed
-	$(BIN)/python -m pytest tests/laws --laws=all $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto tests/laws --laws=all $(ARGS)
 
 horovod: $(HOROVOD)  ## install Horovod; it is compiled once, then kept in the cache folder
 

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Any
 
 # Before torch or numpy are imported, here and in every process that a test starts.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
@@ -25,6 +26,9 @@ from durations import Durations
 from run_folders import DISK, MEMORY, has_room_in_memory, make_run_folder
 from seaweed import Seaweed
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # What is left behind here must not look like a neighbour's.
+    os.setpgid(0, 0)
 # A shell's background job ignores Ctrl-C, and so would all that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -48,13 +52,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="walk a cover of the laws' axes in which every two values meet, or their whole product",
     )
     parser.addoption("--disk", action="store_true", help="keep every run folder on a disk, none in memory")
-    parser.addoption("--durations-file", metavar="FILE", type=Path, help="write what folders, files and tests took")
+    parser.addoption("--durations-file", metavar="FILE", help="write what folders, files and tests took")
     parser.addoption("--ui", action="store_true", help="press buttons in a real browser, too; minutes")
     parser.addoption("--pictures", metavar="FOLDER", help="keep what the browser shows, as docs/images does")
 
 
+#: each takes up to 2 GB with the worlds it starts
+MOST_WORKERS = 6
 #: tests of these files start programs, or read pages
 SLOW_UNITS = {f"test_{name}.py" for name in ("audit", "cli", "digits", "docs", "exactness", "packaging")}
+#: tests that press buttons
+UI = Path(__file__).parent / "ui"
 #: where this run of the tests keeps its files
 RUN_FOLDER = pytest.StashKey[Path]()
 
@@ -64,11 +72,32 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep the files of tests, and temporary files of all they start, in memory where there is room."""
     on_disk = config.getoption("--disk") or not has_room_in_memory()
     folder = config.stash[RUN_FOLDER] = make_run_folder(DISK if on_disk else MEMORY)
-    config.option.basetemp = config.option.basetemp or str(folder / "t")
+    if hasattr(config, "workerinput") or not config.option.basetemp:
+        config.option.basetemp = str(folder / "t")
     (folder / "tmp").mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
     if durations_file := config.getoption("--durations-file"):
         config.pluginmanager.register(Durations(config.invocation_params.dir / durations_file))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One more than there are cores: tests wait for servers and for processes to start and end."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Run a file's tests in one worker, which makes what they share once; flows, which last, one by one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if "/flows/" in nodeid else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -78,13 +107,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         Finalize(None, shutil.rmtree, (session.config.stash[RUN_FOLDER], True), exitpriority=-200)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what needs a browser, unless it is asked for."""
+    return True if collection_path == UI and not config.getoption("--ui") else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks for what `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put flows last: where Prefect's threads run, whatever is forked (workers, lives of a check) ends with code 1."""
     folders = {item: item.path.relative_to(config.rootpath).parts for item in items}
-    if not config.getoption("--ui"):
-        config.hook.pytest_deselected(items=[item for item in items if "ui" in folders[item]])
-        items[:] = [item for item in items if "ui" not in folders[item]]
     items.sort(key=lambda item: "flows" in folders[item])
     for item in items:
         if "unit" in folders[item] and item.path.name not in SLOW_UNITS and "s3" not in f"{item.nodeid} {_uses(item)}":

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,8 @@ class Durations:
 
     path: Path
     tests: dict[str, Sum] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    workers_cpu_s: float = 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -41,9 +44,24 @@ class Durations:
         self.tests[item.nodeid] = Sum(1, time.monotonic() - wall, _cpu_s() - cpu)
         return result
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Give what this worker has measured to the process that started it."""
+        output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["durations"] = [(name, taken.wall_s, taken.cpu_s) for name, taken in self.tests.items()]
+            output["cpu_s"] = _cpu_s()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker has measured, unless it was killed."""
+        given: dict[str, Any] = getattr(node, "workeroutput", {})
+        self.tests.update({name: Sum(1, wall_s, cpu_s) for name, wall_s, cpu_s in given.get("durations", ())})
+        self.workers_cpu_s += given.get("cpu_s", 0.0)
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         slowest = sorted(self.tests.items(), key=lambda test: -test[1].wall_s)[:SLOWEST]
         folders, files = self._by(lambda name: str(Path(name).parent)), self._by(str)
+        folders["the run"] = self._run()
         table = [*_lines("folder", folders), *_lines("file", files), *_lines("slowest", dict(slowest))]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(f"{line}\n" for line in table))
@@ -56,6 +74,10 @@ class Durations:
             group = key(name.partition("::")[0])
             sums[group] = sums.get(group, Sum()) + taken
         return {**sums, "all": sum(sums.values(), Sum())}
+
+    def _run(self) -> Sum:
+        """What all took: less of the clock than the tests where they ran side by side, more of the processor."""
+        return Sum(len(self.tests), time.monotonic() - self.started, self.workers_cpu_s or _cpu_s())
 
 
 def _lines(title: str, sums: dict[str, Sum]) -> Iterator[str]:

@@ -11,7 +11,6 @@ from flow_runs import results, tiny_job, train_forked
 from prefect import flow, get_run_logger
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import marked
@@ -37,6 +36,8 @@ def _warm_up() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of the server; no test starts one of its own by accident."""
+    from prefect.testing.utilities import prefect_test_harness  # seconds, and every run collects this file
+
     storage = tmp_path_factory.mktemp("results")
     with (
         prefect_test_harness(server_startup_timeout=120),
