@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["convert", "items_of", "move", "rebuilt"]
+__all__ = ["convert", "items_of", "move", "rebuilt", "samples_in"]
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -60,3 +60,14 @@ def rebuilt(batch: Any, items: list[Any]) -> Any:
             object.__setattr__(copied, field.name, item)  # also of frozen ones, and those that are no arguments
         return copied
     return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+
+
+def samples_in(batch: Any) -> int:
+    """Return the samples in `batch`: the length of the first tensor found in it, 1 if there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    for value in values:
+        if isinstance(value, (Tensor, dict, list, tuple)):
+            return samples_in(value)
+    return 1

@@ -9,11 +9,12 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from midstride.engine.cli.output import WorldView
+from midstride.engine.formatting import format_number, format_seconds
 from midstride.engine.registry.comparison import Decision
 from midstride.engine.registry.report import NightReport
-from midstride.engine.runs.markdown import facts_of, lost_steps, number, seconds
+from midstride.engine.runs.markdown import facts_of, lost_steps
 from midstride.engine.runs.report import Report
+from midstride.engine.session.terminal_view import TerminalView
 
 __all__ = ["Screen", "quiet", "show_night", "show_report"]
 
@@ -38,7 +39,7 @@ def quiet() -> None:
         os.environ.setdefault(name, value)
 
 
-class Screen(WorldView):
+class Screen(TerminalView):
     """Shows the worlds of one flow.
 
     Args:
@@ -105,7 +106,7 @@ def _tests(decision: Decision) -> Table:
         table.add_column(column, justify="left" if column == "test" else "right")
     for name in sorted({*decision.challenger, *decision.champion}):
         both = [values.get(name) for values in (decision.challenger, decision.champion)]
-        table.add_row(escape(name), *("" if value is None else number(value) for value in both))
+        table.add_row(escape(name), *("" if value is None else format_number(value) for value in both))
     return table
 
 
@@ -128,6 +129,6 @@ def _interruptions(report: Report) -> Table:
             "" if failure.step is None else str(failure.step),
             "" if failure.resumed_step is None else str(failure.resumed_step),
             lost_steps(failure),
-            seconds(failure.seconds_lost),
+            format_seconds(failure.seconds_lost),
         )
     return table

@@ -6,9 +6,9 @@ from prefect.runtime import deployment, flow_run
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.engine.jobs.portability import relative_paths
-from midstride.engine.jobs.prepare import Manifest, still_there
 from midstride.engine.runs.report import Report
 from midstride.engine.session.attempts import Ledger
+from midstride.engine.storage.listing import Manifest, is_unchanged
 from midstride.engine.storage.store import Store
 from midstride.flows.detach import detach
 from midstride.flows.log_filters import spare_stacks
@@ -65,7 +65,7 @@ def attempts_so_far(job: TrainingJob, run: str) -> int:
 def prepared(job: TrainingJob) -> Manifest:
     """Have the job's data prepared; return the manifest of data that are there."""
     manifest = prepare_data(job)
-    if still_there(manifest):
+    if is_unchanged(manifest):
         return manifest
     return prepare_data.with_options(refresh_cache=True)(job)  # it came from a cache, the data are gone
 

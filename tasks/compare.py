@@ -8,9 +8,9 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from midstride.engine.errors import Overtaken
 from midstride.engine.jobs.isolated import run_errand
-from midstride.engine.jobs.prepare import Manifest
 from midstride.engine.registry.comparison import Decision
 from midstride.engine.registry.nightly import Night
+from midstride.engine.storage.listing import Manifest
 from midstride.tasks.events import ModelPromoted, emit
 from midstride.tasks.resources import model
 

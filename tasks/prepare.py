@@ -23,7 +23,7 @@ def prepare_data(job: TrainingJob) -> dict[str, Any]:
     """Have the job's data module prepare its data; return a small manifest of them.
 
     A retry of the flow gets the manifest from the cache, so the caller checks with
-    `midstride.engine.jobs.prepare.still_there` whether the data are, too.
+    `midstride.engine.storage.listing.is_unchanged` whether the data are, too.
     """
     manifest: dict[str, Any] = run_errand("prepare", job, job.name, on_line=get_run_logger().info)
     return manifest

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from midstride.engine.runs.markdown import number, seconds
+from midstride.engine.formatting import format_number, format_seconds
 from midstride.engine.session.events import Event
 from midstride.tasks.resources import artifact_key
 
@@ -41,7 +41,7 @@ class Progress:
         if event.kind == "resumed" and fields.get("resumed_from"):
             self._resumed = f"resumed at step {fields['step']:,}"
         elif event.kind == "validation":
-            self._metrics = ", ".join(f"{name} {number(value)}" for name, value in fields["metrics"].items())
+            self._metrics = ", ".join(f"{name} {format_number(value)}" for name, value in fields["metrics"].items())
         elif event.kind == "step":
             self._step = f"step {fields['step']:,}"
             self._now = _percent(fields), self._sentence(*_place(fields))
@@ -80,5 +80,5 @@ def _percent(fields: dict[str, Any]) -> float:
 def _place(fields: dict[str, Any]) -> list[str]:
     step, total, rate = fields["step"], fields.get("steps_total"), fields["rate"]
     place = [f"epoch {fields['epoch']}", f"step {step:,} of {total:,}" if total else f"step {step:,}"]
-    place.append(f"{number(rate)} steps/s")
-    return [*place, f"{seconds((total - step) / rate)} left"] if total and rate else place
+    place.append(f"{format_number(rate)} steps/s")
+    return [*place, f"{format_seconds((total - step) / rate)} left"] if total and rate else place

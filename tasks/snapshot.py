@@ -8,7 +8,7 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from midstride.engine.runs.markdown import seconds, size
+from midstride.engine.formatting import format_bytes, format_seconds
 from midstride.engine.snapshots.announced import inspect_snapshots
 from midstride.tasks.events import SnapshotCommitted, emit
 from midstride.tasks.resources import artifact_key
@@ -48,8 +48,8 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
         "at": datetime.fromtimestamp(row["time"]).astimezone().strftime("%H:%M:%S"),
         "step": row["step"],
         "epoch": row["epoch"],
-        "size": size(row["bytes"]),
-        "stall": seconds(row["stall_s"]),
+        "size": format_bytes(row["bytes"]),
+        "stall": format_seconds(row["stall_s"]),
         "checked": row["state"],
         "name": row["name"],
     }

@@ -15,10 +15,11 @@ from typing import Annotated, NoReturn
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.cli.champions import champion
-from midstride.engine.cli.output import WorldView, busy, show_audit, show_error, show_outcome
+from midstride.engine.cli.output import busy, show_audit, show_error, show_outcome
 from midstride.engine.cli.snapshots import Url, runs_at, snapshots
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, StopRequested, StopSignal
+from midstride.engine.session.terminal_view import TerminalView
 
 __all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
 
@@ -57,7 +58,7 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
     from midstride.engine.launch.launch import launch
 
     loaded = load(job, overrides, accepted)
-    with stoppable(), WorldView(bar=loaded.trainer.enable_progress_bar) as view:
+    with stoppable(), TerminalView(bar=loaded.trainer.enable_progress_bar) as view:
         outcome = launch(loaded, run, on_line=view.line, on_event=view.event)
     show_outcome(outcome)
     if outcome.kind == "done":

@@ -1,92 +1,19 @@
-"""A world as a person sees it on a terminal: its output, a progress bar, and how it ended."""
+"""What the commands print: how a world ended, and an audit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from midstride.engine.session.events import Event
 from midstride.engine.session.outcome import Outcome
 
 if TYPE_CHECKING:
     from midstride.engine.runs.audit import Audit, EpochAudit
 
-__all__ = ["WorldView", "busy", "show_audit", "show_error", "show_outcome"]
-
-
-class WorldView:
-    """Shows what a world prints, and how far it is; the bar only on a terminal.
-
-    Pass `line` and `event` to `launch`.
-
-    Args:
-        console: where to; standard output by default.
-        bar: whether a progress bar is wanted at all.
-    """
-
-    def __init__(self, console: Console | None = None, *, bar: bool = True) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
-        self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not (bar and self.console.is_terminal),
-        )
-        self._task = self._progress.add_task("steps", total=None, epoch=0, facts="", visible=False)
-        self._metrics = ""
-
-    def __enter__(self) -> "WorldView":
-        """Start to show."""
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Take the bar away."""
-        self._progress.stop()
-
-    def line(self, text: str) -> None:
-        """Show lines the world printed, as they are."""
-        self.console.print(escape(text), highlight=False)
-
-    def event(self, event: Event) -> None:
-        """Show one event."""
-        fields = event.fields
-        if event.kind == "step":
-            self._step(fields)
-        elif event.kind == "validation":
-            metrics = fields.get("metrics") or {}
-            self._metrics = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
-        elif event.kind == "waiting":
-            self._progress.update(self._task, facts=f"waiting for the store: {fields['waited_s']:.0f} s")
-        elif event.kind == "resumed" and fields.get("resumed_from"):
-            self.console.print(f"resumed from snapshot {fields['resumed_from']}, step {fields.get('step')}")
-
-    def _step(self, fields: dict[str, object]) -> None:
-        rate = fields.get("rate")
-        facts = [f"loss {_number(fields.get('loss'))}", f"{_number(rate)} steps/s" if rate else "", self._metrics]
-        self._progress.update(
-            self._task,
-            completed=float(str(fields.get("step") or 0)),
-            total=None if fields.get("steps_total") is None else float(str(fields["steps_total"])),
-            epoch=fields.get("epoch", 0),
-            facts="  ".join(filter(None, facts)),
-            visible=True,
-        )
-
-
-def _number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+__all__ = ["busy", "show_audit", "show_error", "show_outcome"]
 
 
 @contextmanager

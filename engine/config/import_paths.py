@@ -12,7 +12,7 @@ from typing import Any
 
 from midstride.engine.errors import EngineError, JobError, UserCodeError
 
-__all__ = ["IMPORT_PATH", "call_with", "import_path", "load_attribute", "make_importable", "user_error"]
+__all__ = ["IMPORT_PATH", "call_with", "import_path", "load_attribute", "make_importable"]
 
 
 def make_importable(folder: Path | str) -> None:
@@ -53,9 +53,9 @@ def load_attribute(spec: str, folder: Path | str, key: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise JobError(f"{key}: {_no_module(error.name, folder)}") from None
-        raise user_error(error, f"import of {name}") from error
+        raise UserCodeError.of(f"import of {name}", error) from error
     except Exception as error:
-        raise user_error(error, f"import of {name}") from error
+        raise UserCodeError.of(f"import of {name}", error) from error
     if not hasattr(module, attribute):
         raise JobError(f"{key}: {_no_attribute(module, attribute)}")
     return getattr(module, attribute)
@@ -76,12 +76,7 @@ def call_with(make: Any, arguments: dict[str, Any], spec: str, key: str) -> Any:
     except EngineError:
         raise
     except Exception as error:
-        raise user_error(error, f"building {spec}") from error
-
-
-def user_error(error: Exception, where: str) -> UserCodeError:
-    """Word an exception of the user's code, raised `where`: their traceback first."""
-    return UserCodeError.of(where, error)
+        raise UserCodeError.of(f"building {spec}", error) from error
 
 
 def _forget_stale(top: str, folder: str) -> None:

@@ -295,3 +295,8 @@ def _option_fault(strategy: str, name: str, value: object) -> str:
     else:
         right, words = type(value) is wanted, f"a {wanted.__name__}"
     return "" if right else f"strategy_args.{name}: {words} is needed, not {value!r}"
+
+
+def default_launcher(strategy: str) -> str:
+    """Return the name of the launcher that `strategy` uses when none is chosen."""
+    return STRATEGIES[strategy].launcher if strategy in STRATEGIES else "torchrun"

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 from midstride.engine.config.import_paths import import_path
 from midstride.engine.config.json_schema import choose_strategy, world_form
 from midstride.engine.config.options import Count, Options
-from midstride.engine.config.strategies import STRATEGIES, Choice, Row, conflicts
-from midstride.engine.launch.launchers import default_launcher
+from midstride.engine.config.strategies import STRATEGIES, Choice, Row, conflicts, default_launcher
 
 __all__ = ["WorldOptions"]
 

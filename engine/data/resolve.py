@@ -10,8 +10,8 @@ from midstride.engine.data.dataloader_order import check_loader, evaluation_load
 from midstride.engine.data.iterable.loader import IterableFeed
 from midstride.engine.data.loader import Feed
 from midstride.engine.errors import UserError
-from midstride.engine.modules.hooks import calling
 from midstride.engine.seeds import mix
+from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:
     from midstride.engine.training.trainer import Trainer
@@ -134,7 +134,7 @@ class Loaders:
                 f"the data are the class {self._owner.__name__}: give an instance, {self._owner.__name__}()"
             )
         method = getattr(self._owner, name, None)
-        return None if method is None else calling(f"{type(self._owner).__name__}.{name}", method)
+        return None if method is None else call_user_code(f"{type(self._owner).__name__}.{name}", method)
 
 
 def _is_loader(source: Any) -> bool:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from midstride.engine.config.import_paths import user_error
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import EngineError, JobError
+from midstride.engine.errors import EngineError, JobError, UserCodeError
 from midstride.engine.jobs.dry_run import rehearse
 from midstride.engine.registry.nightly import dated, faults_of_night, is_nightly, metric_of
 from midstride.engine.storage.store import Store
@@ -52,7 +51,7 @@ def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
     except EngineError as error:
         faults.append(str(error))
     except Exception as error:
-        faults.append(str(user_error(error, doing)))
+        faults.append(str(UserCodeError.of(doing, error)))
     return None
 
 

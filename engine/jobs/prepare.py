@@ -1,21 +1,14 @@
-"""Prepared data: make them once, and know later whether they are still there."""
+"""Prepared data: made once, with a manifest that tells later whether they are still there."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
-from midstride.engine.config.import_paths import user_error
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import EngineError, StoreUnsafe
-from midstride.engine.storage.checksums import facts_of
-from midstride.engine.storage.store import PASSWORD, Store, holds_password
+from midstride.engine.errors import EngineError, StoreUnsafe, UserCodeError
+from midstride.engine.storage.listing import Manifest, manifest_of
+from midstride.engine.storage.store import PASSWORD, holds_password
 
-__all__ = ["Manifest", "prepare", "still_there"]
-
-#: what prepare returns: {"folder": where the data are or None, "files": how many, "bytes": in all, "checksum": of names
-#: and sizes}
-Manifest = dict[str, Any]
+__all__ = ["prepare"]
 
 
 def prepare(job: TrainingJob) -> Manifest:
@@ -36,13 +29,8 @@ def prepare(job: TrainingJob) -> Manifest:
     except EngineError:
         raise
     except Exception as error:
-        raise user_error(error, "while preparing the data") from error
-    return _manifest(_folder_of(data))
-
-
-def still_there(manifest: Manifest) -> bool:
-    """Whether the data are as `prepare` left them, as far as names and sizes tell."""
-    return _manifest(manifest["folder"]) == manifest
+        raise UserCodeError.of("while preparing the data", error) from error
+    return manifest_of(_folder_of(data))
 
 
 def _folder_of(data: object) -> str | None:
@@ -53,18 +41,3 @@ def _folder_of(data: object) -> str | None:
     if holds_password(url):
         raise StoreUnsafe(f"data_args: {PASSWORD}")
     return url if "://" in url else str(Path(url).absolute())
-
-
-def _manifest(url: str | None) -> Manifest:
-    if url is None:
-        return {"folder": None, "files": 0, "bytes": 0, "checksum": ""}
-    store = Store.open(url)
-    with store.in_words("read"):
-        found = store.find()
-    listing = json.dumps(found, sort_keys=True).encode()
-    return {
-        "folder": url,
-        "files": len(found),
-        "bytes": sum(found.values()),
-        "checksum": facts_of([listing])["xxh3_128"],
-    }

@@ -19,7 +19,8 @@ from midstride.engine.metrics.accumulator import (
 )
 from midstride.engine.metrics.metric_log import MetricLog
 from midstride.engine.metrics.torchmetrics_state import Metrics, is_metric
-from midstride.engine.metrics.values import number, numbers_in, of_batch, samples_in
+from midstride.engine.metrics.values import number, numbers_in, of_batch
+from midstride.engine.trees import samples_in
 
 __all__ = ["Logged"]
 

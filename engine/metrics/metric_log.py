@@ -5,14 +5,13 @@ logs stands in the row of the step after which it came. Rows travel in segments,
 snapshot; the open row is part of the run's state.
 """
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from midstride.engine.metrics.accumulator import Running
+from midstride.engine.snapshots.rows import to_csv
 
-__all__ = ["MetricLog", "join_segments", "missing_steps"]
+__all__ = ["MetricLog"]
 
 
 #: one rank's share of a value that is reduced over the ranks: value, weight, reduction
@@ -87,7 +86,7 @@ class MetricLog:
     def take(self) -> str:
         """Return the closed rows as CSV, and forget them."""
         rows, self._closed = self._closed, []
-        return _text([{k: _plain(v) for k, v in row.items() if v is not None} for row in rows])
+        return to_csv([{k: _plain(v) for k, v in row.items() if v is not None} for row in rows])
 
     def forget(self) -> None:
         """Drop the closed rows: nobody keeps them."""
@@ -118,43 +117,6 @@ class MetricLog:
             shares[name] = (running.value, running.weight, running.reduce_fx)
         pending = {**dict.fromkeys(shares), **states[0]["pending"]}
         return {**states[0], "pending": pending, "pending_shares": shares if rank == 0 else {}}
-
-
-def join_segments(segments: Iterable[str]) -> str:
-    """Return one CSV of all segments, its columns in the order of their first appearance."""
-    rows: list[dict[str, Any]] = []
-    for segment in segments:
-        for row in csv.DictReader(io.StringIO(segment)):
-            rows.append({name: value for name, value in row.items() if value != ""})
-    return _text(rows)
-
-
-def missing_steps(segments: Iterable[str], until: int) -> list[tuple[int, int]]:
-    """Return the first and the last of the steps up to `until` that follow one another and have no row."""
-    there: set[int] = set()
-    for segment in segments:
-        header, *rows = csv.reader(io.StringIO(segment)) if segment else [["step"]]
-        if "step" not in header:
-            return []  # no metric log of a fit
-        column = header.index("step")
-        there.update(int(row[column]) for row in rows)
-    missing: list[tuple[int, int]] = []
-    for step in range(1, until + 1):
-        if step not in there:
-            extends = missing and missing[-1][1] == step - 1
-            missing.append((missing.pop()[0] if extends else step, step))
-    return missing
-
-
-def _text(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return ""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _plain(value: Any) -> Any:

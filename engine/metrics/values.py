@@ -6,7 +6,7 @@ from torch import Tensor
 
 from midstride.engine.errors import UserError
 
-__all__ = ["number", "numbers_in", "of_batch", "samples_in"]
+__all__ = ["number", "numbers_in", "of_batch"]
 
 
 def number(name: str, value: Tensor) -> Any:
@@ -43,14 +43,3 @@ def numbers_in(name: str, value: Any) -> dict[str, float]:
     if parts is None:
         return {name: float(value)}
     return {key: number for part, entry in parts for key, number in numbers_in(f"{name}/{part}", entry).items()}
-
-
-def samples_in(batch: Any) -> int:
-    """Return the samples in `batch`: the length of the first tensor found in it, 1 if there is none."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    for value in values:
-        if isinstance(value, (Tensor, dict, list, tuple)):
-            return samples_in(value)
-    return 1

@@ -1,26 +1,19 @@
 """Hooks: who wants to be called when, found once, so that a hook nobody wrote costs nothing."""
 
 import inspect
-import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch.distributed
-
 from midstride.engine.config.lightning_names import HOOKS
-from midstride.engine.errors import EngineError, UserCodeError
-from midstride.engine.fault_injection import InjectedFault
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import ModuleHooks, TrainingModule
+from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:
     from midstride.engine.training.trainer import Trainer
 
-__all__ = ["Hooks", "calling", "step_end", "unheard"]
-
-_COMMUNICATION = str(Path(torch.distributed.__file__).parent)
+__all__ = ["Hooks", "step_end", "unheard"]
 
 
 class Hooks:
@@ -44,7 +37,7 @@ class Hooks:
         """Call every hook called `name`, or only the module's, or only the callbacks'."""
         for where, hook, first in self._by_name.get(name, ()):
             if of == "all" or (of == "callbacks") == bool(first):
-                calling(where, hook, *first, *arguments)
+                call_user_code(where, hook, *first, *arguments)
 
 
 def unheard(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
@@ -66,35 +59,12 @@ def _is_users(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in ("torch", "torchmetrics", "midstride", "builtins")
 
 
-def calling(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `function(*arguments)`; an exception in it is the user's, and says where.
-
-    Raises:
-        UserCodeError: the function raised.
-        Exception: communication with another rank failed in it; that is nobody's error here, and a retry may help.
-    """
-    try:
-        return function(*arguments)
-    except (EngineError, InjectedFault):
-        raise
-    except Exception as error:
-        if _by_another_rank(error):
-            raise
-        raise UserCodeError.of(where, error) from error
-
-
 def step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any]:
     """Return the module's `..._step_end`, to be called with a step's outputs and its batch, which it need not take."""
     method, where = getattr(module, f"{step}_end"), f"{type(module).__name__}.{step}_end"
     if len(inspect.signature(method).parameters) > 1:
-        return lambda outputs, batch: calling(where, method, outputs, batch)
-    return lambda outputs, batch: calling(where, method, outputs)
-
-
-def _by_another_rank(error: Exception) -> bool:
-    """Whether `error` came out of torch's communication: a rank that died shows there as the others' exception."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, RuntimeError) and frames[-1].f_code.co_filename.startswith(_COMMUNICATION)
+        return lambda outputs, batch: call_user_code(where, method, outputs, batch)
+    return lambda outputs, batch: call_user_code(where, method, outputs)
 
 
 def _hook_names(owner: type) -> list[str]:

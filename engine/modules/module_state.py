@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
-from midstride.engine.training.checkpointing.world_size import of_first
+from midstride.engine.state.stateful import rank0_state
 
 if TYPE_CHECKING:
     from midstride.engine.modules.module import TrainingModule
@@ -62,7 +62,7 @@ class Buffers:
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return rank 0's, with a warning where others differ."""
-        return dict(of_first("a buffer that is not persistent", states))
+        return dict(rank0_state("a buffer that is not persistent", states))
 
 
 class Modes:

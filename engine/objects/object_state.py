@@ -19,7 +19,7 @@ from midstride.engine.objects.node_writers import INTERNAL, PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
 from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance
-from midstride.engine.training.checkpointing.world_size import of_first
+from midstride.engine.state.stateful import rank0_state
 
 __all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgraded"]
 
@@ -217,7 +217,7 @@ class Objects:
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return rank 0's, with a warning where others differ."""
-        return dict(of_first("what an attribute holds", states))
+        return dict(rank0_state("what an attribute holds", states))
 
     def _report(self, filling: Filling) -> None:
         if filling.change.found:

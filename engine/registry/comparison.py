@@ -7,7 +7,7 @@ from pydantic import Field
 
 from midstride.engine.config.options import Options
 from midstride.engine.errors import JobError
-from midstride.engine.runs.markdown import number
+from midstride.engine.formatting import format_number
 
 __all__ = ["Decision", "decide", "lacking"]
 
@@ -54,7 +54,7 @@ def decide(
     promoted, why = _judge(new, old, mode, margin)
     return Decision(
         promoted=promoted,
-        why=f"{metric} {number(new)}{'' if old is None else f' against {number(old)}'}: {why}",
+        why=f"{metric} {format_number(new)}{'' if old is None else f' against {format_number(old)}'}: {why}",
         metric=metric,
         mode=mode,
         margin=margin,
@@ -73,10 +73,10 @@ def _judge(new: float, old: float | None, mode: Literal["min", "max"], margin: f
         return True, "the champion's is not finite"
     gain = new - old if mode == "max" else old - new
     if gain <= 0:
-        return False, f"worse by {number(-gain)}" if gain else "not better"
+        return False, f"worse by {format_number(-gain)}" if gain else "not better"
     if gain <= margin:
-        return False, f"better by {number(gain)}, not more than the margin of {number(margin)}"
-    return True, f"better by {number(gain)}, more than the margin of {number(margin)}"
+        return False, f"better by {format_number(gain)}, not more than the margin of {format_number(margin)}"
+    return True, f"better by {format_number(gain)}, more than the margin of {format_number(margin)}"
 
 
 def _value(values: dict[str, float], metric: str) -> float:

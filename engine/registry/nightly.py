@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
-from midstride.engine.jobs.prepare import Manifest
 from midstride.engine.registry.comparison import Decision, decide
 from midstride.engine.registry.registry import Line
 from midstride.engine.storage.checksums import seal, unseal
+from midstride.engine.storage.listing import Manifest
 from midstride.engine.storage.store import Store
 
 __all__ = ["DATE", "Night", "dated", "faults_of_night", "is_nightly", "metric_of"]

@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from midstride.engine.config.options import Options
+from midstride.engine.formatting import format_number
 from midstride.engine.registry.comparison import Decision
 from midstride.engine.registry.nightly import Night
-from midstride.engine.runs.markdown import number
 
 __all__ = ["NightReport", "markdown_of_night", "report_of_night"]
 
@@ -51,7 +51,7 @@ def markdown_of_night(report: NightReport) -> str:
     if decision := report.decision:
         parts.append(_values(decision))
         better = "larger" if decision.mode == "max" else "smaller"
-        parts.append(f"{decision.metric} decides; {better} is better, by more than {number(decision.margin)}.")
+        parts.append(f"{decision.metric} decides; {better} is better, by more than {format_number(decision.margin)}.")
     if report.champion:
         parts.append(f"Champion: {report.champion}, its weights: `{report.weights}`")
     return "\n\n".join(parts) + "\n"
@@ -61,5 +61,5 @@ def _values(decision: Decision) -> str:
     lines = ["| test | challenger | champion |", "| --- | --- | --- |"]
     for name in sorted({*decision.challenger, *decision.champion}):
         both = (values.get(name) for values in (decision.challenger, decision.champion))
-        lines.append(f"| {name} | {' | '.join('' if value is None else number(value) for value in both)} |")
+        lines.append(f"| {name} | {' | '.join('' if value is None else format_number(value) for value in both)} |")
     return "\n".join(lines)

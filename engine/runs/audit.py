@@ -16,9 +16,9 @@ import numpy as np
 
 from midstride.engine.data.order import InOrder, Shard, Shuffled
 from midstride.engine.errors import SnapshotMissing
-from midstride.engine.metrics.metric_log import join_segments
 from midstride.engine.snapshots.catalog import History
 from midstride.engine.snapshots.reader import read_part
+from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.storage.store import Store
 from midstride.engine.training.sample_log import Stretch, digest_of
 

@@ -1,8 +1,9 @@
 """A report in Markdown: the same for a file, an artifact and an e-mail."""
 
+from midstride.engine.formatting import format_number, format_seconds
 from midstride.engine.runs.report import Failure, Report
 
-__all__ = ["facts_of", "headline", "lost_steps", "markdown_of", "number", "seconds", "size"]
+__all__ = ["facts_of", "headline", "lost_steps", "markdown_of"]
 
 _HEADLINES = {
     "done": "done",
@@ -49,13 +50,13 @@ def headline(report: Report) -> str:
 
 def facts_of(report: Report) -> list[tuple[str, str]]:
     """Return what a person wants to know first, in lines of two."""
-    facts = [(f"test: {name}", number(value)) for name, value in report.test.items()]
+    facts = [(f"test: {name}", format_number(value)) for name, value in report.test.items()]
     if report.monitor in report.best:
-        facts.append((f"best {report.monitor}", number(report.best[report.monitor])))
+        facts.append((f"best {report.monitor}", format_number(report.best[report.monitor])))
     if report.previous:
         run, value = report.previous
-        facts.append(("best of other runs", f"{number(value)} ({run})"))
-    facts += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", seconds(report.seconds))]
+        facts.append(("best of other runs", f"{format_number(value)} ({run})"))
+    facts += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", format_seconds(report.seconds))]
     facts.append(("snapshots", f"{report.snapshots} taken"))
     if report.gaps:
         facts.append(("gaps", "; ".join(report.gaps)))
@@ -63,41 +64,6 @@ def facts_of(report: Report) -> list[tuple[str, str]]:
         facts.append(("set aside", "; ".join(f"{name}: {why}" for name, why in report.set_aside.items())))
     facts.append(("restarts", str(report.restarts)))
     return facts
-
-
-def number(value: float) -> str:
-    """Write a measured value.
-
-    >>> number(0.98765), number(12.0)
-    ('0.9877', '12')
-    """
-    return f"{value:.4g}"
-
-
-def seconds(value: float | None) -> str:
-    """Write a duration.
-
-    >>> seconds(75.2), seconds(3.04), seconds(0.0123), seconds(36_725.0), seconds(None)
-    ('1 min 15 s', '3.0 s', '12 ms', '10 h 12 min', '')
-    """
-    if value is None:
-        return ""
-    if value < 60:
-        return f"{value:.1f} s" if value >= 0.1 or not value else f"{value * 1000:.0f} ms"
-    minutes = int(value) // 60
-    return f"{minutes} min {int(value) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def size(value: int) -> str:
-    """Write a number of bytes.
-
-    >>> size(512), size(1_250_000), size(3 * 10**9)
-    ('512 bytes', '1.25 MB', '3 GB')
-    """
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value} bytes"
 
 
 def lost_steps(failure: Failure) -> str:

@@ -11,9 +11,9 @@ from pydantic import Field
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import Options
 from midstride.engine.errors import SnapshotError
-from midstride.engine.metrics.metric_log import join_segments
 from midstride.engine.session.attempts import Attempt, Ledger
 from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import metrics_of
 from midstride.engine.storage.store import Store
 

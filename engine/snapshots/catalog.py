@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
-from midstride.engine.metrics.metric_log import missing_steps
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.metric_segments import Segments
 from midstride.engine.snapshots.position import Place, parse_name, snapshot_name
+from midstride.engine.snapshots.rows import missing_steps
 from midstride.engine.state.bounds import check_files, sizes, sound
 from midstride.engine.storage.checksums import check_facts, facts_of, unseal
 from midstride.engine.storage.store import Store

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged
-from midstride.engine.metrics.metric_log import join_segments
 from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, History, Snapshot
 from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.position import parse_name
+from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import (
     FOLDERS,
     last_is_missing,

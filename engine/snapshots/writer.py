@@ -17,13 +17,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from midstride.engine.errors import SnapshotError, StoreSilent
-from midstride.engine.metrics.metric_log import join_segments
 from midstride.engine.snapshots.buffer_pool import Arena, Buffer
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.committer import Committer, Taken
 from midstride.engine.snapshots.lease import Lease
 from midstride.engine.snapshots.position import Place
 from midstride.engine.snapshots.retention import Retention
+from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.weights_queue import Outbox
 from midstride.engine.storage.store import Store

@@ -5,12 +5,16 @@ next, bit for bit. `tests/laws/` holds every part to it, and every resume checks
 what was loaded is asked for its state again and compared with what was saved.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from midstride.engine.errors import EngineError, IdentityChanged, ReadBackDiffers
+from midstride.engine.state.differences import differences
 
-__all__ = ["Stateful", "restore_parts", "state_of"]
+__all__ = ["Reshardable", "Stateful", "rank0_state", "restore_parts", "state_of"]
+
+log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -26,6 +30,15 @@ class Stateful(Protocol):
         ...
 
 
+@runtime_checkable
+class Reshardable(Protocol):
+    """A part whose state is not the same on every rank."""
+
+    def resharded(self, states: Sequence[Any], rank: int) -> Any:
+        """Return the state of `rank` in a new world, given that of every rank of the old one."""
+        ...
+
+
 def state_of(parts: Mapping[str, Stateful]) -> dict[str, Any]:
     """Return the tree of a run's state, one branch per part."""
     return {name: part.state_dict() for name, part in parts.items()}
@@ -38,8 +51,6 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
         ReadBackDiffers: a part is missing on one side, or did not become what was saved (torch casts
             optimizer state silently, for one).
     """
-    from midstride.engine.state.codec import differences
-
     if set(parts) != set(saved):
         raise ReadBackDiffers(
             f"the snapshot holds the parts {sorted(saved)}, this run has {sorted(parts)}: another version took it. "
@@ -62,3 +73,16 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
                 f"{name} did not take back the state it gave: {shown}. "
                 "What a state_dict returns must be all that load_state_dict needs, bit for bit."
             )
+
+
+def rank0_state(name: str, states: Sequence[Any]) -> Any:
+    """Return what all ranks have of `name`; rank 0's, with a warning, where they differ."""
+    for rank, state in enumerate(states):
+        if paths := differences(states[0], state):
+            log.warning(
+                "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); every rank of this world of "
+                "another size goes on with rank 0's",
+                *(name, rank, ", ".join(paths[:3])),
+            )
+            break
+    return states[0]

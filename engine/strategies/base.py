@@ -12,11 +12,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.modules.hooks import calling
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.side_channel import Channel
+from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
 __all__ = ["LossOf", "Strategy", "TrainingStep"]
@@ -38,7 +38,7 @@ class TrainingStep(nn.Module):
         heartbeat = module.trainer.heartbeat
         heartbeat.begin()
         # Only what is raised in here is the user's: around it, other ranks' deaths show as exceptions too.
-        outputs = calling(f"{type(module).__name__}.training_step", module.training_step, *args)
+        outputs = call_user_code(f"{type(module).__name__}.training_step", module.training_step, *args)
         heartbeat.worked()
         return outputs
 
@@ -167,7 +167,7 @@ class Strategy(ABC):
 
     def evaluate(self, module: TrainingModule, step: str, *arguments: Any) -> Any:
         """Return what the user's `validation_step`, `test_step` or `predict_step` returns."""
-        return calling(f"{type(module).__name__}.{step}", getattr(module, step), *arguments)
+        return call_user_code(f"{type(module).__name__}.{step}", getattr(module, step), *arguments)
 
     def joined(self, outputs: Any) -> Any:
         """Return a training step's outputs, after `training_step_end`, with one loss for all parts of the batch."""

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from midstride.engine.modules.hooks import calling
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import Strategy, TrainingStep
 from midstride.engine.strategies.replicas import SplitStep, in_parts
 from midstride.engine.strategies.single import Single
+from midstride.engine.user_code import call_user_code
 
 __all__ = ["Dp", "Splits"]
 
@@ -35,7 +35,7 @@ class Splits(Strategy):
         """Return the joined outputs of the user's step on the parts of `batch`."""
 
         def call(replica: TrainingModule, part: Any) -> Any:
-            return calling(f"{type(module).__name__}.{step}", getattr(replica, step), part, *arguments)
+            return call_user_code(f"{type(module).__name__}.{step}", getattr(replica, step), part, *arguments)
 
         return in_parts(module, batch, self.devices, call)
 

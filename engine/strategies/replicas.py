@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
-from midstride.engine.modules.hooks import calling
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import TrainingStep
 from midstride.engine.strategies.batch_split import cut, join
 from midstride.engine.trees import move
+from midstride.engine.user_code import call_user_code
 
 __all__ = ["SplitStep", "in_parts"]
 
@@ -38,7 +38,7 @@ class SplitStep(TrainingStep):
         """Return what the user's `training_step` returns for the parts of `batch`."""
 
         def step(replica: TrainingModule, part: Any) -> Any:
-            return calling(f"{type(self.module).__name__}.training_step", replica.training_step, part, *args)
+            return call_user_code(f"{type(self.module).__name__}.training_step", replica.training_step, part, *args)
 
         return in_parts(self.module, batch, self._devices, step)
 

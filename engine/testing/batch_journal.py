@@ -9,8 +9,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from midstride.engine.metrics.values import samples_in
 from midstride.engine.modules.callbacks import Callback
+from midstride.engine.trees import samples_in
 
 if TYPE_CHECKING:
     from midstride.engine.modules.module import TrainingModule

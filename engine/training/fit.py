@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from midstride.engine.data.loader import Feeds
 from midstride.engine.data.resolve import Loaders
 from midstride.engine.errors import JobError
-from midstride.engine.modules.hooks import calling
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
 from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.strategies.base import Strategy, TrainingStep
@@ -15,6 +14,7 @@ from midstride.engine.training.checkpointing.run_store import Resume, Run
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.loops import EvaluationLoop, FitLoop
 from midstride.engine.training.unused import idle_evaluation, untrained_parameters
+from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:
     from midstride.engine.training.trainer import Trainer
@@ -48,7 +48,7 @@ class Fit:
         if lazy := lazy_tensors(module):
             raise JobError(lazy)
         strategy.place(module, lambda: trainer.received(next(training.batches(0))))
-        configured = calling("configure_optimizers", module.configure_optimizers)
+        configured = call_user_code("configure_optimizers", module.configure_optimizers)
         trainer.optimizers, trainer.schedulers = read_optimizers(configured, module)
         if refused := self.mismatches(strategy):
             raise JobError("\n".join(refused))

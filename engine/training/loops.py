@@ -11,12 +11,12 @@ import torch
 
 from midstride.engine.data.loader import Feed
 from midstride.engine.errors import NotExact, UserError
-from midstride.engine.metrics.values import samples_in
 from midstride.engine.modules.hooks import step_end
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.training.boundary import Boundaries
 from midstride.engine.training.optimizer_step import Optimization
 from midstride.engine.training.uneven_ranks import turns, without_trace
+from midstride.engine.trees import samples_in
 
 if TYPE_CHECKING:
     from midstride.engine.training.trainer import Trainer

@@ -14,7 +14,7 @@ from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
-    from midstride.engine.cli.output import WorldView
+    from midstride.engine.session.terminal_view import TerminalView
 
 __all__ = ["Reporter"]
 
@@ -38,7 +38,7 @@ class Reporter:
         self._rank = world.rank
         self._own = EventLog(session.events) if session else None  # of every rank
         self._log = self._own if world.is_first else None
-        self._view: WorldView | None = None
+        self._view: TerminalView | None = None
         self._bar = bar and session is None and world.is_first and sys.stdout.isatty()
         self._first = world.is_first
         self._next_s = 0.0
@@ -54,9 +54,9 @@ class Reporter:
         self._steps = min(ends, default=None)
         self._from = (time.monotonic(), progress.step)
         if self._bar:
-            from midstride.engine.cli.output import WorldView
+            from midstride.engine.session.terminal_view import TerminalView
 
-            self._view = WorldView().__enter__()
+            self._view = TerminalView().__enter__()
         self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
 
     def step(self, progress: Progress, batches: int | None, outputs: Any) -> None:

@@ -18,7 +18,7 @@ from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.metrics.logger import Logged
 from midstride.engine.metrics.torchmetrics_state import Metrics
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.hooks import Hooks, calling, unheard
+from midstride.engine.modules.hooks import Hooks, unheard
 from midstride.engine.modules.module import DataModule, TrainingModule, ensure_module
 from midstride.engine.modules.module_state import Modes
 from midstride.engine.modules.progress import Progress
@@ -42,6 +42,7 @@ from midstride.engine.training.loops import FitLoop
 from midstride.engine.training.reporter import Reporter
 from midstride.engine.training.sample_log import SampleAccount
 from midstride.engine.trees import move
+from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
 __all__ = ["Trainer"]
@@ -319,7 +320,7 @@ class Trainer:
         def call(name: str, *arguments: str) -> None:
             for owner in owners:
                 if (method := getattr(owner, name, None)) is not None:
-                    calling(f"{type(owner).__name__}.{name}", method, *arguments)
+                    call_user_code(f"{type(owner).__name__}.{name}", method, *arguments)
 
         if stage == "fit" and self.world.local_rank == 0:
             with self.heartbeat.during(Phase.WAITING):

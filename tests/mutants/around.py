@@ -102,7 +102,7 @@ AROUND = [
     Mutant(
         "data that are gone are taken from a cache",
         "flows/train.py",
-        "    if still_there(manifest):\n",
+        "    if is_unchanged(manifest):\n",
         "    if manifest:\n",
         "flows/test_train.py::test_data_that_are_gone_are_prepared_again",
     ),

@@ -223,9 +223,16 @@ TRAINING = [
     ),
     Mutant(
         "data that were changed are still there",
+        "engine/storage/listing.py",
+        'return manifest_of(manifest["folder"]) == manifest',
+        'return manifest_of(manifest["folder"])["files"] == manifest["files"]',
+        "unit/test_prepared.py",
+    ),
+    Mutant(
+        "the password of a data folder is written down",
         "engine/jobs/prepare.py",
-        'return _manifest(manifest["folder"]) == manifest',
-        'return _manifest(manifest["folder"])["files"] == manifest["files"]',
+        "if holds_password(url):",
+        "if not url:",
         "unit/test_prepared.py",
     ),
 ]

@@ -8,7 +8,8 @@ import pytest
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StoreUnsafe
-from midstride.engine.jobs.prepare import prepare, still_there
+from midstride.engine.jobs.prepare import prepare
+from midstride.engine.storage.listing import is_unchanged
 
 MODEL = """
 import fsspec
@@ -47,8 +48,8 @@ def job(folder: str, tmp_path: object) -> TrainingJob:
 def test_data_are_known_again(job: TrainingJob, folder: str) -> None:
     manifest = prepare(job)
     assert (manifest["folder"], manifest["files"], manifest["bytes"]) == (folder, 2, 4)
-    assert still_there(manifest)
-    assert still_there(prepare(job))
+    assert is_unchanged(manifest)
+    assert is_unchanged(prepare(job))
     assert prepare(job) == manifest
 
 
@@ -65,7 +66,7 @@ def test_data_that_are_gone_are_missed(loss: str, job: TrainingJob, folder: str)
         files.rm(f"{path}/a")
         if loss == "a name":
             files.pipe_file(f"{path}/x", b"a")
-    assert not still_there(manifest)
+    assert not is_unchanged(manifest)
 
 
 def test_a_folder_with_a_password_is_refused(job: TrainingJob) -> None:

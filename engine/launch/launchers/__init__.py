@@ -3,13 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.errors import JobError
 
 if TYPE_CHECKING:
     from midstride.engine.launch.launchers.base import Launcher
 
-__all__ = ["LAUNCHERS", "build_launcher", "default_launcher"]
+__all__ = ["LAUNCHERS", "build_launcher"]
 
 #: name -> where the class lives
 LAUNCHERS: dict[str, str] = {
@@ -18,11 +17,6 @@ LAUNCHERS: dict[str, str] = {
     "spawn": "midstride.engine.launch.launchers.spawn:Spawn",
     "torchrun": "midstride.engine.launch.launchers.torchrun:Torchrun",
 }
-
-
-def default_launcher(strategy: str) -> str:
-    """Return the name of the launcher that `strategy` uses when none is chosen."""
-    return STRATEGIES[strategy].launcher if strategy in STRATEGIES else "torchrun"
 
 
 def build_launcher(name: str) -> "Launcher":

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from midstride.engine.errors import EngineError
-from midstride.engine.metrics.values import samples_in
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.base import LossOf
 from midstride.engine.strategies.batch_split import cut
 from midstride.engine.strategies.pipeline.balance import tensors_of
 from midstride.engine.strategies.pipeline.stage import Stage
+from midstride.engine.trees import samples_in
 
 __all__ = ["Flow", "Line", "first_part", "parts_of", "untouched"]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from midstride.engine.errors import UserError
-from midstride.engine.modules.hooks import calling
 from midstride.engine.strategies.pipeline.balance import bounds, tensors_of
+from midstride.engine.user_code import call_user_code
 
 __all__ = ["Caught", "CutSequential", "Stage"]
 
@@ -137,7 +137,7 @@ class Stage(nn.Module):
     def forward(self, *given: Tensor) -> Any:
         """Return what the layers make of `given`: one tensor, or as many as a tuple of them had."""
         with self._context():
-            return calling(self._where, self._checkpointed if self._checkpoints else self._through, *given)
+            return call_user_code(self._where, self._checkpointed if self._checkpoints else self._through, *given)
 
     def _checkpointed(self, *given: Tensor) -> Any:
         if not torch.is_grad_enabled():

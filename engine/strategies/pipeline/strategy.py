@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
-from midstride.engine.modules.hooks import calling
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import LossOf, TrainingStep
 from midstride.engine.strategies.collective import ProcessGroup, average_gradients, broadcast
@@ -19,6 +18,7 @@ from midstride.engine.strategies.pipeline.balance import balanced, faults_of, si
 from midstride.engine.strategies.pipeline.schedule import Flow, Line, first_part, parts_of, untouched
 from midstride.engine.strategies.pipeline.stage import Caught, CutSequential, Stage
 from midstride.engine.trees import move
+from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
 __all__ = ["Pipeline"]
@@ -224,7 +224,7 @@ class Pipeline(ProcessGroup):
         module.to(self.device)
         try:
             with module.trainer.logged.unheard(), untouched(module), stand_in.caught():
-                outputs = calling(f"{type(module).__name__}.training_step", module.training_step, batch, 0)
+                outputs = call_user_code(f"{type(module).__name__}.training_step", module.training_step, batch, 0)
         finally:
             module.sequential_module = layers
         x = _caught(module, outputs)

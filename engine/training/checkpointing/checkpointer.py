@@ -16,7 +16,7 @@ from midstride.engine.snapshots.position import Place, snapshot_name
 from midstride.engine.snapshots.schedule import Policy
 from midstride.engine.snapshots.writer import Taking
 from midstride.engine.state.codec import walk
-from midstride.engine.state.stateful import restore_parts, state_of
+from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
 from midstride.engine.training.checkpointing.identity import (
     FREE_ARGUMENTS,
     bits_of,
@@ -31,7 +31,7 @@ from midstride.engine.training.checkpointing.roots import watch_of
 from midstride.engine.training.checkpointing.run_store import Resume, Run
 from midstride.engine.training.checkpointing.settings import Settings
 from midstride.engine.training.checkpointing.unsaved_state import Watch
-from midstride.engine.training.checkpointing.world_size import Resharded, Start, fit_feeds, padded_anew, reshard
+from midstride.engine.training.checkpointing.world_size import Start, fit_feeds, padded_anew, reshard
 
 if TYPE_CHECKING:
     from midstride.engine.objects.object_state import Objects
@@ -282,7 +282,7 @@ class Recorder:
         was, world = snapshot.manifest["world_size"], self._trainer.world
         if was == world.size:
             return tree
-        own = [name for name, part in self._parts.items() if isinstance(part, Resharded) and name in tree]
+        own = [name for name, part in self._parts.items() if isinstance(part, Reshardable) and name in tree]
         others = [{name: other[name] for name in own} for other in map(upgraded, self.run.others(snapshot))]
         return reshard(self._parts, [tree, *others], world.rank)
 

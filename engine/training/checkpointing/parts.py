@@ -8,16 +8,15 @@ from torch import Tensor
 
 from midstride.engine.data.loader import Feeds
 from midstride.engine.modules.callbacks import Callbacks
-from midstride.engine.modules.hooks import calling
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.module_state import Buffers
 from midstride.engine.modules.structure import Structure
 from midstride.engine.objects.object_state import upgraded
 from midstride.engine.optim.optimizers import OptimizerList, SchedulerList
 from midstride.engine.seeds import Generators
-from midstride.engine.state.stateful import Stateful
+from midstride.engine.state.stateful import Stateful, rank0_state
 from midstride.engine.training.checkpointing.roots import objects_of
-from midstride.engine.training.checkpointing.world_size import of_first
+from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:
     from midstride.engine.training.trainer import Trainer
@@ -84,16 +83,16 @@ class UserState:
     def state_dict(self) -> dict[str, Any]:
         """Ask the module for it."""
         state: dict[str, Any] = {}
-        calling(f"{type(self._module).__name__}.on_save_checkpoint", self._module.on_save_checkpoint, state)
+        call_user_code(f"{type(self._module).__name__}.on_save_checkpoint", self._module.on_save_checkpoint, state)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give it back to the module."""
-        calling(f"{type(self._module).__name__}.on_load_checkpoint", self._module.on_load_checkpoint, state_dict)
+        call_user_code(f"{type(self._module).__name__}.on_load_checkpoint", self._module.on_load_checkpoint, state_dict)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return rank 0's."""
-        return dict(of_first("what on_save_checkpoint keeps", states))
+        return dict(rank0_state("what on_save_checkpoint keeps", states))
 
 
 def _mean(gradients: Sequence[Tensor], ranks: int) -> Tensor:

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeVar
 
 from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent
-from midstride.engine.metrics.metric_log import join_segments
 from midstride.engine.session.attempts import Ledger, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.snapshots.catalog import History, Snapshot
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.position import Place
 from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
 from midstride.engine.snapshots.writer import Taking, Writer
 from midstride.engine.storage.store import Store, Terms

@@ -6,28 +6,15 @@ has for itself (metrics, sums of logged values, gradients of an open window) is 
 others start from nothing, so that the next reduction over the ranks gives the same.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from midstride.engine.data.loader import Feed, Feeds
 from midstride.engine.errors import NotExact
-from midstride.engine.state.codec import differences
-from midstride.engine.state.stateful import Stateful
+from midstride.engine.state.stateful import Reshardable, Stateful
 
-__all__ = ["Resharded", "Start", "fit_feeds", "of_first", "padded_anew", "reshard"]
-
-log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class Resharded(Protocol):
-    """A part whose state is not the same on every rank."""
-
-    def resharded(self, states: Sequence[Any], rank: int) -> Any:
-        """Return the state of `rank` in a new world, given that of every rank of the old one."""
-        ...
+__all__ = ["Start", "fit_feeds", "padded_anew", "reshard"]
 
 
 def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
@@ -35,14 +22,14 @@ def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], r
 
     Args:
         parts: of the new world.
-        trees: of the old ranks, in their order; all but the first may hold only the parts that are `Resharded`.
+        trees: of the old ranks, in their order; all but the first may hold only the parts that are `Reshardable`.
         rank: in the new world.
 
     Raises:
         NotExact: a part cannot be put together.
     """
     return {
-        name: part.resharded([tree[name] for tree in trees], rank) if isinstance(part, Resharded) else trees[0][name]
+        name: part.resharded([tree[name] for tree in trees], rank) if isinstance(part, Reshardable) else trees[0][name]
         for name, part in parts.items()
         if name in trees[0]  # what is missing is for `restore_parts` to tell
     }
@@ -132,16 +119,3 @@ def padded_anew(samples: int, was: int, size: int) -> str | None:
         f"{samples} samples are no multiple of the ranks: {was} ranks padded the last batch of an epoch with {then} "
         f"samples from its start, {size} pad it with {now}. From that batch on the run is another one"
     )
-
-
-def of_first(name: str, states: Sequence[Any]) -> Any:
-    """Return what all ranks have of `name`; rank 0's, with a warning, where they differ."""
-    for rank, state in enumerate(states):
-        if paths := differences(states[0], state):
-            log.warning(
-                "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); every rank of this world of "
-                "another size goes on with rank 0's",
-                *(name, rank, ", ".join(paths[:3])),
-            )
-            break
-    return states[0]

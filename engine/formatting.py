@@ -1,0 +1,38 @@
+"""Numbers as a person reads them."""
+
+__all__ = ["format_bytes", "format_number", "format_seconds"]
+
+
+def format_number(value: float) -> str:
+    """Write a measured value.
+
+    >>> format_number(0.98765), format_number(12.0)
+    ('0.9877', '12')
+    """
+    return f"{value:.4g}"
+
+
+def format_seconds(value: float | None) -> str:
+    """Write a duration.
+
+    >>> [format_seconds(value) for value in (75.2, 3.04, 0.0123, 36_725.0, None)]
+    ['1 min 15 s', '3.0 s', '12 ms', '10 h 12 min', '']
+    """
+    if value is None:
+        return ""
+    if value < 60:
+        return f"{value:.1f} s" if value >= 0.1 or not value else f"{value * 1000:.0f} ms"
+    minutes = int(value) // 60
+    return f"{minutes} min {int(value) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_bytes(value: int) -> str:
+    """Write a number of bytes.
+
+    >>> format_bytes(512), format_bytes(1_250_000), format_bytes(3 * 10**9)
+    ('512 bytes', '1.25 MB', '3 GB')
+    """
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value} bytes"
