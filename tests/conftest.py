@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 #: each takes up to 2 GB with the worlds it starts
 MOST_WORKERS = 6
 #: tests of these files start programs, or read pages
-SLOW_UNITS = {f"test_{name}.py" for name in ("audit", "cli", "digits", "docs", "exactness", "packaging")}
+SLOW_UNITS = {f"test_{name}.py" for name in ("audit", "cli", "digits", "docs", "exactness", "golden", "packaging")}
 #: tests that press buttons
 UI = Path(__file__).parent / "ui"
 #: where this run of the tests keeps its files
@@ -142,6 +142,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "test_cli.py",
         "test_digits.py",
         "test_docs.py",
+        "test_golden.py",
     }
     if any(forking & set(item.path.parts) for item in request.session.items):
         import torch
