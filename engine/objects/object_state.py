@@ -2,12 +2,13 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from midstride.engine.code_origin import is_users
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 _OURS = frozenset({"_trainer", "device", "_is_replica"}) | INTERNAL
 #: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each life sets it up
 _COMPOSABLE = "__composable_api_state_key"
+#: of libraries, and known not to change by themselves: data sets are watched
+_DATA = (Dataset, DataLoader, Sampler)
 _HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
 Nodes = dict[str, dict[str, dict[str, Any]]]
 
@@ -102,8 +105,8 @@ class Objects:
         self._built: dict[str, set[str]] = {}
         self._code: Built = {}
         self._constants: dict[str, str] | None = None
-        #: data that were left out, being large, by path; as of the last walk
-        self.large: dict[str, object] = {}
+        #: what is in no snapshot and is watched, by path: large data, and data sets of libraries; as of the last walk
+        self.watched: dict[str, object] = {}
         self._begin()
 
     @classmethod
@@ -126,7 +129,7 @@ class Objects:
             if root.is_setup or root.is_data:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
         self._tell_opaque(walk)
-        self._constants, self.large = dict(walk.constants), walk.large
+        self._constants, self.watched = dict(walk.constants), _watched(walk)
         self._hooks = RegisteredHooks(_hooks_of(roots))
 
     def _walk(self) -> tuple[GraphWalk, list[Root]]:
@@ -150,7 +153,7 @@ class Objects:
         self._tell_opaque(walk)
         self._tell_replaced(walk)
         self._hooks.compare(_hooks_of(roots))
-        self.large = walk.large
+        self.watched = _watched(walk)
         return {**state, **({"deleted": deleted} if deleted else {}), "built": self._code}
 
     def _as_set_up(self, path: str, node: Any) -> bool:
@@ -243,13 +246,32 @@ class Objects:
                 _few([_shown(path) for path in filling.reordered]),
             )
 
+    def tell_opaque(self, roots: Iterable[Root]) -> None:
+        """Name what cannot be written of objects that another part of the state keeps."""
+        walk, _ = self._walk()
+        walk.is_small = True
+        for root in roots:
+            walk.attributes(root.values, root.path)
+        self._tell_opaque(walk)
+
     def _tell_opaque(self, walk: GraphWalk) -> None:
-        """Name what cannot be written, once, a warning for each class."""
+        """Name what cannot be written, once: a warning for each class in modules, and one for all beside them."""
         found: dict[str, list[str]] = {}
+        beside = []
         for path, value in walk.opaque.items():
-            if path not in self._told and path.startswith("module"):
-                self._told.add(path)
+            if path in self._told:
+                continue
+            self._told.add(path)
+            if path.startswith("module/"):
                 found.setdefault(kind_name(type(value)), []).append(_attribute(path))
+            elif not isinstance(value, _DATA):
+                beside.append(f"{_shown(path)}, a {type(value).__name__}")
+        if beside:
+            log.warning(
+                "not part of snapshots: %s. If training changes it, keep it by on_save_checkpoint and "
+                "on_load_checkpoint",
+                _few(beside),
+            )
         for kind, names in found.items():
             log.warning(
                 "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep it by "
@@ -291,6 +313,10 @@ def upgraded(tree: dict[str, Any]) -> dict[str, Any]:
         path, _, name = where.rpartition(".")
         attributes.setdefault(path, {})[name] = Instance("generator", "", {"state": state})
     return {**tree, "objects": {"module": attributes, "is_old": True}}
+
+
+def _watched(walk: GraphWalk) -> dict[str, object]:
+    return walk.large | {path: value for path, value in walk.opaque.items() if isinstance(value, Dataset)}
 
 
 def _copied(node: Any) -> Any:

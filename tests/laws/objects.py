@@ -21,7 +21,16 @@ import torch
 import torch.nn.utils.prune
 import torchmetrics
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from midstride.engine import Callback, DataModule, TrainingModule
 
@@ -697,6 +706,61 @@ class Counting(DataModule):
         return DataLoader(self.dataset, 4, shuffle=True)
 
 
+class Wrapped(DataModule):
+    """Torch's own data sets, of which none is an attribute, around one of the user's."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Subset(ConcatDataset([Rows(), Rows()]), range(30)), 4, shuffle=True)
+
+
+class TellingWrapped(Small):
+    def factor(self, batch: Tensor) -> Any:
+        data = self.trainer.loop.loader.source.dataset.dataset.datasets[1]  # type: ignore[union-attr, attr-defined]
+        data.scale *= 1.5
+        return data.scale
+
+
+class Opened(DataModule):
+    """Data, their module and a sampler hold what no file can."""
+
+    def __init__(self) -> None:
+        self.locks = [threading.Lock(), threading.Lock()]
+
+    def train_dataloader(self) -> Any:
+        rows: Any = Rows()
+        rows.file = Path(__file__).open()  # noqa: SIM115
+        weakref.finalize(rows, rows.file.close)
+        return DataLoader(rows, 4, sampler=LockedSampler(range(24)))
+
+
+class LockedSampler(SequentialSampler):
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return LockedSampler(self.data_source)
+
+
+class LockedCallback(Callback):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class OfTensors(DataModule):
+    def __init__(self) -> None:
+        self.dataset = TensorDataset(torch.ones(24, 2))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.dataset, 4, collate_fn=lambda rows: torch.stack([row for (row,) in rows]))
+
+
+class WritesTensors(Small):
+    def factor(self, batch: Tensor) -> Any:
+        self.trainer.loop.loader.source.dataset.tensors[0].mul_(1.1)  # type: ignore[union-attr, attr-defined]
+        return 1.0
+
+
 class Telling(Small):
     def train_dataloader(self) -> Any:
         return None
@@ -1050,6 +1114,22 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         r"<lambda> in act\.backward_hooks is gone\. A",
     ),
     "None first": ((Opening, None, list), False, "attribute numbers, a generator, is not part of snapshots"),
+    "beside the module": (
+        (Small, Opened, lambda: [LockedCallback()]),
+        False,
+        r"not part of snapshots: callbacks\.LockedCallback\.lock, a lock, data\.module\.locks\.0, a lock, "
+        r"data\.module\.locks\.1, a lock, data\.training\.file, a TextIOWrapper\. ",
+    ),
+    "of a sampler": (
+        (Small, Opened, list),
+        False,
+        r"not part of snapshots: samplers\.sampler of training\.lock, a lock",
+    ),
+    "data of a library": (
+        (WritesTensors, OfTensors, list),
+        False,
+        r"part of no snapshot: data\.module\.dataset\.tensors\[0\]",
+    ),
     "many of a kind": ((Locked, None, list), False, r"not part of snapshots"),
     "a function": ((ActsOtherwise, None, list), False, r"what no snapshot can hold: module\.act \(now .*tanh"),
     "on the class": ((CountsOnClass, None, list), False, r"part of no snapshot: class CountsOnClass: calls \(0, now 1"),
@@ -1097,4 +1177,5 @@ KEPT |= {
     "callback": (Small, None, lambda: [Forgetful()]),
     "data of the module": (Watching, None, lambda: [Curriculum()]),
     "data": (Telling, Counting, list),
+    "data that torch wraps": (TellingWrapped, Wrapped, list),
 }

@@ -162,4 +162,32 @@ AROUND = [
         "        return filling.set(live.clone(), path)\n    return filling.set(view.clone(), path)",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",
     ),
+    Mutant(
+        "data that torch wraps are not looked at",
+        "engine/training/checkpointing/roots.py",
+        "    elif isinstance(dataset, ConcatDataset):\n",
+        "    elif False:\n",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",
+    ),
+    Mutant(
+        "what a sampler holds and no file can is not named",
+        "engine/training/checkpointing/roots.py",
+        "    objects.tell_opaque(_sampler_roots(feeds))\n",
+        "",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
+    ),
+    Mutant(
+        "what data hold and no file can is not named",
+        "engine/objects/object_state.py",
+        "            elif not isinstance(value, _DATA):\n",
+        "            elif path.startswith('samplers/'):\n",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
+    ),
+    Mutant(
+        "data sets of libraries are not watched",
+        "engine/objects/object_state.py",
+        "if isinstance(value, Dataset)}",
+        "if False}",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
+    ),
 ]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from midstride.engine.code_origin import is_users
 from midstride.engine.data.loader import Feeds
@@ -58,7 +58,9 @@ def objects_of(trainer: "Trainer", feeds: Feeds, source: object) -> Objects:
         named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(trainer.schedulers)}
         return named | {f"data {name}": owner for name, owner in data.items()} | _loaders(feeds)
 
-    return Objects(roots, anchors, trainer.device)
+    objects = Objects(roots, anchors, trainer.device)
+    objects.tell_opaque(_sampler_roots(feeds))
+    return objects
 
 
 def _unheld(trainer: "Trainer", data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
@@ -67,7 +69,7 @@ def _unheld(trainer: "Trainer", data: Mapping[str, Any], objects: Objects) -> It
     for name, value in beside(kept):
         if _is_plain(value) and all(value is not one for one in kept):
             yield name, value
-    for path, value in objects.large.items():
+    for path, value in objects.watched.items():
         yield path.replace("/", "."), value
 
 
@@ -82,10 +84,26 @@ def _data_of(feeds: Feeds, source: object) -> dict[str, Any]:
     """Return the objects of the user's that data are read from in the main process, by name."""
     found: dict[str, Any] = {"module": source} if isinstance(source, DataModule) else {}
     for name, loader in _loaders(feeds).items():
-        dataset = getattr(loader, "dataset", None)
-        if is_users(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
-            found[name] = dataset
+        found |= _users_data(name, getattr(loader, "dataset", None))
     return found
+
+
+def _users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
+    """Yield `dataset`, or those that torch's Subset and ConcatDataset read for it, where they are the user's."""
+    if isinstance(dataset, Subset):
+        yield from _users_data(f"{name}/dataset", dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for number, part in enumerate(dataset.datasets):
+            yield from _users_data(f"{name}/datasets/{number}", part)
+    elif is_users(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
+        yield name, dataset
+
+
+def _sampler_roots(feeds: Feeds) -> Iterator[Root]:
+    """Yield what samplers of the user's hold; their state is part of their loader's."""
+    for name, loader in _loaders(feeds).items():
+        if not isinstance(loader, DataLoader) and is_users(type(loader)):
+            yield Root("samplers", name, dict(vars(loader)))
 
 
 def _loaders(feeds: Feeds) -> dict[str, Any]:
