@@ -1,60 +1,33 @@
 """Job files: YAML as people mean it, choices set from outside, and faults in words."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from midstride.engine.config.lightning_names import HABITS
 
 __all__ = ["apply_overrides", "faults_of", "parse_yaml", "read_mapping"]
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: `1e-3` is a number, `1:4`, `on` and `no` are text; a key given twice is a fault."""
+class _Constructor(SafeConstructor):
+    """YAML 1.2, less its dates, which are text; a key given twice is refused with both lines."""
+
+    def check_mapping_key(self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
+        if key in mapping:
+            first = next(other.start_mark.line for other, _ in node.value if other.value == key_node.value)
+            message = f"{key!r} is given twice, first in line {first + 1}"
+            raise MarkedYAMLError(problem=message, problem_mark=key_node.start_mark)
+        return True
 
 
-#: type -> (what it looks like, what it may start with)
-_PLAIN = {
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        "-+.0123456789",
-    ),
-    "merge": (r"<<", "<"),
-}
-_Loader.yaml_implicit_resolvers = {}
-for _tag, (_pattern, _first) in _PLAIN.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
-
-
-def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = loader.construct_scalar(node)
-    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: dict[Any, yaml.Mark] = {}
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen and key != "<<":
-            first = seen[key].line + 1
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{key!r} is given twice, first in line {first}", key_node.start_mark
-            )
-        seen[key] = key_node.start_mark
-    loader.flatten_mapping(node)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+for _tag in ("timestamp", "value"):  # 2026-01-31 and "=": as JSON has them, which a deployed job goes through
+    _Constructor.add_constructor(f"tag:yaml.org,2002:{_tag}", SafeConstructor.construct_yaml_str)
 
 
 def parse_yaml(text: str) -> Any:
@@ -63,7 +36,9 @@ def parse_yaml(text: str) -> Any:
     >>> parse_yaml("{lr: 1e-3, nodes: 1:4, on: no}")
     {'lr': 0.001, 'nodes': '1:4', 'on': 'no'}
     """
-    return yaml.load(text, Loader=_Loader)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = _Constructor
+    return yaml.load(text)
 
 
 def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -74,16 +49,16 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, ["there is no such file"]
     except (OSError, UnicodeDecodeError) as error:
         return {}, [f"cannot be read: {error}"]
-    except yaml.MarkedYAMLError as error:
+    except MarkedYAMLError as error:
         return {}, [_of_yaml(error)]
-    except yaml.YAMLError as error:
+    except YAMLError as error:
         return {}, [f"is not YAML: {error}"]
     if not isinstance(document, dict):
         return {}, ["is empty" if document is None else f"keys and values are needed, not {document!r}"]
     return document, []
 
 
-def _of_yaml(error: yaml.MarkedYAMLError) -> str:
+def _of_yaml(error: MarkedYAMLError) -> str:
     """Say where a file stops being YAML, and where what is wrong began."""
     mark, began = error.problem_mark, error.context_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -103,7 +78,7 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str], option: 
             continue
         try:
             value = parse_yaml(text)
-        except yaml.YAMLError as error:
+        except YAMLError as error:
             faults.append(f"{option} {override}: the value is not YAML: {getattr(error, 'problem', error)}")
             continue
         place = _group(document, path)

@@ -9,9 +9,9 @@ from typing import Any
 import check_jsonschema
 import kubernetes_validate
 import pytest
-import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
+from ruamel.yaml import YAML
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.launchers import LAUNCHERS
@@ -23,7 +23,7 @@ POOLS = ("docker", "kubernetes")
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+    return [document for document in YAML(typ="safe", pure=True).load_all(path) if document]
 
 
 def pool(kind: str) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def test_the_page_on_nights_shows_the_trigger_of_the_file():
     blocks = re.findall(
         r"^```yaml\n(.*?)^```$", (DEPLOY.parent / "docs" / "nightly.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    assert {"triggers": triggers} in [yaml.safe_load(block) for block in blocks]
+    assert {"triggers": triggers} in [YAML(typ="safe", pure=True).load(block) for block in blocks]
 
 
 def test_the_deployments_of_the_file_hold_a_job_that_holds_anywhere():

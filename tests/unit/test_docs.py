@@ -1,5 +1,6 @@
 """What is written about the project: links lead somewhere, commands parse, jobs are valid, programs run."""
 
+import json
 import os
 import re
 import runpy
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from fork_server import run_program
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.yaml_file import parse_yaml
 from midstride.engine.testing import run_ranks
 from midstride.flows.cli import app
 
@@ -104,9 +105,9 @@ def test_jobs_are_valid(page: Path, tmp_path: Path) -> None:
     """A block whose keys are all a job's is a job, or a part of one."""
     path = tmp_path / "job.yaml"
     for _, block in blocks(page, "yaml"):
-        document = yaml.safe_load(block)
+        document = parse_yaml(block)
         if "module" in document or set(document) <= set(TrainingJob.model_fields):
-            path.write_text(block if "module" in document else yaml.safe_dump(PARTIAL | document))
+            path.write_text(block if "module" in document else json.dumps(PARTIAL | document))
             TrainingJob.load(path)
 
 
@@ -129,6 +130,7 @@ import runpy
 runpy.run_path("train.py", run_name="__main__")
 from midstride.engine.jobs.check import faults_in
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.yaml_file import parse_yaml
 assert not (faults := faults_in(TrainingJob.load("job.yaml"))), faults
 runpy.run_path("test_model.py")["test_resumes_exactly"]()
 """

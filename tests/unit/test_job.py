@@ -170,7 +170,11 @@ def test_a_fault_says_the_way_out(tmp_path: Path, override: str, fault: str) -> 
         ("world:\n\tstrategy: ddp\n", "line 2, column 1: found a tab; indent with spaces"),
         ("", "is empty"),
         ("- a", "keys and values are needed, not ['a']"),
-        ("seed: 1\nseed: 2\n", "line 2, column 1: 'seed' is given twice, first in line 1"),
+        ("name: a\nseed: 1\nseed: 2\n", "line 3, column 1: 'seed' is given twice, first in line 2"),
+        (
+            "seed: !!python/name:os.system\n",
+            "line 1, column 7: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'",
+        ),
     ],
 )
 def test_files_that_are_no_jobs(tmp_path: Path, text: str, fault: str) -> None:
@@ -184,9 +188,9 @@ def test_a_missing_file() -> None:
 
 def test_yaml_means_what_people_mean() -> None:
     text = "{a: 1e-3, b: 1:4, c: no, d: 012, e: 0x1f, f: .inf, g: 1.5, h: -3, i: null, j: true, k: '1'}"
-    assert parse_yaml(text) == {
+    assert parse_yaml(text) | parse_yaml("{l: 0o17, m: 2026-01-31, n: =}") == {
         **{"a": 1e-3, "b": "1:4", "c": "no", "d": 12, "e": 31, "f": float("inf")},
-        **{"g": 1.5, "h": -3, "i": None, "j": True, "k": "1"},
+        **{"g": 1.5, "h": -3, "i": None, "j": True, "k": "1", "l": 15, "m": "2026-01-31", "n": "="},
     }
 
 
