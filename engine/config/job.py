@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from midstride.engine.config.import_paths import IMPORT_PATH, call_with, import_path, load_attribute
-from midstride.engine.config.json_schema import job_form
+from midstride.engine.config.json_schema import job_schema
 from midstride.engine.config.options import MonitorOptions, NightlyOptions, Options, SnapshotOptions, TrainerOptions
 from midstride.engine.config.strategies import STRATEGIES, Choice, conflicts
 from midstride.engine.config.world import WorldOptions
@@ -68,7 +68,7 @@ IdentityKey = Literal[
 class TrainingJob(Options):
     """What is trained, on what, how and where: a run is a job and a name."""
 
-    model_config = ConfigDict(json_schema_extra=job_form)
+    model_config = ConfigDict(json_schema_extra=job_schema)
 
     name: str = Field(title="Name", description="Of the job.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     module: ImportPath = Field(title="Module", description="package.module:attribute of the TrainingModule.")

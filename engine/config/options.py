@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from midstride.engine.config.json_schema import snapshots_form
+from midstride.engine.config.json_schema import snapshots_schema
 from midstride.engine.config.lightning_names import HABITS
 from midstride.engine.errors import JobError
 from midstride.engine.storage.store import PASSWORD, Terms, holds_password
@@ -66,7 +66,7 @@ def _without_password(url: str) -> str:
 class SnapshotOptions(Options):
     """When the whole state of a run is written, and where."""
 
-    model_config = ConfigDict(json_schema_extra=snapshots_form)
+    model_config = ConfigDict(json_schema_extra=snapshots_schema)
 
     url: Annotated[str, AfterValidator(_without_password)] = Field(
         "runs", title="Store", description="Folder or fsspec URL that holds the runs."

@@ -5,10 +5,10 @@ Importing this needs no torch: an orchestrator reads jobs without loading it.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from midstride.engine.config.import_paths import import_path
-from midstride.engine.config.json_schema import choose_strategy, world_form
+from midstride.engine.config.json_schema import strategy_schema
 from midstride.engine.config.options import Count, Options
 from midstride.engine.config.strategies import STRATEGIES, Choice, Row, conflicts, default_launcher
 
@@ -48,9 +48,7 @@ TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
 class WorldOptions(Options):
     """Which processes train together."""
 
-    model_config = ConfigDict(json_schema_extra=world_form)
-
-    strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema(choose_strategy(_STRATEGIES))] = Field(
+    strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema(strategy_schema(_STRATEGIES))] = Field(
         "single",
         title="Strategy",
         description='How one module trains on many devices: single, ddp, ..., or your own as "package.module:Class".',

@@ -169,8 +169,8 @@ def test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced(make_job:
 @pytest.mark.parametrize(
     ("group", "key", "value", "said"),
     [
-        ("trainer", "max_steps", None, "field 'job.trainer.max_steps'. Failure reason: None is not of type 'integer'"),
-        ("world", "processes", 2, "field 'job.world.processes'. Failure reason: 2 is greater than the maximum of 1"),
+        ("trainer", "max_stepz", 3, "'max_stepz' was unexpected"),
+        ("world", "processes", 0, "field 'job.world.processes'. Failure reason: 0 is less than the minimum of 1"),
         ("snapshots", "url", "runs", "field 'job.snapshots.url'"),
         ("", "seeed", 1, "'seeed' was unexpected"),
     ],

@@ -1,4 +1,4 @@
-"""The job's JSON schema says what Python says: what a server lets pass does not fail at once."""
+"""The job's JSON schema: what a server draws a form from, and checks the parameters of a run by."""
 
 import itertools
 from pathlib import Path
@@ -33,12 +33,12 @@ def faults(job: dict[str, Any]) -> list[str]:
     return [f"{fault.json_path}: {fault.message}" for fault in VALIDATOR.iter_errors(job)]
 
 
-def python_says_no(job: dict[str, Any]) -> bool:
+def python_takes(job: dict[str, Any]) -> bool:
     try:
         TrainingJob.model_validate(job)
     except ValidationError:
-        return True
-    return False
+        return False
+    return True
 
 
 def test_the_schema_is_one():
@@ -56,50 +56,34 @@ WORLDS = itertools.product(
 )
 
 
-def test_of_worlds_the_schema_lets_pass_what_python_does():
-    differ, passed = [], 0
+def test_the_schema_takes_every_world_that_python_takes():
+    refused, taken = [], 0
     for strategy, processes, devices, launcher, precision, hosts in WORLDS:
         world = {"strategy": strategy, "processes": processes, "devices": devices, "launcher": launcher, "hosts": hosts}
         job = document(trainer__precision=precision)
         job["world"].update(world)
-        refused = python_says_no(job)
-        passed += not refused
-        if refused != bool(faults(job)):
-            differ.append((refused, world, precision, faults(job)))
-    assert differ == []
-    assert passed > 20
+        if python_takes(job):
+            taken += 1
+            refused += [(world, precision, fault) for fault in faults(job)]
+    assert refused == []
+    assert taken > 20
 
 
 @pytest.mark.parametrize(
     ("choices", "place", "words"),
     [
         ({"trainer__max_epochs": 0}, "$.trainer.max_epochs", "0 is"),
-        ({"trainer__max_steps": None}, "$.trainer.max_steps", "None is not of type 'integer'"),
         ({"trainer__precision": "8"}, "$.trainer.precision", "'8' is not one of"),
         ({"seed": -1}, "$.seed", "less than the minimum of 0"),
         ({"name": "a b"}, "$.name", "does not match"),
         ({"module": "model.Net"}, "$.module", "does not match"),
         ({"world__strategy": "dpp"}, "$.world.strategy", "'dpp' is not valid under any"),
-        ({"world__processes": 2}, "$.world.processes", "2 is greater than the maximum of 1"),
-        ({"world__devices": 2}, "$.world.devices", "2 is not of type 'null'"),
+        ({"world__processes": 0}, "$.world.processes", "0 is"),
+        ({"world__launcher": "slurm"}, "$.world.launcher", "'slurm' is not valid under any"),
+        ({"world__hosts": "a"}, "$.world.hosts", "'a' is not valid under any"),
         ({"world__nodes": "2"}, "$.world.nodes", "does not match"),
-        ({"world__strategy_args": {"no": 1}}, "$.world.strategy_args", "('no' was unexpected)"),
-        (
-            {"world__strategy": "ddp", "world__strategy_args": {"static_graph": 1}},
-            "$.world.strategy_args.static_graph",
-            "1 is not of type 'boolean'",
-        ),
-        (
-            {"world__strategy": "pipeline", "world__strategy_args": {"balance": "speed"}},
-            "$.world.strategy_args.balance",
-            "'speed' is not valid under any",
-        ),
-        ({"world__strategy": "dp", "trainer__precision": "16"}, "$.trainer.precision", "'16' is not one of"),
-        ({"snapshots__url": "runs"}, "$.snapshots.url", "does not match"),
-        ({"snapshots__url": "sftp://me:secret@host/x"}, "$.snapshots.url", "does not match"),
-        ({"snapshots__every_steps": 5, "snapshots__overhead": 0.1}, "$.snapshots.overhead", "not of type 'null'"),
-        ({"snapshots__every_steps": 5, "snapshots__every_seconds": 1.0}, "$.snapshots.every_seconds", "'null'"),
-        ({"snapshots__every_seconds": 5.0, "snapshots__overhead": 0.1}, "$.snapshots.overhead", "'null'"),
+        ({"snapshots__url": "runs"}, "$.snapshots", "'runs'"),
+        ({"snapshots__url": "sftp://me:secret@host/x"}, "$.snapshots", "'sftp://me:secret@host/x'"),
         ({"folder": ""}, "$.folder", "'' does not match '^/'"),
         ({"data_args": {"folder": "./data"}}, "$.data_args.folder", "'./data' should not be valid"),
     ],
