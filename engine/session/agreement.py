@@ -6,7 +6,8 @@ that rank can still make, and has it wait at the next one; the largest of these 
 waits for a rank that waits for somebody else: the answers come from threads, and whoever waits at a boundary before
 the appointment goes on as soon as all have answered.
 
-It costs a few small questions to the store a second, and nothing in a step.
+It costs a few small questions to the store a second, and nothing in a step. The same thread tells the others where
+its rank is, for when it is lost.
 """
 
 import json
@@ -15,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import WorldError
+from midstride.engine.session.last_seen import LastSeen
 from midstride.engine.session.signals import Asked, Request
 from midstride.engine.world import World
 
@@ -34,10 +36,11 @@ class Appointment:
         requests: what is asked of this rank.
         store: torch's key-value store; used under its own connections.
         world: this rank among the others.
+        seen: tells them where this one is, if anything does.
     """
 
-    def __init__(self, requests: "Requests", store: Any, world: World) -> None:
-        self._requests, self._world = requests, world
+    def __init__(self, requests: "Requests", store: Any, world: World, seen: LastSeen | None = None) -> None:
+        self._requests, self._seen, self._world = requests, seen, world
         self._store = store.clone()
         self._round = self._passed = 0
         self._held = False
@@ -60,12 +63,15 @@ class Appointment:
     def close(self) -> None:
         """Stop listening."""
         self._closed.set()
-        self._thread.join()  # a thread inside torch when the interpreter ends would abort it
+        # A thread inside torch when the interpreter ends would abort it; one that asks a frozen store never ends.
+        self._thread.join(_ANSWER_S)
 
     def _listen(self, store: Any) -> None:
         while not self._closed.wait(_POLL_S):
             number = self._round
             try:
+                if self._seen is not None:
+                    self._seen.tell(store)
                 if not self._held and store.check([f"ring/{number}"]):
                     self._answer(store, number, None)
             except RuntimeError:

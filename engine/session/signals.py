@@ -24,6 +24,7 @@ from midstride.engine.world import World
 
 if TYPE_CHECKING:
     from midstride.engine.session.agreement import Appointment
+    from midstride.engine.session.last_seen import LastSeen
 
 __all__ = ["GRACE_S", "Asked", "Request", "Requests"]
 
@@ -98,12 +99,13 @@ class Requests:
         return self.answered() if self.waiting else None
 
     @contextmanager
-    def heard(self, store: Any, world: World) -> Iterator[None]:
+    def heard(self, store: Any, world: World, seen: "LastSeen | None" = None) -> Iterator[None]:
         """Hear signals, and what is asked of other ranks, until the block ends.
 
         Args:
             store: torch's key-value store that all ranks share; None for a world of one.
             world: this process among the others.
+            seen: tells the other ranks where this one is.
 
         Raises:
             StopRequested: something went wrong in the block after this process was asked to stop: ranks that stop
@@ -114,7 +116,7 @@ class Requests:
         if store is not None and world.size > 1:
             from midstride.engine.session.agreement import Appointment
 
-            self._appointment = Appointment(self, store, world)
+            self._appointment = Appointment(self, store, world, seen)
         try:
             yield
         except (UserError, StopRequested, Superseded):

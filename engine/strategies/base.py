@@ -79,6 +79,10 @@ class Strategy(ABC):
         """Let ranks wait no longer for one that does not answer, until the block ends; where the strategy can."""
         yield
 
+    def lost_another(self, error: Exception) -> bool:
+        """Return whether `error` says that another rank did not answer, or left."""
+        return False
+
     @property
     def device(self) -> torch.device:
         """The device that batches come to and weights live on; some know it once they have met."""

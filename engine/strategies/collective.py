@@ -1,5 +1,6 @@
 """Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +18,8 @@ from midstride.engine.strategies.side_channel import CHANNEL
 
 __all__ = ["ProcessGroup", "average_gradients", "broadcast"]
 
+#: what gloo and NCCL say where another rank does not answer, or left
+_LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
 #: a rank may still be importing, or reading its first batch, while the others wait
 TIMEOUT = timedelta(minutes=30)
 
@@ -54,6 +57,10 @@ class ProcessGroup(Strategy):
             for group in groups:
                 if group in world.pg_map:
                     dist.distributed_c10d._set_pg_timeout(TIMEOUT, group)
+
+    def lost_another(self, error: Exception) -> bool:
+        """Return whether `error` is gloo's or NCCL's of a timeout or a closed connection."""
+        return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""

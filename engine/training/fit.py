@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from midstride.engine.data.loader import Feeds
 from midstride.engine.data.resolve import Loaders
-from midstride.engine.errors import JobError
+from midstride.engine.errors import JobError, WorldError
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
 from midstride.engine.seeds import rank_seed, seed_everything
+from midstride.engine.session.last_seen import LastSeen
 from midstride.engine.strategies.base import Strategy, TrainingStep
 from midstride.engine.training.checkpointing.checkpointer import Recorder
 from midstride.engine.training.checkpointing.run_store import Resume, Run
@@ -43,6 +44,7 @@ class Fit:
     def __init__(self, trainer: "Trainer", loaders: Loaders) -> None:
         self.trainer, self.source = trainer, loaders.source
         trainer.recorder = None
+        self._seen: LastSeen | None = None
         self.feeds = Feeds(loaders.training(), loaders.evaluation("validate"))
         module, strategy, training = trainer.module, trainer.strategy, self.feeds.training
         if lazy := lazy_tensors(module):
@@ -81,6 +83,8 @@ class Fit:
         except Exception as error:
             if trainer.recorder is not None:
                 trainer.recorder.raise_cause(error)
+            if self._seen is not None and trainer.strategy.lost_another(error):
+                raise WorldError(self._words_of_lost(error, self._seen)) from error
             raise
         finally:
             if trainer.recorder is not None:
@@ -89,7 +93,9 @@ class Fit:
     def _train(self, resume: Resume) -> None:
         trainer, progress = self.trainer, self.trainer.progress
         loop = self._begun(resume)
-        with trainer.requests.heard(trainer.strategy.store(), trainer.world):
+        if (store := trainer.strategy.store()) is not None:
+            self._seen = LastSeen(store, trainer.world, lambda: progress.step)
+        with trainer.requests.heard(store, trainer.world, self._seen):
             if not (progress.finished and loop.is_done()):
                 progress.finished = False
                 with trainer.strategy.waiting_at_most(trainer.options.collective_timeout_s):
@@ -99,6 +105,15 @@ class Fit:
                 trainer.recorder.finish()
         trainer.hooks.call("on_fit_end")
         trainer.reporter.emit("finished", step=progress.step, epoch=progress.epoch)
+
+    def _words_of_lost(self, error: Exception, seen: LastSeen) -> str:
+        trainer = self.trainer
+        kept = "a retry resumes from the newest snapshot" if trainer.recorder is not None else "no snapshots are taken"
+        return (
+            f"rank {trainer.world.rank} lost another rank after step {trainer.progress.step} "
+            f"({(str(error).splitlines() or [''])[0]}): {seen.others()}; {kept}. Where a rank may keep the others "
+            f"waiting for longer than collective_timeout_s, {trainer.options.collective_timeout_s:g} s, give it more"
+        )
 
     def _begun(self, resume: Resume) -> FitLoop:
         """Stand where the run stands; return the loop that goes on from there."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -192,16 +193,26 @@ class FallsSilent(Learns):
 
 def hears_of_it(folder: str) -> None:
     Path(folder, "run").mkdir(exist_ok=True)
+    rank = os.environ["RANK"]
     began = time.monotonic()
     try:
-        Trainer(max_epochs=5, collective_timeout_s=2).fit(FallsSilent(), run=f"{folder}/run")
+        Trainer(max_epochs=5, collective_timeout_s=4).fit(FallsSilent(), run=f"{folder}/run")
     except Exception as error:
-        Path(folder, "heard").write_text(f"{type(error).__name__}: {error}")
+        Path(folder, f"heard-{rank}").write_text(f"{type(error).__name__}: {error}")
         assert time.monotonic() - began < 60  # by itself it would be minutes
     finally:
-        os.kill(int(Path(folder, "run", "silent").read_text()), signal.SIGKILL)
+        while not all(Path(folder, f"heard-{other}").exists() for other in (0, 2)):
+            time.sleep(0.01)
+        if rank == "0":
+            os.kill(int(Path(folder, "run", "silent").read_text()), signal.SIGKILL)
 
 
-def test_a_rank_that_falls_silent_is_heard_of_within_the_collective_timeout(tmp_path: Path) -> None:
-    assert run_ranks(hears_of_it, str(tmp_path), processes=2) == [0, -signal.SIGKILL]
-    assert "2000ms" in (tmp_path / "heard").read_text()
+def test_a_rank_that_falls_silent_is_named_within_the_collective_timeout(tmp_path: Path) -> None:
+    assert run_ranks(hears_of_it, str(tmp_path), processes=3) == [0, -signal.SIGKILL, 0]
+    heard = {rank: (tmp_path / f"heard-{rank}").read_text() for rank in (0, 2)}
+    for rank, words in heard.items():
+        assert words.startswith(f"WorldError: rank {rank} lost another rank after step 1 ("), words
+        assert re.search(r"rank 1 was (last )?seen \d+ s ago, after step [01]", words), words
+        assert f"rank {2 - rank} was seen" in words
+        assert "collective_timeout_s, 4 s" in words
+    assert any("4000ms" in words for words in heard.values())

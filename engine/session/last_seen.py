@@ -1,0 +1,74 @@
+"""Where each rank was last seen: said in the store in which the ranks met, and read when one of them is lost."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from midstride.engine.world import World
+
+__all__ = ["LastSeen"]
+
+_EVERY_S = 1.0
+#: a rank that has said nothing for so long is gone, or frozen
+_SILENT_S = 3 * _EVERY_S
+#: the store may be what is lost
+_READ_S = 5.0
+
+
+class LastSeen:
+    """One rank's side.
+
+    Args:
+        store: torch's key-value store that all ranks share.
+        world: this rank among the others.
+        step: returns the optimizer steps that this rank has taken.
+    """
+
+    def __init__(self, store: Any, world: World, step: Callable[[], int]) -> None:
+        self._store, self._world, self._step = store, world, step
+        self._at, self._since, self._told = -1, 0.0, 0.0
+        self.tell(store)
+
+    def tell(self, store: Any) -> None:
+        """Say where this rank is, once a second, over a connection of the thread that calls this."""
+        now = time.time()
+        if now - self._told < _EVERY_S:
+            return
+        if (step := self._step()) != self._at:
+            self._at, self._since = step, now
+        self._told = now
+        store.set(f"seen/{self._world.rank}", json.dumps({"step": step, "since": self._since, "time": now}))
+
+    def others(self) -> str:
+        """Return what the other ranks said last; it takes at most some seconds, also where the store is lost."""
+        found: list[str] = []
+        thread = threading.Thread(target=self._read, args=(found,), name="midstride-last-seen", daemon=True)
+        thread.start()
+        thread.join(_READ_S)
+        ranks = [rank for rank in range(self._world.size) if rank != self._world.rank]
+        unknown = [
+            f"of rank {rank} nothing is known, as the store in which the ranks met does not answer"
+            for rank in ranks[len(found) :]
+        ]
+        return "; ".join([*found, *unknown])
+
+    def _read(self, found: list[str]) -> None:
+        try:
+            store = self._store.clone()
+            for rank in range(self._world.size):
+                if rank != self._world.rank:
+                    said = store.get(f"seen/{rank}") if store.check([f"seen/{rank}"]) else None
+                    found.append(_line(rank, None if said is None else json.loads(said), time.time()))
+        except RuntimeError:  # the store's host is gone
+            return
+
+
+def _line(rank: int, said: dict[str, Any] | None, now: float) -> str:
+    if said is None:
+        return f"rank {rank} was never seen in training"
+    silent_s = now - said["time"]
+    if silent_s > _SILENT_S:
+        return f"rank {rank} was last seen {silent_s:.0f} s ago, after step {said['step']}: it is gone, or frozen"
+    return f"rank {rank} was seen {silent_s:.0f} s ago, after step {said['step']} for {now - said['since']:.0f} s"
