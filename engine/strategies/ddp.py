@@ -46,6 +46,7 @@ class Ddp(ProcessGroup):
         self._order: list[str] | None = None
         self._noted: list[str] = []
         self._wrapped: DistributedDataParallel | None = None
+        self._shares_buffers = True
         self._parameters: set[str] = set()
         self._needed: list[tuple[str, nn.Parameter]] = []
 
@@ -64,6 +65,7 @@ class Ddp(ProcessGroup):
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
         self._order, self._wrapped, self._noted, self._needed = None, None, [], []
+        self._shares_buffers = True
         self._parameters = {name for name, _ in step.module.named_parameters(remove_duplicate=False)}
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
@@ -116,19 +118,19 @@ class Ddp(ProcessGroup):
 
         And whether the next forward pass gives every rank rank 0's buffers: not inside a window.
         """
-        shares = self._wrapped is None or self._wrapped.require_forward_param_sync
+        shares = self._shares_buffers if self._wrapped is None else self._wrapped.require_forward_param_sync
         return {"gradient_order": self._order or self._noted or None, "shares_buffers": shares}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Replay the order, so that gradients are summed as they were in the life before."""
-        self._order = state_dict["gradient_order"]
+        self._order, self._shares_buffers = state_dict["gradient_order"], state_dict["shares_buffers"]
         if self._wrapped is None:
             return
         for _ in range(2 if self._order else 0):  # with a static graph, DDP takes the order over in the second only
             self._wrapped(replay=self._order).backward()
         for parameter in self._wrapped.parameters():
             parameter.grad = None
-        self._wrapped.require_forward_param_sync = state_dict["shares_buffers"]
+        self._wrapped.require_forward_param_sync = self._shares_buffers
 
     def clone(self) -> Self:
         """Return a strategy that can be given a state while this one trains: it replays nothing."""
