@@ -20,7 +20,7 @@ def is_users_file(path: str) -> bool:
 
 
 def is_pythons_file(path: str) -> bool:
-    """Return whether the file at `path` is Python's own, which calls on behalf of whoever called it."""
+    """Return whether the file at `path` is Python's own, which calls on behalf of its caller."""
     return path.startswith(("<", *_PYTHON)) and not path.startswith(_INSTALLED)
 
 

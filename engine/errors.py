@@ -12,7 +12,7 @@ EngineError                 the world ends with 1: a retry may help
 │   └── StrategyUnavailable the strategy's library or hardware is not here
 ├── StopRequested           ends with 75: stopped on request, a retry resumes
 ├── Superseded              ends with 75: a newer generation advances this run
-├── Overtaken               another champion was crowned meanwhile; a retry compares with it
+├── Overtaken               another champion was promoted meanwhile; a retry compares with it
 ├── WorldError              the processes could not start, meet or stay together
 └── SnapshotError
     ├── SnapshotMissing     nothing committed there
@@ -142,7 +142,7 @@ class Superseded(EngineError):
 
 
 class Overtaken(EngineError):
-    """Another champion was crowned while a challenger was compared with the one before; a retry compares again."""
+    """Another champion was promoted while a challenger was compared with the one before; a retry compares again."""
 
 
 class WorldError(EngineError):

@@ -31,7 +31,7 @@ PHASES = (
 )
 
 
-#: SIGKILL, SIGTERM, SIGUSR1, SIGSTOP (until somebody wakes it); an exception; waiting for ever
+#: SIGKILL, SIGTERM, SIGUSR1, SIGSTOP (until SIGCONT); an exception; waiting for ever
 Kind = Literal["kill", "stop", "snapshot", "freeze", "raise", "hang"]
 _SIGNALS = {
     "kill": signal.SIGKILL,

@@ -91,7 +91,7 @@ class Generators:
             self._device.set_state(state_dict["device"])
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the state of a rank that was there; for a new one, one that nobody has, by a hash of rank 0's."""
+        """Return the state of a rank that was there; for a new one, one that no rank has, by a hash of rank 0's."""
         if rank < len(states):
             return states[rank]
         seed_everything(mix(xxh3_64_intdigest(states[0]["torch"].numpy().tobytes()), rank), self._device)

@@ -20,7 +20,7 @@ def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) ->
 
     Raises:
         UserCodeError: the function raised.
-        Exception: communication with another rank failed in it; that is nobody's error here, and a retry may help.
+        Exception: communication with another rank failed in it; that is no error of its own, and a retry may help.
     """
     try:
         return function(*arguments)

@@ -20,7 +20,7 @@ class World:
         local_rank: this process on its node.
         local_size: processes on this node.
         node: this node, from 0.
-        launcher: who started this process as a rank; None if nobody did.
+        launcher: what started this process as a rank; None if nothing did.
     """
 
     #: environment variable in which a Trainer that starts ranks says so

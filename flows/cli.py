@@ -24,7 +24,9 @@ __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
 
 Name = Annotated[str, Parameter(help="Name of the deployment; the same name again replaces it.")]
 Flow = Annotated[Literal["train", "nightly"], Parameter(help="What runs.")]
-Schedule = Annotated[str | None, Parameter(name="--cron", help="When it runs by itself: '0 2 * * *'; never if empty.")]
+Schedule = Annotated[
+    str | None, Parameter(name="--cron", help="When it runs, such as '0 2 * * *'; on request alone if empty.")
+]
 TimeZone = Annotated[str | None, Parameter(name="--timezone", help="In which --cron is meant; UTC if empty.")]
 
 _SIGNALS_HEEDED = 2  # the first stops the world in peace, the second at once
@@ -146,7 +148,7 @@ def serve(
 def setup_server(
     *, pool: Annotated[str | None, Parameter(help="A process pool, made where it is missing.")] = None
 ) -> int:
-    """Give a self-hosted Prefect server what it lacks for runs that nobody watches; again changes nothing."""
+    """Give a self-hosted Prefect server what it lacks for unattended runs; again changes nothing."""
     with busy("asking Prefect's server"):
         from midstride.flows.server import need_server
         from midstride.flows.server_setup import crash_zombies, create_pool

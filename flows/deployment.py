@@ -47,7 +47,7 @@ def deploy(
         name: of the deployment.
         pool: the work pool; it must be there.
         flow: one of `FLOWS`.
-        cron: when it runs by itself; never if empty.
+        cron: when it runs, such as "0 2 * * *"; on request alone if empty.
         timezone: in which `cron` is meant; UTC if empty.
         variables: job variables of the pool, each as "image=..." or "env.AWS_PROFILE=...".
 
@@ -84,7 +84,7 @@ def serve(
 def _deployment(
     job: TrainingJob, name: str, flow: str, cron: str | None, timezone: str | None, faults: list[str]
 ) -> RunnerDeployment:
-    """Return the deployment, which nobody knows of yet."""
+    """Return the deployment, which is not registered yet."""
     schedule = _schedule(cron, timezone, faults)
     faults += relative_paths(job)
     if flow == "nightly":

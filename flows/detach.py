@@ -1,4 +1,4 @@
-"""A flow that somebody else has started: it outlives whoever reads what it prints, and leaves Ctrl-C to them."""
+"""A flow that another process has started: it outlives the reader of its output, and leaves Ctrl-C to its parent."""
 
 import os
 import select
@@ -12,11 +12,11 @@ _STREAMS = (1, 2)  # standard output and standard error
 
 
 def detach() -> None:
-    """Depend on whoever started this process in nothing but their signals; for the rest of its life.
+    """Depend on the parent of this process in nothing but its signals, until this process ends.
 
     Ctrl-C goes to every process of a terminal's group; `midstride serve` passes it on, and twice would be at once.
 
-    Output goes nowhere from the moment on at which nobody is left to read it. Prefect's console handler would end the
+    Output goes nowhere from the moment on at which no reader is left. Prefect's console handler would end the
     process at the next line: days of training, for want of a terminal.
     """
     if os.getpgrp() != os.getpid():

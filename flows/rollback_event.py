@@ -8,7 +8,7 @@ _TELLING_S = 10.0
 
 
 def tell_rolled_back(line: Line, left: Champion, back: Champion) -> None:
-    """Let automations know who reigns again, where a server is configured; the roll-back is done in any case."""
+    """Let automations know which champion is back, where a server is configured; the roll-back is done in any case."""
     from midstride.flows.terminal import quiet
 
     quiet()

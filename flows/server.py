@@ -98,7 +98,7 @@ def _embedded(timeout_s: float) -> Iterator[str]:
             finally:
                 _stop(process)
         raise ServerError(
-            f"Prefect's embedded server did not answer within {timeout_s:.0f} s. Its last words:\n{_tail(log)}\n"
+            f"Prefect's embedded server did not answer within {timeout_s:.0f} s. Its log ends with:\n{_tail(log)}\n"
             "  give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300\n"
             "  or use a server:   prefect server start, and set PREFECT_API_URL\n"
             "  or do without it:  midstride fit"
@@ -106,7 +106,7 @@ def _embedded(timeout_s: float) -> Iterator[str]:
 
 
 def _drain() -> None:
-    """Have logs and events delivered while somebody is there to take them; at exit Prefect would try for a minute."""
+    """Have logs and events delivered while a server is there to take them; at exit Prefect would try for a minute."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

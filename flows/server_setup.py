@@ -1,4 +1,4 @@
-"""What a self-hosted Prefect server lacks for runs that nobody watches: `midstride setup-server` adds it."""
+"""What a self-hosted Prefect server lacks for unattended runs: `midstride setup-server` adds it."""
 
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ _ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cance
 
 
 def crash_zombies(within_s: float | None = None) -> str:
-    """Have the server call a run crashed whose process is gone with its worker; return what was done, in words.
+    """Have the server call a run crashed whose process is gone with its worker; return what was done, as text.
 
     Without it such a run stays Running for ever: it cannot be retried, and it keeps the place of the nights after it.
     Only runs of our own deployments are looked after.
@@ -51,7 +51,7 @@ def crash_zombies(within_s: float | None = None) -> str:
 
 
 def create_pool(name: str, kind: str = "process") -> str:
-    """Create the work pool `name` where it is missing; return what was done, in words.
+    """Create the work pool `name` where it is missing; return what was done, as text.
 
     Raises:
         JobError: there is a pool of that name and of another kind.

@@ -83,7 +83,7 @@ def show_report(console: Console, report: Report, again: str = "") -> None:
 
 
 def show_night(console: Console, report: NightReport) -> None:
-    """Print what a night came to: the decision, both tests, who reigns."""
+    """Print what a night came to: the decision, both tests, the champion."""
     parts: list[RenderableType] = [escape(report.words)]
     if report.decision:
         parts += ["", _tests(report.decision)]

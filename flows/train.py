@@ -55,7 +55,7 @@ def as_deployed(job: TrainingJob) -> None:
 
 
 def attempts_so_far(job: TrainingJob, run: str) -> int:
-    """Return how often `run` was attempted: whoever starts a flow asks for another try, knowing of those."""
+    """Return how often `run` was attempted: to start a flow is to ask for another try, with those known."""
     store = Store.open(job.run_url(run))
     with store.in_words("read"):
         tried = Ledger(store).attempts()

@@ -39,10 +39,10 @@ def judge_challenger(night: Night, data: Manifest) -> Decision:
     """
     compared = run_errand("compare", night.job, night.run, on_line=get_run_logger().info)
     decision = night.decide(compared)
-    if decision.promoted and (crowned := night.line.promoted(night.run)):
-        # Before the night is closed: whoever waits for it hears of it once more rather than not at all.
+    if decision.promoted and (champion := night.line.promoted(night.run)):
+        # Before the night is closed: an automation hears of it once more rather than not at all.
         facts = decision.model_dump(exclude={"promoted"})
-        promoted = ModelPromoted(run=night.run, weights=night.line.weights_url(crowned), date=night.date, **facts)
+        promoted = ModelPromoted(run=night.run, weights=night.line.weights_url(champion), date=night.date, **facts)
         emit(promoted, model(night.job.name))
     night.close(decision, data)
     return decision

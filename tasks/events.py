@@ -107,7 +107,7 @@ class ModelPromoted(Happened):
     run: str = Field(description="Name of the run whose weights are the champion now.")
     weights: str = Field(description="Where they are: a folder that load_from_checkpoint takes.")
     date: str = Field(description="Of the data it was trained on.")
-    why: str = Field(description="In words, with both values.")
+    why: str = Field(description="A sentence with both values.")
     metric: str = Field(description="Name of the value that decided.")
     mode: str = Field(description="min or max: which of two values is better.")
     margin: float = Field(description="By how much it had to be better.")

@@ -56,7 +56,7 @@ def launch_world(job: TrainingJob, run: str, after: int = 0) -> int | None:
     Args:
         job: what is trained.
         run: name of the run.
-        after: attempts up to this number are forgiven: somebody asked for another try, knowing of them.
+        after: attempts up to this number are forgiven: another try was asked for, with them known.
     """
     settle_lost(job, run)
     with Watch(job.run_url(run)) as watch:

@@ -55,7 +55,7 @@ def shown_by(view: View) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Tell whoever follows the run something they should know."""
+    """Warn on the page of the run, and on the terminal if the run is shown there."""
     get_run_logger().warning("%s", text)
     if view := _view.get():
         view.line(text)
@@ -159,7 +159,7 @@ class Watch:
 
 
 def _asked_once() -> AbstractContextManager[object]:
-    """Have Prefect's client ask once: by default it asks for a minute, and meanwhile nobody watches the world."""
+    """Have Prefect's client ask once: by default it asks for a minute, and meanwhile the world is not watched."""
     return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
 
 

@@ -14,7 +14,7 @@ __all__ = ["publish_night"]
 
 @task(name="publish night", task_run_name="publish night", cache_policy=NO_CACHE)
 def publish_night(night: Night, decision: Decision | None = None) -> NightReport:
-    """Show challenger and champion side by side, and who reigns now; return the same."""
+    """Show challenger and champion side by side, and the champion now; return the same."""
     report = report_of_night(night, decision)
     create_markdown_artifact(markdown_of_night(report), key=artifact_key(night.url, "night"))
     return report

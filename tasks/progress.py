@@ -1,4 +1,4 @@
-"""How far a world is, for whoever looks at the run in the UI: a bar, and a line of words under it."""
+"""How far a world is, for the run's page in the UI: a bar, and a line of text under it."""
 
 import time
 from typing import Any

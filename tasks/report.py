@@ -1,4 +1,4 @@
-"""Prefect task: what a run came to, in words and as a picture."""
+"""Prefect task: what a run came to, as text and as a picture."""
 
 import base64
 from contextlib import suppress

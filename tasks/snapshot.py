@@ -43,7 +43,7 @@ def record_snapshot(
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """One line of the table, in words for people."""
+    """One line of the table, for people."""
     return {
         "at": datetime.fromtimestamp(row["time"]).astimezone().strftime("%H:%M:%S"),
         "step": row["step"],

@@ -74,7 +74,7 @@ def _default(field: dict[str, Any], group: dict[str, Any] | None) -> str:
 
 
 def _what(field: dict[str, Any]) -> str:
-    """Return, in words, which values a key takes."""
+    """Return the text that says which values a key takes."""
     branches = [branch for branch in field.get("anyOf", [field]) if branch.get("type") != "null"]
     words = " or ".join(dict.fromkeys(_one(branch) for branch in branches))
     return f"{words}, or `null`" if len(branches) < len(field.get("anyOf", ())) else words

@@ -37,32 +37,32 @@ def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int
     console = Console(highlight=False)
     for name, champions in found.items():
         table = Table(title=escape(name), title_justify="left")
-        for column in ("number", "run", "crowned", "why"):
+        for column in ("number", "run", "promoted", "why"):
             table.add_column(column, justify="right" if column == "number" else "left", no_wrap=column != "why")
         for one in champions:
-            table.add_row(str(one["number"]), escape(one["run"]), one["crowned"], escape(one["why"]))
+            table.add_row(str(one["number"]), escape(one["run"]), one["promoted"], escape(one["why"]))
         console.print(table)
     return 0
 
 
 @champion.command
 def show(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
-    """Show who reigns, why, and where the weights are."""
+    """Show the champion, why it is, and where its weights are."""
     line = _only(url, job)
-    facts = _described(line, _reigning(line))
+    facts = _described(line, _current(line))
     if as_json:
         print(json.dumps(facts, indent=1))
         return 0
-    for name in ("run", "crowned", "why", "weights"):
+    for name in ("run", "promoted", "why", "weights"):
         print(f"{name:>8}  {facts[name]}")
     return 0
 
 
 @champion.command
 def rollback(url: Url, *, job: Job = None) -> int:
-    """Put the champion before the reigning one in charge again; given once more, the one before that."""
+    """Make the champion before this one champion again; given once more, the one before that."""
     line = _only(url, job)
-    left, back = _reigning(line), line.roll_back()
+    left, back = _current(line), line.roll_back()
     print(f"{back.run} is champion of {line.name} again, after {left.run}: {line.weights_url(back)}")
     for tell in listeners:
         tell(line, left, back)
@@ -89,7 +89,7 @@ def _only(url: str, job: str | None) -> Line:
     return lines[0]
 
 
-def _reigning(line: Line) -> Champion:
+def _current(line: Line) -> Champion:
     found = line.current()
     if found is None:  # its weights were copied, and then it was killed
         raise UserError(f"{line.name} has no champion yet")
@@ -98,7 +98,7 @@ def _reigning(line: Line) -> Champion:
 
 def _described(line: Line, one: Champion) -> dict[str, Any]:
     why = one.decision.why if one.decision else "rolled back to"
-    crowned = datetime.fromtimestamp(one.time).strftime("%Y-%m-%d %H:%M:%S")
+    promoted = datetime.fromtimestamp(one.time).strftime("%Y-%m-%d %H:%M:%S")
     decision = one.decision and one.decision.model_dump()
     facts = {**asdict(one), "decision": decision}
-    return {**facts, "crowned": crowned, "why": why, "weights": line.weights_url(one)}
+    return {**facts, "promoted": promoted, "why": why, "weights": line.weights_url(one)}

@@ -97,7 +97,7 @@ def _prune(store: Store, keep: int) -> dict[str, list[str]]:
 
 @contextmanager
 def runs_at(url: str) -> Iterator[list[tuple[str, Store]]]:
-    """Give the runs at `url`, by name: it is one, or a folder of them; its errors are in words."""
+    """Give the runs at `url`, by name: it is one, or a folder of them; a store's errors are explained."""
     store = Store.open(url)
     with store.in_words("read"):
         if _is_run(store):

@@ -172,7 +172,7 @@ class TrainingJob(Options):
 
     @property
     def store_terms(self) -> Terms:
-        """What whoever starts a world, or looks after it, asks of the store: an answer soon."""
+        """What a launcher, or what looks after a world, asks of the store: an answer soon."""
         return Terms(lease=self.snapshots.lease) if self.snapshots else Terms()
 
     def build_module(self) -> "TrainingModule":

@@ -36,8 +36,8 @@ ARGUMENTS: dict[str, str] = {
 }
 
 _BY_HAND = "say automatic_optimization = False, and do it in training_step"
-_MOVED = "batches are moved by themselves; change them in the step"
-#: a method that Lightning calls and nobody here -> the way out
+_MOVED = "batches are moved to the device; change them in the step"
+#: a method that Lightning calls and midstride does not -> the way out
 HOOKS: dict[str, str] = {
     "backward": _BY_HAND,
     "configure_callbacks": "give the Trainer callbacks",

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 __all__ = ["STRATEGIES", "Choice", "Conflict", "Row", "conflicts"]
 
-#: who starts the ranks of a Trainer that finds no launcher in its environment: nobody, the script run again,
+#: who starts the ranks of a Trainer that finds no launcher in its environment: none is started, the script run again,
 #: or processes started from within the caller
-Start = Literal["nobody", "script", "spawn", "fork"]
+Start = Literal["none", "script", "spawn", "fork"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Choice:
         precision: as the Trainer has it.
         ranks: processes of the world.
         accelerator: "cpu" or "cuda".
-        launcher: who started this process as a rank; None if nobody did.
+        launcher: what started this process as a rank; None if nothing did.
         interactive: there is no script to run again.
         cuda_in_use: this process has initialised CUDA.
     """
@@ -61,7 +61,7 @@ class Row:
         start: who starts its ranks when no launcher has.
         launcher: who starts them in a job.
         splits: a process has several devices and splits its batch over them.
-        devices: what its processes train on, in words, where that is neither the CPU nor a GPU.
+        devices: what its processes train on, as text, where that is neither the CPU nor a GPU.
         options: `strategy_args` by name: a type, or the values there are, among which may be types.
         conflicts: what it cannot go together with.
         divides: no rank has the whole of the weights.
@@ -69,7 +69,7 @@ class Row:
     """
 
     target: str
-    start: Start = "nobody"
+    start: Start = "none"
     launcher: str = "torchrun"
     splits: bool = False
     devices: str = ""
@@ -277,7 +277,7 @@ STRATEGIES: dict[str, Row] = {
 
 
 def conflicts(choice: Choice) -> list[str]:
-    """Return, in words, everything about `choice` that cannot be; its strategy is a name in the table."""
+    """Return a message for everything about `choice` that cannot be; its strategy is a name in the table."""
     row = STRATEGIES[choice.strategy]
     faults = [fault for name, value in choice.options.items() if (fault := _option_fault(choice.strategy, name, value))]
     return faults + [c.words.format_map(vars(choice)) for c in row.conflicts if c.met(choice)]

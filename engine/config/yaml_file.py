@@ -1,4 +1,4 @@
-"""Job files: YAML as people mean it, choices set from outside, and faults in words."""
+"""Job files: YAML as people mean it, choices set from outside, and what is wrong with them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -123,21 +123,21 @@ _PLAINLY = {
 def faults_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Word every fault that pydantic found, one line for each key."""
     places = _places(model)
-    words: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for detail in error.errors():
         path = _path(detail["loc"], places)
-        for word in _words(detail, path, places):
-            if word not in words.setdefault(path, []):
-                words[path].append(word)
-    return [f"{path}: {_joined(several)}" if path else _joined(several) for path, several in words.items()]
+        for message in _words(detail, path, places):
+            if message not in messages.setdefault(path, []):
+                messages[path].append(message)
+    return [f"{path}: {_joined(several)}" if path else _joined(several) for path, several in messages.items()]
 
 
-def _joined(words: Sequence[str]) -> str:
+def _joined(messages: Sequence[str]) -> str:
     """One sentence out of the branches of a union: they end in the same "not 'x'"."""
-    if len(words) == 1:
-        return words[0]
-    heads = [word.rpartition(", not ")[0] or word for word in words]
-    return f"{'; or '.join(heads)}, not {words[-1].rpartition(', not ')[2]}"
+    if len(messages) == 1:
+        return messages[0]
+    heads = [message.rpartition(", not ")[0] or message for message in messages]
+    return f"{'; or '.join(heads)}, not {messages[-1].rpartition(', not ')[2]}"
 
 
 def _words(detail: Mapping[str, Any], path: str, places: Sequence[str]) -> list[str]:

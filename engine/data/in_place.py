@@ -1,4 +1,4 @@
-"""Values that become equal to others and stay the objects they are: whoever shares them goes on sharing them."""
+"""Values that become equal to others and stay the objects they are, so that what is shared stays shared."""
 
 import copy
 from collections import deque

@@ -24,7 +24,7 @@ class Feed(ABC):
     is_sized: bool = True
     #: indices in the data set of the samples last handed out, in order; None where they have none
     given: Sequence[int] | None = None
-    #: why a run cannot go on with another number of ranks, in words; None if it can
+    #: why a run cannot go on with another number of ranks, as text; None if it can
     fixed_world: str | None = None
 
     @abstractmethod

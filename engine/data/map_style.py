@@ -129,7 +129,7 @@ class ExactLoader(Feed):
     def resize(self, batch_size: int) -> None:
         """Read `batch_size` samples at once on this rank, at places as if it had always been so."""
         if not isinstance(self.order, Shard):
-            raise TypeError("batches that somebody else makes have no size to set")
+            raise TypeError("batches that the user's own code makes have no size to set")
         self.order = self._places.order = replace(self.order, batch_size=batch_size)
         self.batch_size = batch_size
         self.longest = self._limited(len(replace(self.order, rank=0)))

@@ -81,7 +81,7 @@ def fetched(iterator: Iterator[Any], where: Callable[..., str], *place: Any) -> 
 
 
 def _end_workers(iterator: Any) -> None:
-    """End the workers of `iterator` now: whoever remembers the error would keep them, by its traceback."""
+    """End the workers of `iterator` now: a reference to the error would keep them, by its traceback."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
 
@@ -98,7 +98,7 @@ def unwatch(iterator: Any) -> None:
 
 
 def lost_workers(iterator: Any) -> list[str]:
-    """Return how each worker of `iterator` that is no longer there ended, in words."""
+    """Return how each worker of `iterator` that is no longer there ended, as text."""
     lost = []
     for number, process in enumerate(getattr(iterator, "_workers", ())):
         process.join(0)

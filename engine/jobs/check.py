@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def faults_in(job: TrainingJob, date: str | None = None) -> list[str]:
-    """Return every fault of `job`, in words: imports, arguments, store, and what only a step or an evaluation can say.
+    """Return a message for every fault of `job`: imports, arguments, store, and what a step or an evaluation shows.
 
     The data is prepared on the way, as a run would do first. The store gets one small file, which is
     removed again. One step is taken, and one batch of validation and test, in this process alone.

@@ -22,7 +22,7 @@ def evaluate(job: "TrainingJob", run: str) -> dict[str, float]:
 
 
 def compare(job: "TrainingJob", run: str) -> dict[str, Any]:
-    """Test the weights of `run` and those of the reigning champion, on the same data.
+    """Test the weights of `run` and those of the champion, on the same data.
 
     The champion is built as it was, from the module and the arguments that its own job named.
 

@@ -13,7 +13,7 @@ __all__ = ["doubts_elsewhere", "faults_elsewhere", "relative_paths"]
 
 
 def relative_paths(job: TrainingJob) -> list[str]:
-    """Return, in words, every path of `job` that depends on the folder in which a process starts.
+    """Return a message for every path of `job` that depends on the folder in which a process starts.
 
     A job that was loaded from a file has none; one that was typed into a form may.
     """
@@ -33,7 +33,7 @@ def relative_paths(job: TrainingJob) -> list[str]:
 
 
 def faults_elsewhere(job: TrainingJob, *, nightly: bool = False) -> list[str]:
-    """Return, in words, what would fail in a deployment of `job` although it works here.
+    """Return messages on what would fail in a deployment of `job` although it works here.
 
     It imports the job's code in a process that knows nothing of this shell's folder and PYTHONPATH. With `nightly`,
     what would be deployed are its nights.
@@ -49,7 +49,7 @@ def faults_elsewhere(job: TrainingJob, *, nightly: bool = False) -> list[str]:
 
 
 def doubts_elsewhere(job: TrainingJob) -> list[str]:
-    """Return, in words, what may be a path that holds from here only: it leads to something, and is not written so."""
+    """Return messages on what may be a path that holds from here only: it leads to something, and is not written so."""
     return [
         f"{key}: {text!r} leads to {here}/{text} from here only; if it is a path, write ./{text} in the job's file"
         for group in ("module_args", "data_args")

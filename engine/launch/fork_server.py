@@ -44,7 +44,7 @@ class Spawner:
 
     def run(self) -> int:
         """Return 0 if every rank ended well, else 1."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)  # they wait until there is somebody to pass them on to
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)  # they wait until there is a process to pass them on to
         for module in _PRELOAD:
             import_module(module)
         if set(_STOPS) & signal.sigpending():
@@ -113,7 +113,7 @@ def _live(session: Session) -> NoReturn:
 
 
 def _free_port() -> int:
-    """Return a port that nobody uses; should somebody take it before the ranks meet, the next attempt has another."""
+    """Return a free port; should it be taken before the ranks meet, the next attempt has another."""
     with socket.socket() as probe:
         probe.bind((ADDRESS, 0))
         return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
 """A rank under horovodrun: `python -m midstride.engine.launch.horovod_rank SESSION`.
 
 Between horovodrun and a rank stand a process of horovodrun's own, in a session of its own, and a shell.
-If that process is killed nobody hears of it, so a rank keeps an eye on everybody above it.
+If that process is killed no event tells of it, so a rank watches every process above it.
 """
 
 import os

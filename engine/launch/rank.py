@@ -111,7 +111,7 @@ class Rank:
         return Outcome(decided.kind, why, rank=self.world.rank)
 
     def _end(self, outcome: Outcome) -> int:
-        _ignore_stops()  # the last word is being written
+        _ignore_stops()  # the outcome is being written
         self.session.write_outcome(outcome)
         self._heartbeat.phase = Phase.ENDED
         if outcome.kind == "done":

@@ -1,4 +1,4 @@
-"""Attempts that nobody was left to write down: their launcher was killed, but its session may still be here."""
+"""Attempts without a record: their launcher was killed, but its session may still be here."""
 
 import functools
 import logging
@@ -68,6 +68,6 @@ def _told(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[Attempt
     events, outcomes = EventTail(session.events).new(), session.outcomes()
     ended = max([event.time for event in events] + [said.time for said in outcomes], default=None)
     outcome = decide(outcomes, None, job.world.processes)
-    why = "whoever had launched this world was killed"
+    why = "the process that launched this world was killed"
     outcome = replace(outcome, error=f"{why}; then {outcome.error}" if outcome.error else why)
     return functools.reduce(Attempt.after, events, attempt), outcome, ended

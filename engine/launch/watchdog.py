@@ -117,7 +117,7 @@ class Vigil:
         return Slow(rank, own[rank], others)
 
     def all_ended(self) -> bool:
-        """Whether every rank has said its last word."""
+        """Whether every rank has written its outcome."""
         return all(pulse.phase is Phase.ENDED for pulse in self.pulses())
 
     def step(self) -> int:

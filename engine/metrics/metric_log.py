@@ -89,7 +89,7 @@ class MetricLog:
         return to_csv([{k: _plain(v) for k, v in row.items() if v is not None} for row in rows])
 
     def forget(self) -> None:
-        """Drop the closed rows: nobody keeps them."""
+        """Drop the closed rows: there is no log to keep them."""
         self._closed, self._shares = [], {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Hooks: who wants to be called when, found once, so that a hook nobody wrote costs nothing."""
+"""Hooks: who wants to be called when, found once, so that a hook that is not written costs nothing."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class Hooks:
 
 
 def unheard(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
-    """Return, in words, which methods were written to be called and never would be: Lightning's, and mistyped ones."""
+    """Return messages on which methods were written to be called and never would be: Lightning's, and mistyped ones."""
     faults = []
     for owner, base in [(module, TrainingModule), *((callback, Callback) for callback in callbacks)]:
         known = _hook_names(ModuleHooks if base is TrainingModule else Callback)

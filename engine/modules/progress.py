@@ -21,7 +21,7 @@ class Progress:
         val_loader: the validation loader being read, while a validation is under way.
         val_batch: batches consumed of that loader.
         validating: whether a validation is under way.
-        stop: somebody (early stopping, the user) asked to stop at the next boundary.
+        stop: early stopping or the user asked to stop at the next boundary.
         finished: the fit came to its own end.
         skipped: batches of this epoch, from its first on, whose training step returned no loss.
     """

@@ -213,7 +213,7 @@ def _in_words(returned: Any) -> str:
 
 
 def lazy_tensors(module: nn.Module) -> str:
-    """Return, in words, which parameters and buffers of `module` have no shape yet; empty if all have one."""
+    """Return text on which parameters and buffers of `module` have no shape yet; empty if all have one."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if not lazy:

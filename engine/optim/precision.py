@@ -67,7 +67,7 @@ class Precision:
             self._used = False
 
     def refusals(self, *, by_hand: bool) -> list[str]:
-        """Return, in words, what this precision cannot do; `by_hand`: the module steps its optimizers itself."""
+        """Return messages on what this precision cannot do; `by_hand`: the module steps its optimizers itself."""
         if self._scaler is None or not by_hand:
             return []
         return [

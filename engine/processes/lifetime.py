@@ -47,7 +47,7 @@ def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
 
     Args:
         parent: the process that started this one. A parent that died before the kernel was asked
-            would never be noticed; that somebody else is the parent now gives it away.
+            would never be noticed; another parent's pid gives it away.
         by: the signal. It is kept over `exec`, not over `fork`.
     """
     _prctl(_PR_SET_PDEATHSIG, by)

@@ -1,6 +1,6 @@
 """What a world of one machine listens on: the loopback, where no other machine reaches it.
 
-Neither torch's store nor gloo ask who is there: whoever reaches them takes part.
+Neither torch's store nor gloo ask who is there: a process that reaches them takes part.
 """
 
 import os

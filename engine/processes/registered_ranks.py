@@ -47,13 +47,13 @@ class Wards:
         return sorted(self._said() & set(descendants(os.getpid())))
 
     def tidy(self, launcher: int) -> None:
-        """End what dead ranks left behind, and a launcher that has nobody left to wait for."""
+        """End what dead ranks left behind, and a launcher that has no process left to wait for."""
         below = descendants(os.getpid())
         said = self._said()
         self._seen |= said if self._all_here else said & set(below)  # a rank may end before it was ever looked for
         dead = self._seen - set(below)
         if self._for("left behind", bool(dead)) > _LAST_WORDS_S:
-            # Whoever's parents have died is ours now, and no longer below the launcher.
+            # A process whose parents have died is ours now, and no longer below the launcher.
             kill_all(sorted(set(below) - {launcher, *descendants(launcher)}))
         if self._for("hangs", bool(dead) and dead == self._seen) > _HANGS_S:
             kill_all([launcher], signal.SIGKILL)

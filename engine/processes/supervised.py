@@ -16,7 +16,7 @@ from midstride.engine.processes.lifetime import descendants, kill_all, marked
 __all__ = ["ProcessGroup", "start_keeper"]
 
 _MARK = "MIDSTRIDE_SESSION"
-_AFTER_GRACE_S = 2.0  # for the keeper to end what did not stop by itself
+_AFTER_GRACE_S = 2.0  # for the keeper to end what did not stop on request
 _UNKILLABLE_S = 5.0  # a process in the kernel's hands dies when the kernel lets go of it
 
 
@@ -74,7 +74,7 @@ class ProcessGroup:
     def stop(self) -> int:
         """Ask the group to stop, make it stop after the grace, and return its exit code.
 
-        To be asked again, as by somebody who signals a whole group, changes nothing: it is being done.
+        To be asked again, as by a signal to a whole group, changes nothing: it is being done.
 
         Raises:
             BaseException: whatever else interrupts the wait, a Ctrl-C say; the group is then ended at once.
@@ -91,12 +91,12 @@ class ProcessGroup:
         return self._keeper.wait()
 
     def ask_for_snapshot(self) -> None:
-        """Pass on what whoever sent us SIGUSR1 wants."""
+        """Pass SIGUSR1 on."""
         if self._keeper.poll() is None:
             self._keeper.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """End the group at once: whoever hangs is deaf."""
+        """End the group at once: a process that hangs hears no signal."""
         self._end()
 
     def _end(self) -> None:
@@ -129,7 +129,7 @@ def start_keeper(
     """Start the keeper of `command`, in a session of its own; the arguments are those of `ProcessGroup`."""
     keeper = [sys.executable, "-m", "midstride.engine.processes.supervisor", str(os.getpid()), str(grace_s)]
     # Its own session: signals for our group (Ctrl-C, a runner's killpg) must reach it through us, once.
-    # Output into a file: a world that inherited our stdout would keep it open after our death, and whoever
+    # Output into a file: a world that inherited our stdout would keep it open after our death, and what
     # reads it waiting; a pipe would fill while we are busy and break when we are killed, and a rank that
     # prints into it would then hang, or fail as if its own code were wrong.
     with log.open("ab") as output:

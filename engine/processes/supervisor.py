@@ -67,7 +67,7 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
             for stop in _STOPS:  # a shell that started us in the background had SIGINT ignored
                 signal.signal(stop, signal.SIG_DFL)
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is somebody to take a snapshot
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a rank to take a snapshot
             os.environ[PARENT] = str(keeper)
             self.execute()
         except BaseException as error:

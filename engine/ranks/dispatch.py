@@ -31,7 +31,7 @@ def in_every_rank(verb: Verb) -> Verb:
             raise TypeError(f"Trainer.{verb.__name__}({', '.join(takes)}) {error}{''.join(ways)}") from None
         trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
         start = trainer.placement.start
-        if start == "nobody":
+        if start == "none":
             return verb(trainer, module, data, **arguments)
         if start == "script":
             return _in_script(verb, trainer, module, data, arguments)

@@ -24,7 +24,7 @@ for gpu in range(torch.cuda.device_count()):
         free.append(0.0)  # in exclusive mode, and held by another process
 print(json.dumps(free))
 """
-#: a GPU with less of its memory left is held by somebody; a context of our own takes a few percent
+#: a GPU with less of its memory left is in use; a context of our own takes a few percent
 _FREE = 0.9
 
 
@@ -113,7 +113,7 @@ def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
 
 
 def free_gpus() -> list[int]:
-    """Return the GPUs that nobody holds: those with nearly all their memory left, and not taken in exclusive mode."""
+    """Return the free GPUs: those with nearly all their memory left, and not taken in exclusive mode."""
     probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=True)
     shares: Sequence[float] = json.loads(probe.stdout.splitlines()[-1])
     return [gpu for gpu, share in enumerate(shares) if share >= _FREE]

@@ -77,7 +77,7 @@ class Call:
 
 
 class InRank(Exception):
-    """The traceback, in words, of an error that came from another process; it stands as the error's cause."""
+    """The traceback, as text, of an error that came from another process; it stands as the error's cause."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -199,7 +199,7 @@ def _stops_passed_on(children: Sequence[BaseProcess]) -> Iterator[list[int]]:
 
 def _live(world: World, port: int, folder: Path, parent: int, call: Call | None) -> None:
     """Be one rank: make the call, leave what came of it in `folder`."""
-    # First of all: after a fork, the parent's pool of threads is gone, and whoever waits for it hangs.
+    # First of all: after a fork, the parent's pool of threads is gone, and a wait for it hangs.
     torch.set_num_threads(1 if call is not None else torch.get_num_threads())
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
@@ -221,7 +221,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:
-    """The error as it can travel, and its traceback in words."""
+    """The error as it can travel, and its traceback as text."""
     words = "".join(traceback.format_exception(error))
     try:
         return pickle.loads(pickle.dumps(error)), words

@@ -46,7 +46,7 @@ class Machine:
         environment: of this process.
         interactive: there is no script that could be run again.
         cuda_in_use: this process has initialised CUDA.
-        free_gpus: finds the GPUs that nobody holds.
+        free_gpus: finds the free GPUs.
     """
 
     gpus: int = 0
@@ -118,7 +118,7 @@ def place(asked: Wishes, machine: Machine) -> tuple[Placement, list[str]]:
     if faults:  # what stands in its place need not be here
         own = build_strategy("single")
     strategy = own if own is not None else build_strategy(name, asked.strategy_args)
-    start: Start = row.start if to_start > 1 else "nobody"
+    start: Start = row.start if to_start > 1 else "none"
     if start == "script":
         world = World(size=to_start, local_size=to_start)
     strategy.attach(world, devices)
@@ -169,7 +169,7 @@ def _own_strategy(asked: Wishes, faults: list[str]) -> Strategy | None:
 def _devices(asked: Wishes, machine: Machine, faults: list[str], *, own_devices: bool) -> tuple[list[int], int]:
     """The indices of the GPUs that were asked for, and how many devices that is on a node.
 
-    A strategy with `own_devices` takes no GPU by itself.
+    A strategy with `own_devices` takes no GPU by default.
     """
     try:
         said = [] if asked.gpus is UNSAID else parse_gpus(asked.gpus, machine.gpus)
@@ -186,7 +186,7 @@ def _devices(asked: Wishes, machine: Machine, faults: list[str], *, own_devices:
 
 
 def _selected(asked: Wishes, gpus: list[int], machine: Machine, faults: list[str]) -> list[int]:
-    """As many GPUs as in `gpus`, of those that nobody holds."""
+    """As many GPUs as in `gpus`, of those that are free."""
     if chosen := machine.environment.get(World.STARTED):  # by rank 0; its own GPU is no longer free
         return [int(gpu) for gpu in chosen.split(",")]
     given = asked.devices if asked.gpus is UNSAID else asked.gpus
@@ -267,7 +267,7 @@ def _of_this_rank(
 def _words(asked: Wishes, name: str, row: Row, processes: int, devices: list[torch.device], machine: Machine) -> str:
     """Who trains, and where, in a line."""
     by_itself = asked.strategy is None and processes > 1
-    who = f"{name} (by itself: several devices and no strategy given)" if by_itself else name
+    who = f"{name} (default: several devices and no strategy given)" if by_itself else name
     where = "GPUs" if devices[0].type == "cuda" else "the CPU" if machine.gpus else "the CPU (there is no GPU here)"
     parts = f", each batch in {len(devices)} parts" if len(devices) > 1 else ""
     return f"{who}, {processes} process{'es' if processes > 1 else ''} on {row.devices or where}{parts}"

@@ -66,7 +66,7 @@ def tie_to_first_rank() -> None:
 
 
 def ended_early() -> list[str]:
-    """Return, in words, which other ranks have ended by an error."""
+    """Return text on which other ranks have ended by an error."""
     codes = {rank: process.poll() for rank, process in _others.items()}
     return [
         f"rank {rank} had ended with code {code}; what it said stands above" for rank, code in codes.items() if code

@@ -16,7 +16,7 @@ class Decision(Options):
     """What a night came to."""
 
     promoted: bool
-    why: str = Field(description="In words, with both values.")
+    why: str = Field(description="A sentence with both values.")
     metric: str = Field(description="Name of the value that decided.")
     mode: Literal["min", "max"] = Field(description="Which of two values is better.")
     margin: float = Field(description="By how much it had to be better.")
@@ -86,7 +86,7 @@ def _value(values: dict[str, float], metric: str) -> float:
 
 
 def lacking(values: dict[str, float], metric: str) -> list[str]:
-    """Return, in words, that a test did not log `metric`; nothing if it did."""
+    """Return a message that a test did not log `metric`; nothing if it did."""
     if metric in values:
         return []
     there = f"it logs {', '.join(sorted(values))}" if values else "it logs nothing: write test_step and test_dataloader"

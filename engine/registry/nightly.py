@@ -108,7 +108,7 @@ class Night:
         """
         if data["folder"] is None:
             raise JobError(
-                f"{self.job.data} keeps no folder, so nobody can tell whether its data are new: "
+                f"{self.job.data} keeps no folder, so whether its data are new is unknown: "
                 "set self.folder in it, or leave --if-new-data out"
             )
         runs = Store.open(self.job.store_url, self.job.store_terms)
@@ -130,7 +130,7 @@ def metric_of(job: TrainingJob) -> str:
 
 
 def faults_of_night(job: TrainingJob, date: str | None = None) -> list[str]:
-    """Return, in words, what keeps `job` from being trained nightly, and `date` from being one."""
+    """Return messages on what keeps `job` from being trained nightly, and `date` from being one."""
     faults = []
     if date is not None and not _is_date(date):
         faults.append(f"date: {date!r} is none; write it as 2026-03-01, or 2026-03-01T1400")

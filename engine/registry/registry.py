@@ -1,9 +1,9 @@
-"""The line of champions of a job: whoever was crowned last reigns. Needs no torch.
+"""The champions of a job: the one promoted last is the champion. Needs no torch.
 
-    <store>/_champions/<job>/000001.json       created exclusively: of two who are crowned at once one wins
+    <store>/_champions/<job>/000001.json       created exclusively: of two that are promoted at once one wins
     <store>/_champions/<job>/weights/<run>/    a copy of the run's weights: a champion outlives its run
 
-The name of a run begins with a letter or a digit, so none is in the way. A roll-back crowns the one before again;
+The name of a run begins with a letter or a digit, so none is in the way. A roll-back promotes the one before again;
 nothing is ever overwritten.
 """
 
@@ -29,13 +29,13 @@ class Champion:
     """Whose weights are in charge of a job.
 
     Args:
-        number: from 1; the highest reigns.
+        number: from 1; the highest is the champion.
         run: the run its weights came from.
         module: the run's module, as its job named it.
         module_args: the module's arguments.
         before: number of the champion to which a roll-back returns.
         decision: why it was promoted; None if a roll-back brought it back.
-        time: when it was crowned, in seconds since the epoch.
+        time: when it was promoted, in seconds since the epoch.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Line:
         return [self.champion(number) for number in self._numbers()]
 
     def current(self) -> Champion | None:
-        """Return the one that reigns; None before the first."""
+        """Return the champion; None before the first."""
         numbers = self._numbers()
         return self.champion(numbers[-1]) if numbers else None
 
@@ -102,7 +102,7 @@ class Line:
         return found[-1] if found else None
 
     def promote(self, job: TrainingJob, run: str, weights: str, decision: Decision) -> Champion:
-        """Crown `run`: at one moment the champion before it reigns, at the next it does.
+        """Make `run` the champion, in one step: no reader sees none or two.
 
         Args:
             job: the run's.
@@ -111,27 +111,27 @@ class Line:
             decision: why; it also says over whom.
 
         Raises:
-            Overtaken: somebody else was crowned since `decision` was made.
+            Overtaken: another run was promoted since `decision` was made.
         """
-        # First, so that whoever reigns has weights; those of a loser of the race lie there for nothing.
+        # First, so that a champion has weights; those of a loser of the race lie there for nothing.
         self._keep(Store.open(job.run_url(run)), weights, run)
-        return self._crown(decision.over, run, job.module, job.module_args, decision.over, decision)
+        return self._commit(decision.over, run, job.module, job.module_args, decision.over, decision)
 
     def roll_back(self) -> Champion:
-        """Crown again whom the reigning champion took the place of.
+        """Make the champion before this one champion again.
 
         Raises:
-            UserError: there was nobody.
-            Overtaken: somebody was crowned meanwhile.
+            UserError: there was none.
+            Overtaken: another run was promoted meanwhile.
         """
-        reigning = self.current()
-        if reigning is None or reigning.before is None:
-            who = f"{reigning.run} is the first champion" if reigning else "there is no champion"
+        champion = self.current()
+        if champion is None or champion.before is None:
+            who = f"{champion.run} is the first champion" if champion else "there is no champion"
             raise UserError(f"{self.name}: {who}, so there is none to go back to")
-        back = self.champion(reigning.before)
-        return self._crown(reigning.number, back.run, back.module, back.module_args, back.before, None)
+        back = self.champion(champion.before)
+        return self._commit(champion.number, back.run, back.module, back.module_args, back.before, None)
 
-    def _crown(
+    def _commit(
         self,
         over: int | None,
         run: str,

@@ -18,17 +18,17 @@ class NightReport(Options):
     run: str
     url: str
     decision: Decision | None = Field(None, description="None where there was nothing new to train on.")
-    champion: str = Field("", description="The run that reigns now.")
+    champion: str = Field("", description="The run that is champion now.")
     weights: str = Field("", description="Where its weights are.")
 
     @property
     def words(self) -> str:
         """What happened, in a line."""
         if self.decision is None:
-            return f"nothing new to train on; {self.champion or 'nobody'} stays champion"
+            return f"nothing new to train on; {self.champion or 'no run'} stays champion"
         if self.decision.promoted:
             return f"{self.run} was promoted: {self.decision.why}"
-        return f"{self.champion or 'nobody'} stays champion: {self.decision.why}"
+        return f"{self.champion or 'no run'} stays champion: {self.decision.why}"
 
 
 def report_of_night(night: Night, decision: Decision | None) -> NightReport:

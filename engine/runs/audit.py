@@ -44,7 +44,7 @@ class EpochAudit:
         left_out: batches whose loss was not finite, left out of the weights.
         is_over: whether the epoch has come to its end.
         is_counted: whether the samples were compared with those the epoch was to have; else only its places were.
-        faults: what law 3 forbids, in words.
+        faults: what law 3 forbids, as messages.
     """
 
     epoch: int

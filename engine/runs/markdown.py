@@ -10,7 +10,7 @@ _HEADLINES = {
     "stopped": "stopped on request; the same command resumes it",
     "user_error": "ended by an error in the job or its code",
     "died": "failed",
-    "lost": "lost: whoever launched it was killed",
+    "lost": "lost: its launcher was killed",
     "new": "not started",
 }
 

@@ -1,4 +1,4 @@
-"""The report of a run, read from its folder alone: right also when nobody who watched the run is left."""
+"""The report of a run, read from its folder alone: right also when the processes that watched the run are gone."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ __all__ = ["Failure", "Report", "cause_of", "metric_rows", "report_of"]
 
 METRICS = "metrics.csv"
 _RUNS_COMPARED = 100  # a file is read of each
-_UNSAID = {"stopped": "stopped on request", "lost": "whoever launched it was killed"}
+_UNSAID = {"stopped": "stopped on request", "lost": "its launcher was killed"}
 
 
 class Failure(Options):
@@ -110,7 +110,7 @@ def metric_rows(store: Store) -> list[dict[str, str]]:
     try:
         text = join_segments(History(store).rows(faults=[]))
     except SnapshotError:
-        text = ""  # which of its snapshots count nobody can say
+        text = ""  # which of its snapshots count is unknown
     return list(csv.DictReader(io.StringIO(text)))
 
 

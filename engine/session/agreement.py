@@ -2,9 +2,9 @@
 
 All ranks pass the same boundaries, but not at the same time: in a validation they may be far apart. A rank that is
 asked for something rings, in the store in which the ranks met. A thread in every rank hears it, says which boundary
-that rank can still make, and has it wait at the next one; the largest of these numbers is the appointment. Nobody
-waits for a rank that waits for somebody else: the answers come from threads, and whoever waits at a boundary before
-the appointment goes on as soon as all have answered.
+that rank can still make, and has it wait at the next one; the largest of these numbers is the appointment. No rank
+waits for one that waits for another: the answers come from threads, and a rank that waits at a boundary before the
+appointment goes on as soon as all have answered.
 
 It costs a few small questions to the store a second, and nothing in a step. The same thread tells the others where
 its rank is, for when it is lost.

@@ -27,7 +27,7 @@ class Attempt:
 
     Args:
         number: from 1.
-        outcome: how it ended; "lost" if nobody was left to write it down.
+        outcome: how it ended; "lost" if its launcher was killed before it wrote it down.
         code: the exit code of that outcome.
         type: the exception's full name, if there was one.
         error: its message.
@@ -149,7 +149,7 @@ class Ledger:
 
         Args:
             retries: attempts without progress that are forgiven.
-            after: leave attempts up to this number out of the count: whoever asked for a retry
+            after: leave attempts up to this number out of the count: who asked for a retry
                 by hand, knowing of them, wants to be given as many again.
         """
         return judge(self.attempts(), retries, after=after)
@@ -207,7 +207,7 @@ def _without_progress(attempts: Sequence[Attempt], after: int) -> int:
     idle, newest = 0, ""
     for attempt in attempts:
         place = _place(attempt.snapshot or attempt.resumed_from)
-        if place > newest or attempt.outcome == "user_error":  # after that one, somebody changed something
+        if place > newest or attempt.outcome == "user_error":  # after that one, the code was changed
             idle = 0
         elif attempt.failed and attempt.number > after:
             idle += 1

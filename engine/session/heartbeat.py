@@ -69,7 +69,7 @@ class Heartbeat:
     """The writing end.
 
     Args:
-        path: file to write to; None beats for nobody.
+        path: file to write to; None writes nothing.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -37,7 +37,7 @@ class Outcome:
     Args:
         kind: one of done, stopped, user_error, died.
         error: the message, for people; a user's error starts with the traceback.
-        type: the exception's full name; empty when nobody lived to tell.
+        type: the exception's full name; empty when no process was left to tell.
         rank: who says so.
         step: optimizer steps taken by then, if known.
         time: when, in seconds since the epoch.
@@ -92,12 +92,12 @@ def decide(outcomes: Sequence[Outcome], exit_code: int | None, processes: int) -
     """Return how the world of `processes` ranks ended, from what its ranks wrote.
 
     An error of the user's outweighs everything, since a retry would meet it again, and so does a newer
-    world. A rank without a last word was killed, and what the others say follows from that: a lost
+    world. A rank without an outcome was killed, and what the others say follows from that: a lost
     connection, or a stop (a launcher asks the others to stop when one has died).
 
     Args:
         outcomes: what the ranks wrote; some may be missing.
-        exit_code: the launcher's; None if it was ended by whoever asks, and then a stop is just that.
+        exit_code: the launcher's; None if it was ended by the caller, and then a stop is just that.
         processes: how many ranks there were.
 
     >>> decide([Outcome("done", rank=0), Outcome("done", rank=1)], 134, 2).kind

@@ -19,7 +19,7 @@ def is_own_folder(path: Path) -> bool:
 
 
 def open_own(path: Path) -> BinaryIO:
-    """Open a regular file of this user for reading; a FIFO in its place blocks nobody.
+    """Open a regular file of this user for reading; a FIFO in its place blocks no reader.
 
     Raises:
         FileNotFoundError: it is not there.

@@ -59,7 +59,7 @@ class Arena:
         self._changed = Condition()
 
     def acquire(self) -> tuple[Buffer, float]:
-        """Return a buffer that is nobody's, and the seconds it was waited for."""
+        """Return a free buffer, and the seconds it was waited for."""
         with self._changed:
             if self._free:
                 return self._free.pop(), 0.0

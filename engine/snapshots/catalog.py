@@ -70,7 +70,7 @@ class History:
         """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning.
 
         Raises:
-            SnapshotUnreadable: none is good, and some cannot be read: nobody can say that they are damaged.
+            SnapshotUnreadable: none is good, and some cannot be read: whether they are damaged is unknown.
         """
         lineage = Lineage.of(self._store)
         unreadable: dict[str, SnapshotUnreadable] = {}
@@ -150,7 +150,7 @@ class History:
             check_facts(where, expected, found)
 
     def set_aside(self, snapshot: Snapshot | str, reason: str) -> None:
-        """Mark a snapshot as not to be used again; its files are kept for whoever wants to look."""
+        """Mark a snapshot as not to be used again; its files are kept for inspection."""
         name = snapshot if isinstance(snapshot, str) else snapshot.name
         marker = json.dumps({"reason": reason, "time": time.time()}, indent=1)
         self._store.write(f"{SNAPSHOTS}/{name}/{_ASIDE}", marker.encode())
@@ -167,7 +167,7 @@ class History:
             return f"its {_ASIDE} does not say why: {error}"
 
     def log_faults(self) -> list[str]:
-        """Return, in words, what of the metric log is damaged, and which steps have no row."""
+        """Return messages on what of the metric log is damaged, and which steps have no row."""
         faults: list[str] = []
         rows = self.rows(faults)
         newest = self.snapshots()[-1:]
@@ -179,10 +179,10 @@ class History:
         """Return the segments of the metric log up to the newest snapshot that counts, oldest first.
 
         Args:
-            faults: gets, in words, why segments are not among them.
+            faults: gets messages on why segments are not among them.
 
         Raises:
-            SnapshotDamaged: a segment is not what was written, and nobody asked for `faults`.
+            SnapshotDamaged: a segment is not what was written, and `faults` is None.
         """
         lineage = Lineage.of(self._store)
         folders = self._folders(lineage)

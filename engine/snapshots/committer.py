@@ -1,6 +1,6 @@
 """The committer: every rank writes its part, then rank 0 commits the whole.
 
-Nobody can see a snapshot before its manifest, and the manifest is written only after every rank has said that its
+No reader sees a snapshot before its manifest, and the manifest is written only after every rank has said that its
 files are durable. An error of one rank reaches all of them, as the same error.
 """
 
@@ -134,7 +134,7 @@ class Committer:
         return [answer for answer, _ in answers]
 
     def _explained(self, error: Exception) -> Exception:
-        """Return why `error` came about: whoever took over may have swept our files away."""
+        """Return why `error` came about: the world that took over may have swept our files away."""
         try:
             ensure_newest(self._store, self._lease)
         except Superseded as superseded:
@@ -173,11 +173,11 @@ class Committer:
         try:
             self._store.write(path, data)
         finally:
-            facts.exception()  # the buffer stays as it is until nobody reads it
+            facts.exception()  # the buffer stays as it is until its last reader is done
         return facts.result()
 
     def _commit(self, name: str, taken: Taken, parts: list[_Part]) -> dict[str, Any]:
-        """Write the manifest, on rank 0 and only if all files are there and nobody took over."""
+        """Write the manifest, on rank 0 and only if all files are there and no other world took over."""
         taken.probe("before_commit")
         if not self._world.is_first:
             return {}

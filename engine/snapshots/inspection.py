@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def is_good(self) -> bool:
-        """Whether nobody needs to do anything about it."""
+        """Whether nothing needs to be done about it."""
         return self.state != "damaged"
 
     def as_json(self) -> dict[str, Any]:

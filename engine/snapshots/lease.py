@@ -158,7 +158,7 @@ def read_lease(store: Store, generation: int) -> Lease:
     """Return the lease of one generation.
 
     Raises:
-        SnapshotDamaged: it is missing or not what was written, so nobody can say which snapshots count.
+        SnapshotDamaged: it is missing or not what was written, so which snapshots count is unknown.
     """
     path = lease_path(generation)
     where = f"{store.url}/{path}"

@@ -31,7 +31,7 @@ class Lineage:
         """Follow the leases of the run in `store` from the newest one back.
 
         Raises:
-            SnapshotDamaged: a lease is missing or not what was written, so nobody can say which snapshots count.
+            SnapshotDamaged: a lease is missing or not what was written, so which snapshots count is unknown.
         """
         lease = newest(store)
         while late := _committed_after(store, lease):
@@ -51,7 +51,7 @@ class Lineage:
             return False
         place, generation = parsed
         if not self.ends:
-            return True  # a run without leases: nobody can have superseded anybody
+            return True  # a run without leases: none can have superseded another
         end = self.ends.get(generation, Place(-1))
         return end is None or place <= end
 

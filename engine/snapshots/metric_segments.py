@@ -44,7 +44,7 @@ class Segments:
             self._single += 1
 
     def read(self) -> tuple[dict[str, str], list[str]]:
-        """Return the rows by name of their snapshot, and in words which files are not what was written."""
+        """Return the rows by name of their snapshot, and messages on files that are not what was written."""
         rows, damaged = self._rows(self._files())
         return rows, [*damaged.values()]
 

@@ -2,7 +2,7 @@
 
 Leases are made from the manifests, which repeat what they say; weights from the newest good snapshot, where it holds
 them. Damaged snapshots, and other damaged weights, are set aside, so that older ones count. What of the metric log
-nobody has is named and stays missing.
+no copy holds is named and stays missing.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ _OLDER = "older weights count, or none until the run goes on"
 
 @dataclass(frozen=True)
 class Repair:
-    """Something to be done, in words; `act` does it, and is None where nothing can be."""
+    """Something to be done, as text; `act` does it, and is None where nothing can be."""
 
     words: str
     act: Callable[[], object] | None
@@ -185,7 +185,7 @@ def _snapshots(store: Store) -> Iterator[Repair]:
 def _log(store: Store) -> Iterator[Repair]:
     history = History(store)
     for fault in history.log_faults():
-        yield Repair(f"{fault}; nobody has those rows: the log keeps a gap", None)
+        yield Repair(f"{fault}; no snapshot has those rows: the log keeps a gap", None)
     text = join_segments(history.rows(faults=[])).encode()
     if store.exists("metrics.csv") and len(store.read("metrics.csv")) > 0 and store.read("metrics.csv") != text:
         yield Repair(

@@ -84,7 +84,7 @@ class Policy:
     def _slowed_s(self, elapsed_s: float) -> float:
         """Seconds that the steps beside the writing took longer than as many others."""
         if self._beside is None:
-            return elapsed_s  # it is still being written: nobody knows yet, so wait
+            return elapsed_s  # it is still being written: its time is unknown yet, so wait
         beside_s, beside = self._beside
         others = self._count - beside
         pace_s = (elapsed_s - beside_s) / others if others else 0.0

@@ -127,7 +127,7 @@ def _header(regions: Sequence[Region]) -> bytes:
 
 
 def deal(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return which rank writes which replicated tensor: the largest first, each to whoever has least to write.
+    """Return which rank writes which replicated tensor: the largest first, each to the rank with least to write.
 
     >>> deal({"a": 3, "b": 2, "c": 2}, 2)
     {'a': 0, 'b': 1, 'c': 1}

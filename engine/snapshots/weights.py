@@ -119,7 +119,7 @@ class WeightsFolder:
         return found
 
     def _is_over(self, file: str, files: list[str]) -> bool:
-        """Whether `file` is of weights that nobody reads any more, or that were never whole; those set aside stay."""
+        """Whether `file` is of weights that are not read any more, or that were never whole; those set aside stay."""
         match = _OF_NAME.fullmatch(file)
         parsed = parse_name(match[1]) if match else None
         if parsed is None or match is None or f"{match[1]}.aside.json" in files:

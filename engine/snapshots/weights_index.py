@@ -172,7 +172,7 @@ def set_damaged_weights_aside(store: Store, folder: str) -> None:
 
 
 def missing_weights(store: Store, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return, in words and by folder, which weights a snapshot's `manifest` speaks of and nobody finds."""
+    """Return messages by folder: weights that a snapshot's `manifest` speaks of and that are not there."""
     lineage = Lineage.of(store)
     told = manifest["facts"].get("weights", {})
     return {

@@ -72,7 +72,7 @@ class Writer:
         lease: of this generation.
         world: this process among the others.
         gather: returns the values that all ranks gave to it, by rank. A thread calls it while training goes on, so it
-            is a collective of nobody else's.
+            is a collective of no other part.
         run: name of the run, for the manifest.
         keep: how many snapshots stay.
         replicated: whether the tensor of a name is the same on every rank, and so is written once.

@@ -52,7 +52,7 @@ def join(pieces: Sequence[Piece]) -> Tensor:
     for piece in pieces:
         if piece.start != end:
             raise NotExact(
-                f"the ranks' pieces of a tensor of {piece.shape} leave row {end} to nobody, or to two of them"
+                f"the ranks' pieces of a tensor of {piece.shape} leave row {end} to no rank, or to two of them"
             )
         end += len(piece.rows)
     if end != pieces[0].shape[0]:

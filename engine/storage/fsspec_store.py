@@ -1,4 +1,4 @@
-"""Any fsspec URL as a store. Whether it creates exclusively nobody knows: it takes `lease: none` to use one."""
+"""Any fsspec URL as a store. Whether it creates exclusively is unknown: it takes `lease: none` to use one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -36,7 +36,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether `error` says that nobody answered, which may be otherwise later."""
+    """Whether `error` says that no answer came, which may be otherwise later."""
     return any(
         isinstance(link, (ConnectionError, TimeoutError)) or (isinstance(link, OSError) and link.errno in _PASSING)
         for link in chain_of(error)
@@ -44,7 +44,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 class Patience:
-    """How long somebody who does not answer is waited for.
+    """How long a store that does not answer is waited for.
 
     Args:
         total_s: seconds from the first failure to the last try.

@@ -1,4 +1,4 @@
-"""S3 and what speaks like it, through s3fs: conditional puts, uploads in parts, errors in words.
+"""S3 and what speaks like it, through s3fs: conditional puts, uploads in parts, errors explained.
 
 Credentials, endpoint and region come from the usual places: the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE,
 AWS_ENDPOINT_URL, ...), ~/.aws, the machine's role, or fsspec's own configuration.
@@ -88,7 +88,7 @@ class S3Store(RemoteStore):
         try:
             self._files.pipe_file(full, _Parts(view), chunksize=part, max_concurrency=_PARTS_AT_ONCE)
         except BaseException:
-            with contextlib.suppress(Exception):  # nobody would ever see its parts, but they are paid for
+            with contextlib.suppress(Exception):  # its parts are never seen, but they are paid for
                 self._abort_uploads(full)
             raise
 
@@ -165,7 +165,7 @@ class S3Store(RemoteStore):
                 self._ask(lambda: self._abort(upload))  # noqa: B023 - called at once
 
     def unfinished(self, path: str) -> Sequence[str]:
-        """Return the names below `path` with uploads that nobody completed or aborted."""
+        """Return the names below `path` with uploads that were neither completed nor aborted."""
         _, prefix, _ = self._files.split_path(f"{self._full(path)}/")
         prefix = prefix.rstrip("/") + "/"
         keys = [upload["Key"] for upload in self._ask(lambda: self._uploads(self._full(path)))]
@@ -182,7 +182,7 @@ class S3Store(RemoteStore):
 
     def _abort(self, upload: dict[str, Any]) -> None:
         wanted = {"Bucket": self._files.split_path(self.url)[0], "Key": upload["Key"], "UploadId": upload["UploadId"]}
-        with contextlib.suppress(FileNotFoundError):  # somebody else aborted it
+        with contextlib.suppress(FileNotFoundError):  # it was aborted elsewhere
             self._files.call_s3("abort_multipart_upload", **wanted)
 
     def is_passing(self, error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from midstride.engine.storage.retry import is_passing
 __all__ = ["ONE_WORLD", "PASSWORD", "Store", "Terms", "holds_password"]
 
 
-#: the ways out, in words
+#: the ways out, as text
 ONE_WORLD = (
     "Choose a local folder or s3:// with snapshots.url; or say snapshots.lease: none, "
     "if you see to it yourself that only one world has the run."
@@ -32,8 +32,8 @@ PASSWORD = (
 )
 
 
-def _nobody(waited_s: float, why: str) -> None:
-    """Nobody wants to know."""
+def _ignore(waited_s: float, why: str) -> None:
+    """Do nothing: the wait is not shown."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Terms:
     """What is asked of a store.
 
     Args:
-        lease: "exclusive": of many worlds one wins; "none": whoever says so promises that there is only one.
+        lease: "exclusive": of many worlds one wins; "none": the caller promises that there is only one.
         patience_s: seconds a store that does not answer is waited for, at each operation.
         waiting: told again and again, while it is waited for, for how many seconds by then and why; in any thread.
     """
 
     lease: Literal["exclusive", "none"] = "exclusive"
     patience_s: float = 10.0
-    waiting: Callable[[float, str], object] = _nobody
+    waiting: Callable[[float, str], object] = _ignore
 
 
 class Store(ABC):
@@ -227,7 +227,7 @@ class Store(ABC):
 
 
 def holds_password(url: str) -> bool:
-    """Whether somebody's secret would be written down with `url`."""
+    """Whether a secret would be written down with `url`."""
     try:
         return urlsplit(url).password is not None
     except ValueError:

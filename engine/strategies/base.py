@@ -57,7 +57,7 @@ class Strategy(ABC):
     forward_is_collective: ClassVar[bool] = False
     #: whether `train` runs forward and backward passes itself, in an order of its own
     schedules: ClassVar[bool] = False
-    #: why a run cannot go on with another number of ranks, in words; None if it can
+    #: why a run cannot go on with another number of ranks, as text; None if it can
     fixed_world: ClassVar[str | None] = None
     #: whether an optimizer may evaluate the training step several times in one of its own, as LBFGS does
     takes_closures: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class Strategy(ABC):
 
     @property
     def identity(self) -> str:
-        """What of the strategy decides a run's bits, in words; a class of a user's own goes by its import path."""
+        """What of the strategy decides a run's bits, as text; a class of a user's own goes by its import path."""
         kind = type(self)
         ours = kind.__module__.startswith("midstride.")
         return self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
@@ -101,11 +101,11 @@ class Strategy(ABC):
         return self.world
 
     def refusals(self, module: TrainingModule) -> list[str]:
-        """Return, in words, what `module` wants and this strategy cannot do."""
+        """Return messages on what `module` wants and this strategy cannot do."""
         return []
 
     def mismatches(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Return, in words, what of a fit that is put together this strategy cannot do.
+        """Return messages on what of a fit that is put together this strategy cannot do.
 
         Args:
             optimizers: that the engine steps.
@@ -130,7 +130,7 @@ class Strategy(ABC):
 
         Args:
             module: whole, on the host; or as an earlier call left it.
-            first_batch: reads the first training batch, for whoever has to measure; None where nothing is trained.
+            first_batch: reads the first training batch, for a strategy that measures; None where nothing is trained.
         """
         module.to(self.device)
 
@@ -156,7 +156,7 @@ class Strategy(ABC):
         return all(self.gather(value))
 
     def store(self) -> Any:
-        """Return a new corner of the key-value store in which the ranks met; None if there is nobody to meet."""
+        """Return a new corner of the key-value store in which the ranks met; None if there are no others."""
         return None
 
     def channel(self) -> Channel:

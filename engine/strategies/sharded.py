@@ -93,7 +93,7 @@ class Sharded(ProcessGroup):
                 type(module).__name__,
             )
         for part in (*parts, module):
-            # By itself, torch frees all but the root, which is needed again at once.
+            # By default torch frees all but the root, which is needed again at once.
             fully_shard(part, mesh=mesh, reshard_after_forward=None if self.frees_after_forward else False)
             _keep_name(part)
         for step in _STEPS:
@@ -198,7 +198,7 @@ class _InPieces:
 def blocks(module: nn.Module) -> list[nn.Module]:
     """Return what is gathered by itself: the elements of the outermost lists and sequences of `module`.
 
-    Not those without weights, those that nobody can call, and those that share weights with the rest.
+    Not those without weights, those that cannot be called, and those that share weights with the rest.
     """
     places = _places(module)
 

@@ -17,7 +17,7 @@ class Channel:
     """Lets one background thread of every rank exchange values while training exchanges gradients.
 
     Collectives of one group must meet in the same order on every rank, and two threads promise no order: so this is a
-    group of its own. A rank that dies closes its connections, and whoever waits for it here gets an error.
+    group of its own. A rank that dies closes its connections, and a wait for it here ends with an error.
 
     Args:
         size: ranks in the world; every one of them makes its channel at the same place.
@@ -36,7 +36,7 @@ class Channel:
         return values
 
     def close(self) -> None:
-        """Let go of the group; nobody may be waiting in it."""
+        """Let go of the group; no rank may be waiting in it."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None

@@ -15,7 +15,7 @@ class Single(Strategy):
     name = "single"
 
     def init_process_group(self) -> None:
-        """Do nothing: there is nobody to meet."""
+        """Do nothing: there are no other ranks."""
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` as it is."""

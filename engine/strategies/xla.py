@@ -30,7 +30,7 @@ class Xla(ProcessGroup):
     process collects the graphs that it would have collected anyway.
 
     Args:
-        core: the index of the one that a single process trains on; by itself torch_xla's first.
+        core: the index of the one that a single process trains on; by default torch_xla's first.
     """
 
     name = "xla"

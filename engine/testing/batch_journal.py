@@ -41,7 +41,7 @@ class Journal(Callback):
 
 
 def first_difference(undisturbed: Path, resumed: Path) -> str | None:
-    """Return, in words, the first batch of a resumed life that is not what it was; None if all are."""
+    """Return text on the first batch of a resumed life that is not what it was; None if all are."""
     was = {(entry["epoch"], entry["batch"]): entry for entry in _entries(undisturbed)}
     for entry in _entries(resumed):
         where = f"batch {entry['batch']} of epoch {entry['epoch']}"

@@ -47,7 +47,7 @@ class Life:
         return self.folder / "journal.jsonl"
 
     def told(self) -> dict[str, Any]:
-        """Return its last words: portrait, warnings of the engine, and what the witness saw."""
+        """Return its result: portrait, warnings of the engine, and what the witness saw."""
         return dict(json.loads((self.folder / "told.json").read_text()))
 
     def live(self, module: Made, data: Made, options: Mapping[str, Any], *, watched: bool = False) -> "Life":

@@ -60,5 +60,5 @@ class Boundaries:
             self._recorder.answer(request)
         elif request.asked is Asked.STOP:
             step = self._progress.step
-            self._trainer.strategy.gather(None)  # nobody leaves while another still asks where they all stop
+            self._trainer.strategy.gather(None)  # no rank leaves while another still asks where they all stop
             raise StopRequested(f"asked to stop, after step {step}; no snapshots are taken in this fit")

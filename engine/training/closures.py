@@ -28,7 +28,7 @@ def _has_to_have_one(step: Callable[..., Any]) -> bool:
 
 
 def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, strategy: "Strategy") -> list[str]:
-    """Return, in words, what an optimizer that needs a closure does not go with."""
+    """Return messages on what an optimizer that needs a closure does not go with."""
     kind = next((type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)), None)
     if kind is None:
         return []

@@ -63,7 +63,7 @@ class Fit:
         trainer.wrapped = strategy.wrap(TrainingStep(module), one_backward=one)
 
     def mismatches(self, strategy: Strategy) -> list[str]:
-        """Return, in words, what of this fit `strategy` cannot do."""
+        """Return messages on what of this fit `strategy` cannot do."""
         trainer = self.trainer
         faults = strategy.mismatches(trainer.optimizers, trainer.options, self.feeds.training.batch_size)
         by_hand = not trainer.module.automatic_optimization

@@ -96,7 +96,7 @@ class Reporter:
             self._own.emit("waiting", rank=self._rank, waited_s=waited_s, why=why)
 
     def say(self, line: str) -> None:
-        """Say something once to whoever started the run: on the console, unless logging goes elsewhere."""
+        """Say something once to the user who started the run: on the console, unless logging goes elsewhere."""
         if not self._first:
             return
         if not (logging.root.handlers or _LOG.handlers):

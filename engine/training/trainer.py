@@ -62,13 +62,13 @@ class Trainer:
 
     Args:
         strategy: a name from `midstride.engine.strategies.STRATEGIES`, "package.module:Class" or an instance of
-            your own; by itself "ddp" on several devices and "single" on one.
+            your own; by default "ddp" on several devices and "single" on one.
         strategy_args: its options, such as {"static_graph": True}.
-        devices: on each machine: a number, "auto" for all GPUs or else the CPU, or a list of GPUs; by itself one.
+        devices: on each machine: a number, "auto" for all GPUs or else the CPU, or a list of GPUs; by default one.
         gpus: GPUs by number, -1 for all, a list or text of indices; None and 0 are the CPU.
         tpu_cores: 1, 8, or the index of one in a list; with strategy "xla", which it implies.
         num_nodes: machines, to be checked against what the launcher started.
-        auto_select_gpus: take so many GPUs of those that nobody holds.
+        auto_select_gpus: take so many free GPUs.
         snapshots: when the whole state is written; None for never.
         callbacks: what acts beside the module.
         seed: of everything random. Build the Trainer before the module: it seeds every rank alike.
@@ -175,7 +175,7 @@ class Trainer:
         Args:
             module: what to train.
             data: a DataModule, or a training DataLoader or nest of them; None if the module has the loaders itself.
-            val_dataloaders: to validate on, one or several; by itself those of the DataModule, or of the module.
+            val_dataloaders: to validate on, one or several; by default those of the DataModule, or of the module.
             run: folder or fsspec URL of the run; the same one again resumes. None keeps nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
@@ -287,7 +287,7 @@ class Trainer:
     # Putting together -----------------------------------------------------------------------------
 
     def _refusals(self, module: TrainingModule) -> list[str]:
-        """Return, in words, what `module` wants and this Trainer cannot do."""
+        """Return messages on what `module` wants and this Trainer cannot do."""
         by_hand = not module.automatic_optimization
         strange = unheard(module, self.callbacks)
         return [*strange, *self.strategy.refusals(module), *self.precision.refusals(by_hand=by_hand)]

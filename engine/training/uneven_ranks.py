@@ -46,11 +46,11 @@ def turns(trainer: "Trainer", feed: Feed, start: int = 0) -> Iterator[tuple[Any,
         if own:
             spare = batch
         if index == start:
-            spare = _somebodys(strategy, spare, own)
+            spare = _batch_of_another(strategy, spare, own)
         yield spare, own
 
 
-def _somebodys(strategy: Strategy, batch: Any, own: bool) -> Any:
+def _batch_of_another(strategy: Strategy, batch: Any, own: bool) -> Any:
     """Return `batch` if every rank has one of its own, else that of the first rank that has."""
     if strategy.all_agree(own):
         return batch

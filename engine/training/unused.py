@@ -17,7 +17,7 @@ __all__ = ["check_gradients", "idle_evaluation", "untrained_parameters"]
 
 
 def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> list[str]:
-    """Return, in words, what optimizers train that is not the module's, and what of the module no optimizer trains."""
+    """Return messages on what optimizers train that is not the module's, and what of the module no optimizer trains."""
     own = {id(parameter): name for name, parameter in module.named_parameters()}
     given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     name = type(module).__name__
@@ -54,7 +54,7 @@ def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:
 
 
 def idle_evaluation(trainer: "Trainer", loaders: int) -> list[str]:
-    """Return, in words, validation loaders, a validation_step, and monitors that wait for each other in vain."""
+    """Return messages on validation loaders, a validation_step, and monitors that wait for each other in vain."""
     module, name = trainer.module, type(trainer.module).__name__
     writes = type(module).validation_step is not TrainingModule.validation_step
     lines = []

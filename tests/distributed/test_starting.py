@@ -91,7 +91,7 @@ def test_fit_test_predict_and_fit_again(strategy: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("did it all") == (2 if strategy == "a script" else 1)
     if not options:  # whoever did not choose is told what was chosen
-        assert "ddp (by itself: several devices and no strategy given), 2 processes on the CPU" in done.stderr
+        assert "ddp (default: several devices and no strategy given), 2 processes on the CPU" in done.stderr
     assert "batches of 2 make 4 samples a step" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Snapshots that three ranks write behind training: what befalls one of them is known to all."""
+"""Snapshots that three ranks write behind training: what happens to one of them is known to all."""
 
 import os
 import threading

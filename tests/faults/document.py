@@ -16,14 +16,14 @@ bit, with those of the same run undisturbed. This page is written from the table
 `tests/faults/table.py`.
 
 A world ends with 0 done; 1 a retry may help; 2 a retry cannot help; 75 stopped on request, a retry resumes. A retry is
-the same command again: a flow does it by itself, `midstride fit JOB --run NAME` by whoever called it.
+the same command again: a flow does it on its own, `midstride fit JOB --run NAME` when it is called again.
 
 """
 
 
 def text() -> str:
     """Return the page."""
-    lines = ["| what befalls a run | what happens | the world ends with | tried |", "|---|---|---|---|"]
+    lines = ["| fault | what happens | the world ends with | tried |", "|---|---|---|---|"]
     for row in ROWS:
         tried = ", ".join(dict.fromkeys(f"{cell.name} ({cell.store})" for cell in row.cells))
         lines.append(f"| {row.fault} | {row.then} | {CODES[row.code]} | {tried} |")

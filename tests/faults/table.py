@@ -1,4 +1,4 @@
-"""The table of faults: what can befall a run, what happens then, and what a person reads. `docs/faults.md` shows it."""
+"""The table of faults: what can happen to a run, how it goes on, and what a person reads. `docs/faults.md` shows it."""
 
 import re
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ class Row:
     """A fault.
 
     Args:
-        fault: what befalls the run.
+        fault: what happens to the run.
         then: what happens, in a sentence for people.
         code: what some rank ends with; 0 where the run gets over it in the same life.
         cells: when and where.

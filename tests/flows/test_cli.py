@@ -59,7 +59,7 @@ def test_a_killed_flow_goes_on_where_it_was_when_the_command_is_given_again(
     assert results(job, "nine-lives") == undisturbed
     assert _outcomes(job, "nine-lives")[-1] == "done"
     report = Path(job.run_url("nine-lives"), "report.md").read_text()
-    assert "whoever had launched this world was killed" in report
+    assert "the process that launched this world was killed" in report
     assert "| restarts | 1 |" in report
     assert not alive()
 

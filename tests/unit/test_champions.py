@@ -110,7 +110,7 @@ def test_the_metric_follows_from_the_monitor(monitor: str, chosen: str | None, m
 # --- the line -------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_crowned_reigns_and_a_roll_back_goes_back_one_by_one(store_url: str) -> None:
+def test_the_last_promoted_is_champion_and_a_roll_back_goes_back_one_by_one(store_url: str) -> None:
     job = job_at(store_url)
     line = Line.of(job)
     assert line.current() is None
@@ -159,7 +159,7 @@ def test_a_crown_whose_answer_was_lost_is_ones_own(tmp_path: Path, monkeypatch: 
     assert reigning(job) == "first"
 
 
-def test_damaged_weights_are_not_crowned(tmp_path: Path) -> None:
+def test_damaged_weights_are_not_promoted(tmp_path: Path) -> None:
     job = job_at(str(tmp_path))
     promote(job, "first", None)
     keep_weights(job, "second")

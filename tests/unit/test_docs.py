@@ -163,3 +163,30 @@ def test_every_command_says_what_it_does() -> None:
     for name in app:
         if not name.startswith("-"):
             assert app[name].help, name
+
+
+#: words of a tale, where the reader of a reference needs a subject: which process, rank, user or default
+BANNED = re.compile(
+    r"\b(whoever|nobody|somebody|befalls?|befell|reigns?|reigning|crown(s|ed)?|in words|its last words?)\b"
+    r"|\(by itself\)",
+    re.IGNORECASE,
+)
+SUFFIXES = {".py", ".md", ".yaml", ".json", ".sh", ".toml"}
+WRITTEN = [
+    path
+    for folder in ("engine", "tasks", "flows", "docs", "deploy")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in SUFFIXES
+]
+
+
+def test_the_words_are_plain() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in (*WRITTEN, *sorted(ROOT.glob("*.md")))
+        if path.name != "CHANGELOG.md"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if BANNED.search(line)
+    ]
+    assert len(WRITTEN) > 200
+    assert found == []

@@ -68,7 +68,7 @@ def test_a_killed_launchers_attempt_is_told_as_a_live_one_tells_it(job: Training
     assert expected != begun
     session.write_outcome(Outcome("stopped", "asked to stop"))
     (found,) = settle_lost(job, "night")
-    assert found.error == "whoever had launched this world was killed; then asked to stop"
+    assert found.error == "the process that launched this world was killed; then asked to stop"
     ended = {name: getattr(found, name) for name in ("outcome", "code", "error", "ended")}
     assert found == replace(expected, **ended)
     assert [attempt.generation for attempt in ledger.attempts()] == [expected.generation]

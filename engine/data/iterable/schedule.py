@@ -75,7 +75,7 @@ class Place:
 
 
 def shards_in_turn(place: Place, workers: int) -> Iterator[int | None]:
-    """Yield whose turn it is, None for nobody's: torch deals to its workers in turn, and a shard keeps its worker."""
+    """Yield whose turn it is, None for an idle: torch deals to its workers in turn, and a shard keeps its worker."""
     shards = len(place.read)
     lap = -(-shards // workers) * workers if workers else shards
     for turn in count(0 if workers else place.turn):

@@ -45,7 +45,7 @@ class MainGeneratorsKept:
     def __init__(self) -> None:
         self._numpy_words: object = None
         self._numpy_state: Any = None
-        #: what was seen on entering; and by whoever looked last within, if nothing can have moved since
+        #: what was seen on entering; and by the last look within, if nothing can have moved since
         self.before: Peeks
         self.after: Peeks | None = None
 

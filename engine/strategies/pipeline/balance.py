@@ -15,7 +15,7 @@ __all__ = ["balanced", "bounds", "faults_of", "sizes_of", "tensors_of", "times_o
 
 #: bytes that training keeps for a byte of parameters: itself, its gradient, and the two averages of Adam
 _KEPT = 4
-#: seconds for which layers are timed, after a first pass that nobody counts: it pays for what only it needs
+#: seconds for which layers are timed, after a first pass that is not counted: it pays for what only it needs
 _MEASURED_S = 0.5
 _PASSES = 3
 
@@ -33,7 +33,7 @@ def bounds(balance: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def faults_of(layers: Layers, balance: Sequence[int]) -> list[str]:
-    """Return, in words, why `layers` cannot be cut by `balance`."""
+    """Return messages on why `layers` cannot be cut by `balance`."""
     if sum(balance) != len(layers):
         return [f"balance={list(balance)} cuts {sum(balance)} layers, and sequential_module has {len(layers)}"]
     faults = []

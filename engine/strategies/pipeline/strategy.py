@@ -34,11 +34,11 @@ class Pipeline(ProcessGroup):
     stage: so rank 0 has outputs, loss and logged values, as with every other strategy.
 
     Args:
-        balance: layers of each stage, such as [2, 3]; "size" (by itself) makes the bytes that each keeps alike, "time"
+        balance: layers of each stage, such as [2, 3]; "size" (default) makes the bytes that each keeps alike, "time"
             the seconds that it takes. What was measured is part of the snapshots: later lives cut alike. Two runs may
             measure different seconds, and then end with different bits.
-        stages: processes a pipeline; all of them by itself.
-        micro_batches: equal parts in which a batch flows, at most; as many as stages by itself.
+        stages: processes a pipeline; all of them by default.
+        micro_batches: equal parts in which a batch flows, at most; as many as stages by default.
         schedule: "1f1b" holds the activations of as many parts as there are stages, "gpipe" those of all.
         checkpoint: hold no activations within a stage; they are computed again for the backward pass.
     """

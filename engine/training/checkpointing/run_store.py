@@ -204,7 +204,7 @@ class Run:
         self._replace("metrics.csv", lambda: join_segments(self._history.rows(faults=[])))
 
     def resumes_from(self) -> str:
-        """Say, in words, where the next life of this run begins."""
+        """Log where the next life of this run begins."""
         newest = self._writer.newest if self._writer is not None else None
         name = newest.name if newest else self.lease.resumed_from if self.lease else None
         return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"

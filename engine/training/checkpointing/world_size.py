@@ -111,7 +111,7 @@ def _fit(feed: Feed, name: str, began: int, batch_size: int | None, *, was: int,
 
 
 def padded_anew(samples: int, was: int, size: int) -> str | None:
-    """Return, in words, how the end of an epoch of `samples` differs between worlds of `was` and `size` ranks."""
+    """Return text on how the end of an epoch of `samples` differs between worlds of `was` and `size` ranks."""
     then, now = -samples % was, -samples % size
     if then == now:
         return None
