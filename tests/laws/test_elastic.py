@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import os
 from collections import Counter
 from pathlib import Path
@@ -118,6 +119,8 @@ def note(module: Any, x: Tensor, index: Tensor) -> None:
 
 
 def train(run: str, data: DataModule, module: type[TrainingModule], options: dict[str, Any]) -> None:
+    warnings = logging.FileHandler(Path(run).parent / f"warnings-{os.environ['RANK']}")
+    logging.getLogger("midstride").addHandler(warnings)
     given = {"max_epochs": 2, "val_check_interval": 0.5, "snapshots": {"every_steps": 1}, "strategy": "ddp", **options}
     try:
         Trainer(seed=3, enable_progress_bar=False, **given).fit(module(), data, run=run)
@@ -181,6 +184,14 @@ def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(strateg
     for epoch in range(2):
         assert {number for (e, _), batch in found.items() if e == epoch for number, _ in batch} == set(range(SAMPLES))
     assert audit(str(tmp_path / "run")).is_clean
+    told = [line for line in (tmp_path / "warnings-0").read_text().splitlines() if "no multiple of the ranks" in line]
+    ends = [("3 ranks", 2, "2 pad", 0), ("2 ranks", 0, "4 pad", 2), ("3 ranks", 2, "1 pad", 0)]  # 4 and 3 pad alike
+    assert told == [
+        f"{SAMPLES} samples are no multiple of the ranks: {was} padded the last batch of an epoch with {then} samples "
+        f"from its start, {now} it with {samples}. From that batch on the run is another one"
+        for was, then, now, samples in ends
+    ]
+    assert not any("no multiple" in path.read_text() for path in tmp_path.glob("warnings-[1-9]"))
     validated = {line for line in (tmp_path / "journal.jsonl").read_text().splitlines() if '"validated"' in line}
     assert validated == {json.dumps(["validated", [float(number) for number in range(SAMPLES)]])}
     # The first epoch ended with three ranks, which pad it to 72 samples, the second with one, which need not.

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from laws.axes import product
-from laws.lives import SampleData, Setting, Tangled, assert_alike, live
+from laws.lives import SampleData, Samples, Setting, Tangled, assert_alike, live
 from laws.loaders import LOADERS
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 from midstride.engine import Trainer
 from midstride.engine.data.dataloader_order import evaluation_loader, training_loader
@@ -104,6 +105,28 @@ def _ordered_otherwise() -> None:
 
 def test_ranks_that_would_share_samples_in_different_orders_are_refused() -> None:
     assert run_ranks(_ordered_otherwise, processes=2) == [0, 0]
+
+
+class Importance(Tangled):
+    """Tells the sampler of its rank alone what it found out there."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        sampler = self.trainer.loop.loader.source.sampler  # type: ignore[union-attr, attr-defined]
+        sampler.weights[self.trainer.world.rank] += 9
+
+
+def _ordered_otherwise_later() -> None:
+    sampler = WeightedRandomSampler(torch.ones(13), 13)  # type: ignore[arg-type]
+    loader: Any = DataLoader(Samples(13), 1, sampler=sampler)
+    trainer = Trainer(strategy="ddp", max_epochs=9, val_check_interval=1.0, enable_progress_bar=False)
+    with pytest.raises(UserError, match="in epoch 1 those differ") as caught:
+        trainer.fit(Importance(), loader)
+    assert len({*re.findall(r"[0-9a-f]{16}", str(caught.value))}) == 3
+    assert trainer.progress.epoch == 1
+
+
+def test_ranks_whose_samplers_training_changed_each_alone_are_refused_at_the_next_epoch() -> None:
+    assert run_ranks(_ordered_otherwise_later, processes=3) == [0, 0, 0]
 
 
 def _without_fork(context: str) -> None:

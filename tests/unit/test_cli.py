@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,19 @@ def test_faults_end_with_2_in_one_block(job: str, capsys: pytest.CaptureFixture[
         "  world: strategy single has one process, not 2; for more choose ddp",
         "  trainer.seed: has its place at the top of the job: seed",
     ]
+
+
+def test_tasks_of_srun_do_not_start_a_world_each(job: str, tmp_path: Path) -> None:
+    tasks = []
+    for task in range(2):
+        step = {"SLURM_JOB_ID": "41", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(task)}
+        command = [sys.executable, "-m", "midstride.engine", "fit", job, "--run", "a"]
+        tasks.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **step}, stderr=subprocess.PIPE))
+    for task in tasks:
+        said = task.communicate()[1].decode()
+        assert task.returncode == 2
+        assert "srun starts this command 2 times, and each would start a world of its own: start it once" in said
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_wrong_command_line_ends_with_2(job: str, capsys: pytest.CaptureFixture[str]) -> None:
