@@ -71,8 +71,10 @@ def _train(job: TrainingJob, run: str) -> None:
 
     make_importable(job.folder)
     seed_everything(job.seed)
-    module, data = job.build_module(), job.build_data()
-    job.build_trainer().fit(module, data, run=job.run_url(run))
+    from midstride.engine.jobs.build import build_data, build_module, build_trainer
+
+    module, data = build_module(job), build_data(job)
+    build_trainer(job).fit(module, data, run=job.run_url(run))
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 300.0) -> Any:

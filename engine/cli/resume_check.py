@@ -1,9 +1,12 @@
 """Whether a job resumes exactly, tried on a few steps of it: `midstride check --resume`."""
 
 import logging
+from functools import partial
 from typing import Any
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.jobs.build import build_data, build_module, build_trainer
+from midstride.engine.testing.resume_check import assert_resumes_exactly
 
 __all__ = ["faults_in_resuming"]
 
@@ -18,14 +21,13 @@ def faults_in_resuming(job: TrainingJob) -> list[str]:
 
     They are taken on the CPU, in processes of their own one after the other; nothing is kept.
     """
-    from midstride.engine.testing.resume_check import assert_resumes_exactly
-
     chosen: dict[str, Any] = {k: v for k, v in job.trainer.model_dump().items() if k not in _LEFT_OUT}
-    callbacks = job.build_trainer().callbacks
+    callbacks = build_trainer(job).callbacks
     own, quiet = logging.getLogger("midstride"), logging.NullHandler()
     own.addHandler(quiet)  # what each life says of its world is of no interest here
     try:
-        assert_resumes_exactly(job.build_module, job.build_data, seed=job.seed, callbacks=callbacks, gpus=0, **chosen)
+        module, data = partial(build_module, job), partial(build_data, job)
+        assert_resumes_exactly(module, data, seed=job.seed, callbacks=callbacks, gpus=0, **chosen)
     except AssertionError as error:
         return [str(error)]
     finally:

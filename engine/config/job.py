@@ -7,27 +7,20 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from midstride.engine.config.import_paths import IMPORT_PATH, call_with, import_path, load_attribute
+from midstride.engine.config.import_paths import IMPORT_PATH, import_path
 from midstride.engine.config.json_schema import job_schema
 from midstride.engine.config.options import MonitorOptions, NightlyOptions, Options, SnapshotOptions, TrainerOptions
 from midstride.engine.config.strategies import STRATEGIES, Choice, conflicts
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.config.yaml_file import apply_overrides, faults_of, read_mapping
-from midstride.engine.errors import JobError, SnapshotMissing
+from midstride.engine.errors import JobError
 from midstride.engine.storage.store import Terms
 
-if TYPE_CHECKING:
-    from midstride.engine.modules.callbacks import Callback
-    from midstride.engine.modules.module import DataModule, TrainingModule
-    from midstride.engine.training.trainer import Trainer
-
 __all__ = ["TrainingJob"]
-
-Built = TypeVar("Built")
 
 
 def _ends(trainer: TrainerOptions) -> TrainerOptions:
@@ -174,74 +167,6 @@ class TrainingJob(Options):
     def store_terms(self) -> Terms:
         """What a launcher, or what looks after a world, asks of the store: an answer soon."""
         return Terms(lease=self.snapshots.lease) if self.snapshots else Terms()
-
-    def build_module(self) -> "TrainingModule":
-        """Return the job's module, built from its arguments, with the weights that the job says.
-
-        Raises:
-            JobError: it cannot be imported, takes other arguments, is no TrainingModule, or the weights do not fit.
-            UserCodeError: importing or building it raises.
-        """
-        from midstride.engine.modules.module import TrainingModule
-
-        module = self._build("module", self.module, self.module_args, TrainingModule)
-        if self.weights is not None:
-            self._load(module, self.weights)
-        return module
-
-    def _load(self, module: "TrainingModule", url: str) -> None:
-        from midstride.engine.snapshots.weights import weights_at
-
-        try:
-            module.load_state_dict(weights_at(url).state_dict)
-            return
-        except SnapshotMissing as error:
-            fault = str(error)
-        except RuntimeError as error:  # torch's, naming each tensor that is too many, missing or of another shape
-            fault = f"those of {url} do not fit {self.module}: {error}"
-        raise JobError.of(f"job {self.name}", [f"weights: {fault}"])
-
-    def build_data(self) -> "DataModule":
-        """Return the job's data module, built from its arguments; raises as `build_module` does."""
-        from midstride.engine.modules.module import DataModule
-
-        return self._build("data", self.data, self.data_args, DataModule)
-
-    def build_trainer(self) -> "Trainer":
-        """Return the Trainer that this job describes."""
-        from midstride.engine.modules.callbacks import BestCheckpoint, EarlyStopping
-        from midstride.engine.training.trainer import Trainer
-
-        callbacks: list[Callback] = []
-        if (monitor := self.monitor) is not None:
-            callbacks.append(BestCheckpoint(monitor.metric, monitor.mode))
-            if monitor.patience is not None:
-                callbacks.append(EarlyStopping(monitor.metric, monitor.patience, monitor.mode))
-        return Trainer(
-            strategy=self.world.strategy,
-            strategy_args=self.world.strategy_args,
-            devices=self.world.devices,
-            snapshots=self.snapshots,
-            callbacks=callbacks,
-            seed=self.seed,
-            accept_change=self.accept_change,
-            identity={key: getattr(self, key) for key in ("module", "module_args", "data", "data_args", "weights")},
-            **self.trainer.model_dump(),
-        )
-
-    def _build(self, key: str, spec: str, arguments: dict[str, Any], kind: type[Built]) -> Built:
-        where = f"job {self.name}"
-        try:
-            make = load_attribute(spec, self.folder or Path.cwd(), key)
-            if isinstance(make, type) and not issubclass(make, kind):
-                raise JobError(f"{key}: {spec} is no {kind.__name__}")
-            built = call_with(make, arguments, spec, f"{key}_args")
-        except JobError as error:
-            raise JobError.of(where, str(error).splitlines()) from None
-        if not isinstance(built, kind):
-            fault = f"{key}: {spec} gives a {type(built).__name__}; a {kind.__name__} is needed"
-            raise JobError.of(where, [fault])
-        return built
 
 
 def _absolute(path: str, folder: Path) -> str:

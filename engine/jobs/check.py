@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, UserCodeError
+from midstride.engine.jobs.build import build_data, build_module, build_trainer
 from midstride.engine.jobs.dry_run import rehearse
+from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.registry.nightly import dated, faults_of_night, is_nightly, metric_of
 from midstride.engine.storage.store import Store
-
-if TYPE_CHECKING:
-    from midstride.engine.modules.module import DataModule, TrainingModule
 
 __all__ = ["faults_in"]
 
@@ -33,8 +33,8 @@ def faults_in(job: TrainingJob, date: str | None = None) -> list[str]:
         date = date or datetime.now().strftime("%Y-%m-%d")
         faults, judged_by = faults_of_night(job, date), metric_of(job) if job.monitor else ""
         job = dated(job, date)
-    module = _collect(faults, "building the module", job.build_module)
-    data = _collect(faults, "building the data", job.build_data)
+    module = _collect(faults, "building the module", partial(build_module, job))
+    data = _collect(faults, "building the data", partial(build_data, job))
     _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
     if module is not None and data is not None:
         _collect(faults, "checking the training", lambda: faults.extend(_training_faults(job, module, data, judged_by)))
@@ -55,7 +55,7 @@ def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
     return None
 
 
-def _training_faults(job: TrainingJob, module: "TrainingModule", data: "DataModule", judged_by: str) -> list[str]:
+def _training_faults(job: TrainingJob, module: TrainingModule, data: DataModule, judged_by: str) -> list[str]:
     data.prepare_data()
-    refused = job.build_trainer().check(module, data, processes=job.world.processes)
+    refused = build_trainer(job).check(module, data, processes=job.world.processes)
     return refused or rehearse(job, module, data, judged_by=judged_by)

@@ -3,16 +3,14 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import NoLoss
+from midstride.engine.jobs.build import build_trainer
+from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.registry.comparison import lacking
-
-if TYPE_CHECKING:
-    from midstride.engine.modules.module import DataModule, TrainingModule
-    from midstride.engine.training.trainer import Trainer
+from midstride.engine.training.trainer import Trainer
 
 __all__ = ["rehearse"]
 
@@ -22,7 +20,7 @@ _ALONE = ("single", "dp", "ddp", "ddp2", "horovod")
 _SKIPPED = 9
 
 
-def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule", *, judged_by: str = "") -> list[str]:
+def rehearse(job: TrainingJob, module: TrainingModule, data: DataModule, *, judged_by: str = "") -> list[str]:
     """Return what is missed where nothing raises; what a step or an evaluation of `job` raises is raised.
 
     Args:
@@ -31,8 +29,6 @@ def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule", *, 
         data: the job's, prepared.
         judged_by: the value that the test has to log, where there is one.
     """
-    from midstride.engine.modules.module import TrainingModule
-
     if job.world.strategy not in _ALONE:
         return []
     tested: dict[str, float] = {}
@@ -47,10 +43,10 @@ def rehearse(job: TrainingJob, module: "TrainingModule", data: "DataModule", *, 
     return faults
 
 
-def _fitted(job: TrainingJob, module: "TrainingModule", data: "DataModule") -> "Trainer":
+def _fitted(job: TrainingJob, module: TrainingModule, data: DataModule) -> Trainer:
     """Return the Trainer that has fitted the module for a batch; for some, where the first is skipped."""
     for batches in (1, _SKIPPED + 1):
-        trainer = _shortened(job, batches).build_trainer()
+        trainer = build_trainer(_shortened(job, batches))
         try:
             trainer.fit(module, data)
             break

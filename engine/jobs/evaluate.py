@@ -1,17 +1,21 @@
 """Evaluate weights on a job's test data, in one process: every sample once."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.jobs.build import build_data, build_module
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.registry.registry import Line
 from midstride.engine.seeds import seed_everything
-
-if TYPE_CHECKING:
-    from midstride.engine.config.job import TrainingJob
+from midstride.engine.snapshots.weights_index import newest_weights
+from midstride.engine.storage.store import Store
+from midstride.engine.training.trainer import Trainer
 
 __all__ = ["compare", "evaluate"]
 
 
-def evaluate(job: "TrainingJob", run: str) -> dict[str, float]:
+def evaluate(job: TrainingJob, run: str) -> dict[str, float]:
     """Return the test metrics of the best weights of `run`, of the last if none were called best.
 
     Args:
@@ -21,7 +25,7 @@ def evaluate(job: "TrainingJob", run: str) -> dict[str, float]:
     return _test(job, f"{job.run_url(run)}/{_kept(job, run)}")
 
 
-def compare(job: "TrainingJob", run: str) -> dict[str, Any]:
+def compare(job: TrainingJob, run: str) -> dict[str, Any]:
     """Test the weights of `run` and those of the champion, on the same data.
 
     The champion is built as it was, from the module and the arguments that its own job named.
@@ -29,8 +33,6 @@ def compare(job: "TrainingJob", run: str) -> dict[str, Any]:
     Returns:
         {"challenger": values, "weights": "best" or "last", "champion": values or None, "over": its number or None}
     """
-    from midstride.engine.registry.registry import Line
-
     line = Line.of(job)
     champion = line.current()
     theirs = None
@@ -45,21 +47,15 @@ def compare(job: "TrainingJob", run: str) -> dict[str, Any]:
     }
 
 
-def _kept(job: "TrainingJob", run: str) -> str:
-    from midstride.engine.snapshots.weights_index import newest_weights
-    from midstride.engine.storage.store import Store
-
+def _kept(job: TrainingJob, run: str) -> str:
     return "best" if newest_weights(Store.open(job.run_url(run)), "best") else "last"
 
 
-def _test(job: "TrainingJob", weights: str) -> dict[str, float]:
-    from midstride.engine.modules.module import TrainingModule
-    from midstride.engine.training.trainer import Trainer
-
+def _test(job: TrainingJob, weights: str) -> dict[str, float]:
     job = job.model_copy(update={"weights": None})  # others come
     make_importable(job.folder)
     seed_everything(job.seed)
-    module, data = job.build_module(), job.build_data()
+    module, data = build_module(job), build_data(job)
     if type(module).test_step is TrainingModule.test_step:
         return {}
     trainer = Trainer(seed=job.seed, **job.trainer.model_dump())

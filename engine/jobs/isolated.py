@@ -17,7 +17,6 @@ from typing import Any
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested, UserError, WorldError
-from midstride.engine.jobs.prepare import prepare
 from midstride.engine.processes.lifetime import PARENT, die_with_parent
 from midstride.engine.processes.supervised import ProcessGroup
 from midstride.engine.session.outcome import Outcome, decide
@@ -29,6 +28,12 @@ _GRACE_S = 5.0
 _POLL_S = 0.1
 
 
+def _prepare(job: TrainingJob, run: str) -> dict[str, Any]:
+    from midstride.engine.jobs.prepare import prepare
+
+    return prepare(job)
+
+
 def _evaluate(job: TrainingJob, run: str) -> dict[str, float]:
     from midstride.engine.jobs.evaluate import evaluate
 
@@ -36,9 +41,10 @@ def _evaluate(job: TrainingJob, run: str) -> dict[str, float]:
 
 
 def _build(job: TrainingJob, run: str) -> dict[str, bool]:
+    from midstride.engine.jobs.build import build_data, build_module
     from midstride.engine.modules.module import TrainingModule
 
-    module, _ = job.build_module(), job.build_data()
+    module, _ = build_module(job), build_data(job)
     return {"can be tested": type(module).test_step is not TrainingModule.test_step}
 
 
@@ -51,7 +57,7 @@ def _compare(job: TrainingJob, run: str) -> dict[str, Any]:
 #: verb -> what the process does; the result must be JSON
 VERBS: dict[str, Callable[[TrainingJob, str], Any]] = {
     "build": _build,
-    "prepare": lambda job, run: prepare(job),
+    "prepare": _prepare,
     "evaluate": _evaluate,
     "compare": _compare,
 }

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, StoreUnsafe, UserCodeError
+from midstride.engine.jobs.build import build_data
 from midstride.engine.storage.listing import Manifest, manifest_of
 from midstride.engine.storage.store import PASSWORD, holds_password
 
@@ -22,7 +23,7 @@ def prepare(job: TrainingJob) -> Manifest:
         StoreUnsafe: the folder's URL holds a password, or is not allowed to be read.
         SnapshotError: the folder's store does not answer; a retry may help.
     """
-    data = job.build_data()
+    data = build_data(job)
     _folder_of(data)  # what is wrong with it, before hours of work
     try:
         data.prepare_data()

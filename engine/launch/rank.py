@@ -93,12 +93,14 @@ class Rank:
 
     def _fit(self, job: TrainingJob, run: str) -> None:
         make_importable(job.folder)
+        # Torch is imported here: who reads this module without training needs none.
+        from midstride.engine.jobs.build import build_data, build_module, build_trainer
         from midstride.engine.seeds import seed_everything
 
         seed_everything(job.seed)
-        module = job.build_module()
-        data = job.build_data()
-        self._trainer = job.build_trainer()
+        module = build_module(job)
+        data = build_data(job)
+        self._trainer = build_trainer(job)
         self._trainer.fit(module, data, run=job.run_url(run))
 
     def _step(self) -> int | None:

@@ -11,6 +11,7 @@ from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import Overtaken, UserError
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.jobs.build import build_data, build_module, build_trainer
 from midstride.engine.jobs.evaluate import compare
 from midstride.engine.jobs.prepare import prepare
 from midstride.engine.registry.comparison import Decision
@@ -21,8 +22,8 @@ from midstride.engine.testing import run_ranks
 
 def _life(job: TrainingJob, run: str, compared: Path) -> None:
     make_importable(job.folder)
-    module, data = job.build_module(), job.build_data()
-    job.build_trainer().fit(module, data, run=job.run_url(run))
+    module, data = build_module(job), build_data(job)
+    build_trainer(job).fit(module, data, run=job.run_url(run))
     compared.write_text(json.dumps(compare(job, run)))
 
 

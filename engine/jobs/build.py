@@ -1,0 +1,83 @@
+"""From a job to what it names: its module, its data and its Trainer."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from midstride.engine.config.import_paths import call_with, load_attribute
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import JobError, SnapshotMissing
+from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
+from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.training.trainer import Trainer
+
+__all__ = ["build_data", "build_module", "build_trainer"]
+
+Built = TypeVar("Built")
+
+#: what of a job decides a run, beside what its Trainer is given
+_IDENTITY = ("module", "module_args", "data", "data_args", "weights")
+
+
+def build_module(job: TrainingJob) -> TrainingModule:
+    """Return the job's module, built from its arguments, with the weights that the job says.
+
+    Raises:
+        JobError: it cannot be imported, takes other arguments, is no TrainingModule, or the weights do not fit.
+        UserCodeError: importing or building it raises.
+    """
+    module = _build(job, "module", job.module, job.module_args, TrainingModule)
+    if job.weights is not None:
+        _load_weights(job, module, job.weights)
+    return module
+
+
+def build_data(job: TrainingJob) -> DataModule:
+    """Return the job's data module, built from its arguments; raises as `build_module` does."""
+    return _build(job, "data", job.data, job.data_args, DataModule)
+
+
+def build_trainer(job: TrainingJob) -> Trainer:
+    """Return the Trainer that `job` describes."""
+    callbacks: list[Callback] = []
+    if (monitor := job.monitor) is not None:
+        callbacks.append(BestCheckpoint(monitor.metric, monitor.mode))
+        if monitor.patience is not None:
+            callbacks.append(EarlyStopping(monitor.metric, monitor.patience, monitor.mode))
+    return Trainer(
+        strategy=job.world.strategy,
+        strategy_args=job.world.strategy_args,
+        devices=job.world.devices,
+        snapshots=job.snapshots,
+        callbacks=callbacks,
+        seed=job.seed,
+        accept_change=job.accept_change,
+        identity={key: getattr(job, key) for key in _IDENTITY},
+        **job.trainer.model_dump(),
+    )
+
+
+def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kind: type[Built]) -> Built:
+    where = f"job {job.name}"
+    try:
+        make = load_attribute(spec, job.folder or Path.cwd(), key)
+        if isinstance(make, type) and not issubclass(make, kind):
+            raise JobError(f"{key}: {spec} is no {kind.__name__}")
+        built = call_with(make, arguments, spec, f"{key}_args")
+    except JobError as error:
+        raise JobError.of(where, str(error).splitlines()) from None
+    if not isinstance(built, kind):
+        fault = f"{key}: {spec} gives a {type(built).__name__}; a {kind.__name__} is needed"
+        raise JobError.of(where, [fault])
+    return built
+
+
+def _load_weights(job: TrainingJob, module: TrainingModule, url: str) -> None:
+    try:
+        module.load_state_dict(weights_at(url).state_dict)
+        return
+    except SnapshotMissing as error:
+        fault = str(error)
+    except RuntimeError as error:  # torch's, naming each tensor that is too many, missing or of another shape
+        fault = f"those of {url} do not fit {job.module}: {error}"
+    raise JobError.of(f"job {job.name}", [f"weights: {fault}"])
