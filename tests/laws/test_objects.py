@@ -18,9 +18,10 @@ from laws.objects import KEPT, NAMED
 
 from midstride.engine import Trainer
 from midstride.engine.errors import UserError
+from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.objects.object_state import Objects, upgraded
 from midstride.engine.state.codec import differences
-from midstride.engine.testing import final_state
+from midstride.engine.testing import final_state, run_ranks
 
 STEPS, CUT = 5, 2
 importlib.import_module("torch._dynamo")  # the first optimizer would, in each process anew: seconds
@@ -74,6 +75,48 @@ def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) 
 
     assert differences(final_state(str(whole)), final_state(str(resumed))) == []
     assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+
+
+#: rows whose ranks train together and are killed: what is shared, filled in place, drawn from and built in training
+CHAINED = (
+    *(
+        "SharedDeque",
+        "SharedDict",
+        "Hooked",
+        "HookedByObject",
+        "Viewed",
+        "Tensors",
+        "Arrays",
+        "Containers",
+        "Iterators",
+    ),
+    *("Generators", "Late", "Metered", "Samples", "data of the module"),
+)
+
+
+def train_one_rank(name: str, run: str) -> None:
+    train(KEPT[name], Path(run))
+
+
+@pytest.mark.parametrize("name", CHAINED)
+def test_a_world_that_is_killed_again_and_again_has_what_it_had(name: str, tmp_path: Path) -> None:
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=1, phase="backward")
+    plan.add("kill", rank=2, step=3, phase="snapshot_write")
+    whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
+    assert run_ranks(train_one_rank, name, whole, processes=3) == [0, 0, 0]
+
+    lives = 0
+    environment = {**os.environ, **plan.environment}
+    while (codes := run_ranks(train_one_rank, name, killed, processes=3, environment=environment)) != [0, 0, 0]:
+        assert -9 in codes, f"ranks ended with {codes}"
+        lives += 1
+        assert lives == len(plan.fired())
+
+    plan.assert_all_fired()
+    for rank, (ours, theirs) in enumerate(zip(final_state(killed), final_state(whole), strict=True)):
+        assert differences(ours, theirs) == [], f"rank {rank}"
+    assert Path(whole, "metrics.csv").read_text() == Path(killed, "metrics.csv").read_text()
 
 
 @pytest.mark.parametrize("name", NAMED)

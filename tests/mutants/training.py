@@ -102,6 +102,13 @@ TRAINING = [
         f"{MODULES}[plateau-1]",
     ),
     Mutant(
+        "a rank that saw nothing counts in a mean of metrics",
+        "engine/metrics/torchmetrics_state.py",
+        "having = [states for updates, states in ranks if updates] or [states for _, states in ranks]",
+        "having = [states for _, states in ranks]",
+        "unit/test_logged.py::test_a_rank_that_saw_nothing_counts_in_no_mean_and_no_maximum",
+    ),
+    Mutant(
         "metrics of a collection do not share their sums again",
         "engine/metrics/torchmetrics_state.py",
         'collection._compute_groups_create_state_ref(copy=saved["copied"])',

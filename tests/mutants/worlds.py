@@ -11,7 +11,7 @@ WORLDS = [
     Mutant(
         "ranks forget whether they share buffers",
         "engine/strategies/ddp.py",
-        'self._wrapped.require_forward_param_sync = state_dict["shares_buffers"]',
+        "self._wrapped.require_forward_param_sync = self._shares_buffers",
         "pass",
         "laws/test_resume.py::test_a_window_goes_on_with_the_buffers_of_each_rank",
     ),

@@ -155,3 +155,40 @@ def test_what_a_metric_saw_is_taken_back_with_the_value_it_kept() -> None:
     assert mean.compute() == 3.0
     take_back()
     assert mean.compute() == 1.0
+
+
+class Level(torchmetrics.Metric):
+    """Its states have defaults that are no values: a mean and a maximum would take them for some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
+        self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")
+
+    def update(self, value: float) -> None:
+        self.mean = self.largest = torch.tensor(value)
+
+    def compute(self) -> Tensor:
+        return torch.stack([self.mean, self.largest])
+
+
+@pytest.mark.parametrize(
+    ("seen", "mean", "largest"),
+    [((-8.0, None, -4.0), -6.0, -4.0), ((None, None, -4.0), -4.0, -4.0), ((None, None, None), 0.0, 0.0)],
+)
+def test_a_rank_that_saw_nothing_counts_in_no_mean_and_no_maximum(
+    seen: tuple[float | None, ...], mean: float, largest: float
+) -> None:
+    levels = [Level() for _ in seen]
+    for level, value in zip(levels, seen, strict=True):
+        if value is not None:
+            level.update(value)
+    said = [(level._update_count, {"mean": level.mean, "largest": level.largest}) for level in levels]
+    for level in levels:
+        module = nn.Module()
+        module.level = level
+        metrics = Metrics(module, lambda value: said, len(levels))
+
+        [found] = metrics.compute(["level"])
+
+        assert found.tolist() == [mean, largest]
