@@ -4,7 +4,7 @@ The end of a run is one state, in its last snapshot and in `last`. What `best` h
 same step, since code of the user's runs between them: it is made anew where a checksum that is left of it agrees.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from midstride.engine.config.strategies import STRATEGIES
@@ -17,6 +17,7 @@ from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.staging import Stager
 from midstride.engine.snapshots.weights import StagedWeights
 from midstride.engine.snapshots.weights_index import ASIDE, SavedWeights, is_of_the_end, open_weights
+from midstride.engine.state.row_shards import Piece, join
 from midstride.engine.storage.checksums import facts_of
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
@@ -83,15 +84,34 @@ def _saved(store: Store, folder: str, name: str) -> SavedWeights | None:
 
 
 def _state_dict(store: Store, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the weights that rank 0 gave to `snapshot`, without what metrics have seen."""
+    """Return the whole weights that the ranks gave to `snapshot`, without what metrics have seen."""
     strategy = snapshot.manifest["facts"].get("identity", {}).get("strategy", "")
     row = STRATEGIES.get(strategy.partition("(")[0])
-    if row is None or row.divides:
-        raise NotRebuilt(f"under strategy {strategy} a rank may have but a part of the weights")
     tree = read(store, snapshot, 0)
+    if any(isinstance(value, Piece) for value in tree["module"].values()):
+        others = [read(store, snapshot, rank)["module"] for rank in range(1, snapshot.manifest["world_size"])]
+        tree["module"] = _joined([tree["module"], *others])
+    elif row is None or row.divides:
+        raise NotRebuilt(f"under strategy {strategy} a rank may have but a part of the weights")
     metrics = tree.get("metrics", {}).get("metrics", {})
     seen = {f"{path}.{name}" if path else name for path, metric in metrics.items() for name in metric["states"]}
     return {name: value for name, value in tree["module"].items() if name not in seen}
+
+
+def _joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the whole of what each of `ranks` has some rows of; what names share stays shared."""
+    whole: dict[int, Any] = {}
+
+    def of(name: str) -> Any:
+        value = ranks[0][name]
+        if not isinstance(value, Piece):
+            return value
+        key = id(value.rows)
+        if key not in whole:
+            whole[key] = join([rank[name] for rank in ranks])
+        return whole[key]
+
+    return {name: of(name) for name in ranks[0]}
 
 
 def _check_bits(store: Store, folder: str, weights: StagedWeights, file: str, saved: SavedWeights | None) -> None:

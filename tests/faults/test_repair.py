@@ -18,7 +18,7 @@ from midstride.engine.storage.store import Store
 SETTINGS = {
     "alone": Setting(),
     "ddp": Setting(ranks=2),
-    "sharded": Setting(ranks=2, options={"strategy": "sharded"}),
+    "sharded": Setting(ranks=3, options={"strategy": "sharded"}),
 }
 
 
@@ -66,7 +66,8 @@ CASES = {
     "last, tensors changed": Case("last", changed=("*.safetensors",)),
     "last, both changed": Case("last", changed=("*",)),
     "last of two ranks": Case("last", gone=("*",), setting="ddp"),
-    "last of shards": Case("last", gone=("*",), words="`fit` the run again", rebuilt=False, setting="sharded"),
+    "last of shards": Case("last", gone=("*",), setting="sharded"),
+    "last of shards, manifest gone": Case("last", gone=("*.json",), setting="sharded"),
     "best, manifest gone": Case("best", gone=("*.json",)),
     "best, tensors gone": Case("best", gone=("*.safetensors",)),
     "best, manifest changed": Case("best", changed=("*.json",)),
