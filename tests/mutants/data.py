@@ -7,6 +7,7 @@ __all__ = ["DATA"]
 ORDER = "unit/test_order.py"
 COMBINED = "unit/test_combined.py"
 SAMPLERS = "unit/test_samplers.py"
+ITERABLE = "unit/test_iterable.py"
 
 DATA = [
     Mutant(
@@ -155,5 +156,89 @@ DATA = [
         "if None not in (ask.digest, self.digest) and self.digest != ask.digest:",
         "if ask.digest is None and self.digest is not None:",
         "unit/test_iterable.py::test_data_that_changed_under_a_run_are_refused",
+    ),
+    Mutant(
+        "generators that copies of a stream share are not seeded",
+        "engine/data/iterable/shard.py",
+        "self.seeders = [seeder(generator) for generator in shared_generators(dataset)]",
+        "self.seeders = []",
+        f"{ITERABLE}::test_a_generator_that_copies_share_is_seeded",
+    ),
+    Mutant(
+        "a stream is not read again before it is trusted",
+        "engine/data/iterable/trial.py",
+        "        if again.next_digest() != digest:\n",
+        "        if again.next_digest() == object():\n",
+        f"{ITERABLE}::test_a_stream_that_does_not_repeat_itself_is_refused_before_training",
+    ),
+    Mutant(
+        "a stream goes on with no batch to compare",
+        "engine/data/iterable/schedule.py",
+        "if note.batch < self.read[shard]}",
+        "if note.batch <= self.read[shard]}",
+        f"{ITERABLE}::test_what_has_a_state_or_a_sampler_goes_on_with_one_batch_read_again_to_compare_it",
+    ),
+    Mutant(
+        "a state that is wrong on resume ends the run",
+        "engine/data/iterable/shards.py",
+        "            return Shard(self, ask, None, states=0)\n",
+        "            raise\n",
+        f"{ITERABLE}::test_a_state_that_turns_out_wrong_on_resume_is_left_for_the_start",
+    ),
+    Mutant(
+        "a stream is told no epoch",
+        "engine/data/iterable/sources.py",
+        "            set_epoch(epoch)\n",
+        "            set_epoch(0)\n",
+        f"{ITERABLE}::test_a_stream_and_its_sampler_are_told_the_epoch",
+    ),
+    Mutant(
+        "indices that a stream leaves out are not counted",
+        "engine/data/iterable/sources.py",
+        "if counted.taken == samples and counted.passes == 1 else None",
+        "if counted.passes == 1 else None",
+        f"{ITERABLE}::test_indices_of_a_sampler_that_are_left_out_are_no_place_to_go_on_from",
+    ),
+    Mutant(
+        "a sampler is not run again before it is trusted",
+        "engine/data/sampler_order.py",
+        "if [*map(digest_of_items, epochs)] != [*map(digest_of_items, again)]:",
+        "if epochs is again:",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
+    ),
+    Mutant(
+        "items that are found again are not compared",
+        "engine/data/sampler_order.py",
+        "if (digest := digest_of_items(self._items)) != self._due:",
+        "if (digest := digest_of_items(self._items)) is None:",
+        f"{SAMPLERS}::test_items_that_cannot_be_written_are_found_again_or_refused",
+    ),
+    Mutant(
+        "a sampler that training changes is not named",
+        "engine/data/sampler_order.py",
+        "        if differences(after, self._state.taken()):\n",
+        "        if after is None:\n",
+        f"{SAMPLERS}::test_a_sampler_that_plain_pytorch_would_ask_item_by_item_is_named_once",
+    ),
+    Mutant(
+        "ranks whose samplers differ train on",
+        "engine/training/loops.py",
+        "len({*(orders := trainer.strategy.gather(order))}) > 1:",
+        "len({*(orders := trainer.strategy.gather(order))}) > trainer.world.size:",
+        "laws/test_loaders.py::test_ranks_whose_samplers_training_changed_each_alone_are_refused_at_the_next_epoch",
+    ),
+    Mutant(
+        "an end that is padded anew is not told",
+        "engine/training/checkpointing/checkpointer.py",
+        "                self._say([words])\n",
+        "                pass\n",
+        "laws/test_elastic.py::test_three_ranks_then_two_then_four_train_on_the_same_global_batches",
+    ),
+    Mutant(
+        "each task of srun starts a world",
+        "engine/launch/launch.py",
+        "if (tasks := step_tasks(os.environ)) > 1:",
+        "if (tasks := step_tasks(os.environ)) > 2:",
+        "unit/test_cli.py::test_tasks_of_srun_do_not_start_a_world_each",
     ),
 ]

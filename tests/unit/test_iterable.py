@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data.iterable import trial
@@ -105,6 +105,44 @@ REST = [[12, 13, 14, 15], [16, 17, 18, 19]]
 def test_what_has_a_state_or_a_sampler_goes_on_with_one_batch_read_again_to_compare_it(kind: type[Lines]) -> None:
     assert resumed(kind(), after(kind(), 3), 3) == REST
     assert list(range(8, 20)) == READ
+
+
+class Skipping(Drawn):
+    """Leaves out what its sampler gives third."""
+
+    def __next__(self) -> int:
+        number = super().__next__()
+        return super().__next__() if number % 3 == 2 else number
+
+
+def test_indices_of_a_sampler_that_are_left_out_are_no_place_to_go_on_from(caplog: pytest.LogCaptureFixture) -> None:
+    state = after(Skipping(), 2)
+    assert state["states"] == {}
+    assert resumed(Skipping(), state, 2) == [[12, 13, 15, 16], [18, 19]]
+    assert "does not bring it back" not in caplog.text
+
+
+class Rotated(Drawn):
+    """Told the epoch, as is its sampler."""
+
+    epoch = 0
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.sampler: Any = DistributedSampler(range(4), num_replicas=1, rank=0)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __next__(self) -> Any:
+        return 10 * self.epoch + super().__next__()
+
+
+def test_a_stream_and_its_sampler_are_told_the_epoch() -> None:
+    feed, sampler = feed_of(Rotated()), Rotated().sampler
+    for epoch in (0, 1, 5):
+        sampler.set_epoch(epoch)
+        assert [batch.tolist() for batch in feed.batches(epoch)] == [[10 * epoch + number for number in sampler]]
 
 
 def test_a_generator_is_read_again_and_that_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
