@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from midstride.engine.data.combined import CombinedLoader
     from midstride.engine.launch.launchers.base import Launcher
     from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+    from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import DataModule, TrainingModule
     from midstride.engine.seeds import seed_everything
     from midstride.engine.storage.store import Store
@@ -28,6 +29,7 @@ __all__ = [
     "Store",
     "Strategy",
     "Trainer",
+    "TrainerInterface",
     "TrainingJob",
     "TrainingModule",
     "World",
@@ -47,6 +49,7 @@ _HOMES = {
     "Store": "storage.store",
     "Strategy": "strategies.base",
     "Trainer": "training.trainer",
+    "TrainerInterface": "modules.interface",
     "TrainingJob": "config.job",
     "TrainingModule": "modules.module",
     "World": "world",

@@ -14,7 +14,7 @@ class Feed(ABC):
     Its place is not its own: the loop counts, and says where to start.
     """
 
-    #: the batches of an epoch on the rank that has the most; a loop may set it after asking the others
+    #: the batches of an epoch on the rank that has the most; see `set_longest`
     longest: int
     #: samples in a full batch of this rank; None where batches have no fixed size
     batch_size: int | None
@@ -26,6 +26,10 @@ class Feed(ABC):
     given: Sequence[int] | None = None
     #: why a run cannot go on with another number of ranks, as text; None if it can
     fixed_world: str | None = None
+
+    def set_longest(self, batches: int) -> None:
+        """Set how many batches the rank with the most of them has, which only the ranks together know."""
+        self.longest = batches
 
     @abstractmethod
     def __len__(self) -> int:

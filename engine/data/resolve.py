@@ -1,10 +1,12 @@
 """A fit's loaders: the user's, each made exact."""
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.combined import CombinedFeed, CombinedLoader, leaves
 from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
 from midstride.engine.data.iterable.loader import IterableFeed
@@ -12,28 +14,61 @@ from midstride.engine.data.loader import Feed
 from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix
 from midstride.engine.user_code import call_user_code
+from midstride.engine.world import World
 
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
-
-__all__ = ["Loaders"]
+__all__ = ["Agrees", "LoaderSettings", "Loaders"]
 
 _METHODS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
 _STAGES = tuple(_METHODS)
+
+
+class Agrees(Protocol):
+    """How ranks compare what they have; every rank calls each method at the same place."""
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks."""
+        ...
+
+    def all_agree(self, value: bool) -> bool:
+        """Return whether `value` is true on every rank."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How loaders are read.
+
+    Args:
+        world: the ranks that samples are dealt to.
+        options: which ask for limits, shards and random numbers.
+        seed: of the run.
+    """
+
+    world: World
+    options: TrainerOptions
+    seed: int
+
+    @property
+    def shard(self) -> bool:
+        """Whether each rank reads samples of its own."""
+        return self.options.use_distributed_sampler and self.world.size > 1
 
 
 class Loaders:
     """The loaders that were given, and for what was not those of a DataModule or of the module itself.
 
     Args:
-        trainer: whose world and options decide who reads what.
+        settings: who reads what, and how much of it.
+        ranks: through which all ranks compare their loaders.
         module: has what neither of the others has.
         train: a DataModule, or what to train on.
         evaluate: a DataModule, or what to validate, test or predict on.
     """
 
-    def __init__(self, trainer: "Trainer", module: Any, *, train: Any = None, evaluate: Any = None) -> None:
-        self._trainer, self._world = trainer, trainer.strategy.readers
+    def __init__(
+        self, settings: LoaderSettings, ranks: Agrees, module: Any, *, train: Any = None, evaluate: Any = None
+    ) -> None:
+        self._settings, self._options, self._ranks = settings, settings.options, ranks
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
         #: where what is trained on comes from
         self.source = module if train is None else train
@@ -42,14 +77,13 @@ class Loaders:
             raise UserError(
                 f"val_dataloaders is a {type(evaluate).__name__}; a DataLoader, or a list or dict of them, is needed."
             )
-        self._shard = trainer.options.use_distributed_sampler and self._world.size > 1
 
     def training(self) -> Feed:
         """Return what is trained on."""
         given = self._call("train_dataloader") if self._train_on is None else self._train_on
         if given is None:
             raise UserError(self._no_loader())
-        limit = self._trainer.options.limit_train_batches
+        limit = self._options.limit_train_batches
         if isinstance(given, (dict, list, tuple)):
             given = CombinedLoader(given, "max_size_cycle")
         if isinstance(given, CombinedLoader):
@@ -61,12 +95,12 @@ class Loaders:
         if feed.expected == 0 and limit != 1.0:
             raise UserError(f"there is no batch to train on: limit_train_batches={limit!r} leaves none.")
         mine = len(feed) if feed.is_sized else None, feed.facts()
-        counts, facts = zip(*self._trainer.strategy.gather(mine), strict=True)
+        counts, facts = zip(*self._ranks.gather(mine), strict=True)
         if len(set(counts)) > 1:
             raise UserError(
                 f"the ranks have {[*counts]} training batches: all need the same number, or they would hang."
             )
-        if self._shard:
+        if self._settings.shard:
             _check_alike(facts)
         return feed
 
@@ -81,27 +115,27 @@ class Loaders:
 
     def _train(self, loader: Any, name: str, number: int, limit: float) -> Feed:
         """Return training loader `number`; the first is ordered by the run's seed, each other by one of its own."""
-        trainer = self._trainer
-        seed = mix(trainer.seed, number) % (1 << 32) if number else trainer.seed
+        settings, rng = self._settings, self._options.rng
+        seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
         if _is_iterable(loader):
             check_loader(loader, "train")
-            key = mix(mix(seed, 0), self._world.rank)
-            tries, agree = trainer.options.rng == "lazy", trainer.strategy.all_agree
+            key = mix(mix(seed, 0), settings.world.rank)
+            tries, agree = rng == "lazy", self._ranks.all_agree
             return IterableFeed(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
-        return training_loader(loader, self._world, seed=seed, shard=self._shard, limit=limit, rng=trainer.options.rng)
+        return training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
 
     def evaluation(self, stage: str) -> list[Feed]:
         """Return the feeds of `stage`, one for each `dataloader_idx`; none if there are none."""
         given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
-        limit = getattr(self._trainer.options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
+        limit = getattr(self._options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
         feeds = [] if given is None or given == [] else self._evaluation(given, stage, limit)
-        counts = self._trainer.strategy.gather([len(feed) if feed.is_sized else None for feed in feeds])
+        counts = self._ranks.gather([len(feed) if feed.is_sized else None for feed in feeds])
         if len({len(rank) for rank in counts}) > 1:
             raise UserError(
                 f"the ranks have {[len(rank) for rank in counts]} {stage} loaders: all need the same number."
             )
         for feed, ranks in zip(feeds, zip(*counts, strict=True), strict=True):
-            feed.longest = max((count for count in ranks if count is not None), default=0)
+            feed.set_longest(max((count for count in ranks if count is not None), default=0))
         return feeds
 
     def _evaluation(self, given: Any, stage: str, limit: float) -> list[Feed]:
@@ -112,20 +146,20 @@ class Loaders:
         return feeds if mode == "sequential" else [CombinedFeed(f"the {stage} loaders", feeds, nest, mode, limit)]
 
     def _evaluate(self, loader: Any, name: str, number: int, *, stage: str, limit: float) -> Feed:
-        trainer = self._trainer
+        settings, rng = self._settings, self._options.rng
         if _is_iterable(loader):
             check_loader(loader, stage)
-            key = mix(mix(mix(trainer.seed, 1 + _STAGES.index(stage)), number), self._world.rank)
-            return IterableFeed(loader, name=name, key=key, limit=limit, tries=trainer.options.rng == "lazy")
+            key = mix(mix(mix(settings.seed, 1 + _STAGES.index(stage)), number), settings.world.rank)
+            return IterableFeed(loader, name=name, key=key, limit=limit, tries=rng == "lazy")
         return evaluation_loader(
             loader,
-            self._world,
-            seed=trainer.seed,
+            settings.world,
+            seed=settings.seed,
             stage=stage,
             number=number,
-            shard=self._shard,
+            shard=settings.shard,
             limit=limit,
-            rng=trainer.options.rng,
+            rng=rng,
         )
 
     def _call(self, name: str) -> Any:

@@ -37,7 +37,7 @@ def rehearse(job: TrainingJob, module: TrainingModule, data: DataModule, *, judg
         if type(module).test_step is not TrainingModule.test_step:
             tested = trainer.test(module, data)
     faults = lacking(tested, judged_by) if judged_by else []
-    if job.monitor is not None and trainer.loop is not None and trainer.loop.validation is None:
+    if job.monitor is not None and trainer.last_fit is not None and not trainer.last_fit.context.feeds.validation:
         where = f"{job.data} needs a val_dataloader"
         faults.append(f"monitor: {job.monitor.metric} is looked at after a validation, and there is none: {where}")
     return faults

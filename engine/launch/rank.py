@@ -115,7 +115,7 @@ class Rank:
     def _end(self, outcome: Outcome) -> int:
         _ignore_stops()  # the outcome is being written
         self.session.write_outcome(outcome)
-        self._heartbeat.phase = Phase.ENDED
+        self._heartbeat.enter(Phase.ENDED)
         if outcome.kind == "done":
             self._leave_together()
         return outcome.code

@@ -1,6 +1,6 @@
 """Logged values: taken batch by batch, reduced over an epoch and over the ranks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from numbers import Number
@@ -88,6 +88,10 @@ class Logged:
         """
         self.stage, self._loader = stage, loader
         self._wanted.clear()
+
+    def begin_batch(self, batch: Any) -> None:
+        """Take what is logged from now on for `batch`: its number of samples is the weight of a mean."""
+        self.batch = batch
 
     def log(self, asked: Asked, value: Any, batch_size: int | None) -> None:
         """Take one value in; see `TrainingModule.log`."""
@@ -206,6 +210,14 @@ class Logged:
         finally:
             self._ending = False
             self._wanted.clear()
+
+    def set_values(self, values: Mapping[str, float]) -> None:
+        """Have `values` as the newest ones, from another process."""
+        self.values = dict(values)
+
+    def mute(self) -> None:
+        """Drop what is logged from now on: this rank's values do not count."""
+        self.is_heard = False
 
     @contextmanager
     def unheard(self) -> Iterator[None]:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import TrainingModule
-    from midstride.engine.training.trainer import Trainer
 
 __all__ = ["BestCheckpoint", "Callback", "Callbacks", "EarlyStopping", "LearningRateMonitor"]
 
@@ -30,56 +30,58 @@ class Callback:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Become the callback that gave `state_dict`."""
 
-    def on_fit_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_fit_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_train_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_train_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_train_epoch_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_train_epoch_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_fit_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_train_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_train_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_train_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_train_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
     def on_train_batch_start(
-        self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int
+        self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int
     ) -> None: ...
     def on_train_batch_end(
-        self, trainer: "Trainer", module: "TrainingModule", outputs: Any, batch: Any, batch_idx: int
+        self, trainer: "TrainerInterface", module: "TrainingModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None: ...
-    def on_before_backward(self, trainer: "Trainer", module: "TrainingModule", loss: "Tensor") -> None: ...
-    def on_after_backward(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_before_backward(self, trainer: "TrainerInterface", module: "TrainingModule", loss: "Tensor") -> None: ...
+    def on_after_backward(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
     def on_before_optimizer_step(
-        self, trainer: "Trainer", module: "TrainingModule", optimizer: "Optimizer"
+        self, trainer: "TrainerInterface", module: "TrainingModule", optimizer: "Optimizer"
     ) -> None: ...
-    def on_before_zero_grad(self, trainer: "Trainer", module: "TrainingModule", optimizer: "Optimizer") -> None: ...
-    def on_validation_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_validation_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_validation_epoch_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_validation_epoch_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_before_zero_grad(
+        self, trainer: "TrainerInterface", module: "TrainingModule", optimizer: "Optimizer"
+    ) -> None: ...
+    def on_validation_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_validation_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_validation_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
     def on_validation_batch_start(
-        self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None: ...
     def on_validation_batch_end(
         self,
-        trainer: "Trainer",
+        trainer: "TrainerInterface",
         module: "TrainingModule",
         outputs: Any,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None: ...
-    def on_test_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_test_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_test_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_test_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
     def on_test_batch_start(
-        self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None: ...
     def on_test_batch_end(
         self,
-        trainer: "Trainer",
+        trainer: "TrainerInterface",
         module: "TrainingModule",
         outputs: Any,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None: ...
-    def on_test_epoch_start(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
-    def on_test_epoch_end(self, trainer: "Trainer", module: "TrainingModule") -> None: ...
+    def on_test_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_test_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
 
 
 class Callbacks:
@@ -121,7 +123,7 @@ class _Monitor(Callback):
         """Return whether `value` beats the best so far by more than `margin`; NaN never does."""
         return value < self.best - margin if self.mode == "min" else value > self.best + margin
 
-    def value(self, trainer: "Trainer") -> float:
+    def value(self, trainer: "TrainerInterface") -> float:
         """Return the monitored value, alike on every rank."""
         values = trainer.logged.values
         if self.monitor not in values:
@@ -145,7 +147,7 @@ class BestCheckpoint(_Monitor):
         super().__init__(monitor, mode)
         self.best_step = -1
 
-    def on_validation_end(self, trainer: "Trainer", module: "TrainingModule") -> None:
+    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
         """Keep the weights if the monitored value is better than any before."""
         if not trainer.is_fitting:
             return
@@ -179,7 +181,7 @@ class EarlyStopping(_Monitor):
         self.min_delta = min_delta
         self.wait_count = 0
 
-    def on_validation_end(self, trainer: "Trainer", module: "TrainingModule") -> None:
+    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
         """Count validations without an improvement."""
         if not trainer.is_fitting:
             return
@@ -189,7 +191,7 @@ class EarlyStopping(_Monitor):
             return
         self.wait_count += 1
         if self.wait_count >= self.patience:
-            trainer.progress.stop = True
+            trainer.stop()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and the validations since."""
@@ -203,7 +205,9 @@ class EarlyStopping(_Monitor):
 class LearningRateMonitor(Callback):
     """Logs every optimizer's learning rate at every step, as "lr", or "lr/0", "lr/1" and so on."""
 
-    def on_train_batch_start(self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int
+    ) -> None:
         """Log the rate that this batch's step will use."""
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
         for number, rate in enumerate(rates):

@@ -11,7 +11,7 @@ from midstride.engine.modules.module import ModuleHooks, TrainingModule
 from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
+    from midstride.engine.modules.interface import TrainerInterface
 
 __all__ = ["Hooks", "step_end", "unheard"]
 
@@ -19,7 +19,7 @@ __all__ = ["Hooks", "step_end", "unheard"]
 class Hooks:
     """The hooks of a module and its callbacks, by name; callbacks go first."""
 
-    def __init__(self, trainer: "Trainer", module: TrainingModule, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, trainer: "TrainerInterface", module: TrainingModule, callbacks: Sequence[Callback]) -> None:
         self._by_name: dict[str, list[tuple[str, Callable[..., Any], tuple[Any, ...]]]] = {}
         for callback in callbacks:
             for name in _hook_names(Callback):

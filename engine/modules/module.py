@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from midstride.engine.errors import UserError
 
 if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
+    from midstride.engine.modules.interface import TrainerInterface
 
-__all__ = ["DataModule", "ModuleHooks", "TrainingModule", "ensure_module"]
+__all__ = ["DataModule", "ModuleHooks", "TrainingModule", "attach", "ensure_module", "set_device"]
 
 
 class ModuleHooks:
@@ -65,7 +65,7 @@ class TrainingModule(ModuleHooks, nn.Module):
         super().__init__()
         self.hparams: dict[str, Any] = {}
         self.device = torch.device("cpu")
-        self._trainer: list[Trainer] = []  # in a list, so that nn.Module leaves it alone
+        self._trainer: list[TrainerInterface] = []  # in a list, so that nn.Module leaves it alone
 
     # What a user writes -------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class TrainingModule(ModuleHooks, nn.Module):
     # What a user calls --------------------------------------------------------------------------
 
     @property
-    def trainer(self) -> "Trainer":
+    def trainer(self) -> "TrainerInterface":
         """The Trainer this module is with."""
         if not self._trainer:
             raise RuntimeError(f"{type(self).__name__} is not with a Trainer: call Trainer(...).fit(module) first")
@@ -116,17 +116,17 @@ class TrainingModule(ModuleHooks, nn.Module):
     @property
     def current_epoch(self) -> int:
         """Epochs completed."""
-        return self.trainer.progress.epoch
+        return self.trainer.current_epoch
 
     @property
     def global_step(self) -> int:
         """Optimizer steps taken."""
-        return self.trainer.progress.step
+        return self.trainer.global_step
 
     @property
     def global_rank(self) -> int:
         """The rank of this process."""
-        return self.trainer.world.rank
+        return self.trainer.global_rank
 
     def log(
         self,
@@ -178,9 +178,7 @@ class TrainingModule(ModuleHooks, nn.Module):
 
     def manual_backward(self, loss: Tensor) -> None:
         """Run the backward pass of `loss` and average gradients over the ranks."""
-        self.trainer.check_finite(loss)
-        self.trainer.precision.backward(loss)
-        self.trainer.strategy.reduce_gradients(self.parameters())
+        self.trainer.backward(loss)
 
     def save_hyperparameters(self, *, ignore: tuple[str, ...] = ()) -> None:
         """Keep this module's constructor arguments as `self.hparams`; call it in `__init__`.
@@ -243,6 +241,16 @@ class DataModule:
     def predict_dataloader(self) -> Any:
         """Return the loader to predict on, or a list of them."""
         return None
+
+
+def attach(module: TrainingModule, trainer: "TrainerInterface | None") -> None:
+    """Let `module` be with `trainer`, or with none."""
+    module._trainer = [] if trainer is None else [trainer]
+
+
+def set_device(module: TrainingModule, device: torch.device) -> None:
+    """Say where `module` computes; its tensors stay where they are."""
+    module.device = device
 
 
 def ensure_module(module: object, verb: str) -> None:

@@ -40,10 +40,60 @@ class Progress:
     finished: bool = False
     skipped: int = 0
 
+    def begin_epoch(self) -> None:
+        """Note that the epoch's start hooks are about to run."""
+        self.in_epoch = True
+
+    def batch_done(self, *, at_end: bool) -> None:
+        """Count one training batch; `at_end`: it is the epoch's last one."""
+        self.batch += 1
+        self.at_end = at_end
+
+    def batch_skipped(self) -> None:
+        """Count one training batch of this epoch whose step returned no loss."""
+        self.skipped += 1
+
     def stepped(self) -> None:
         """Count one optimizer step."""
         self.step += 1
         self.after = 0
+
+    def boundary(self) -> None:
+        """Count one boundary since the last step."""
+        self.after += 1
+
+    def begin_validation(self) -> None:
+        """Stand before the first batch of a validation."""
+        self.validating, self.val_loader, self.val_batch = True, 0, 0
+
+    def validation_batch_done(self) -> None:
+        """Count one batch of a validation, which is a boundary too."""
+        self.val_batch += 1
+        self.after += 1
+
+    def next_validation_loader(self) -> None:
+        """Stand before the first batch of the next validation loader."""
+        self.val_loader, self.val_batch = self.val_loader + 1, 0
+
+    def end_validation(self) -> None:
+        """Note that no validation is under way; its last hooks may still run."""
+        self.validating = False
+
+    def validation_done(self) -> None:
+        """Note that a validation is complete after this batch of the epoch."""
+        self.validated = self.batch
+
+    def request_stop(self) -> None:
+        """Let the fit come to its end at the next boundary."""
+        self.stop = True
+
+    def begin_fit(self) -> None:
+        """Note that there is something left to train."""
+        self.finished = False
+
+    def end_fit(self) -> None:
+        """Note that the fit came to its own end."""
+        self.finished = True
 
     def next_epoch(self) -> None:
         """Count one completed epoch."""

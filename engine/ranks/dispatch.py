@@ -1,20 +1,44 @@
 """A Trainer's calls, made in every rank of its world, which is started now if no launcher has."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from midstride.engine.config.lightning_names import ARGUMENTS
-from midstride.engine.ranks.multiprocess import Call, run_in_children
+from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
+from midstride.engine.ranks.placement import Placement
 from midstride.engine.ranks.subprocess_script import ended_early, start_other_ranks
-
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
 
 __all__ = ["in_every_rank"]
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class StartsRanks(Protocol):
+    """A Trainer, as the process that starts its ranks sees it."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where it trains, and how many ranks are to be started."""
+        ...
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Its constructor's arguments, to make another like it in each rank."""
+        ...
+
+    def leave(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Let `module` go into the ranks without this Trainer; return the arguments of `verb` as ranks take them."""
+        ...
+
+    def export_result(self) -> dict[str, Any]:
+        """Return what a call has changed, to be adopted by the Trainer that was called."""
+        ...
+
+    def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
+        """Stand where the Trainer that gave `result` ended."""
+        ...
 
 
 def in_every_rank(verb: Verb) -> Verb:
@@ -29,6 +53,7 @@ def in_every_rank(verb: Verb) -> Verb:
             takes = [name for name in signature.parameters if name != "self"]
             ways = [f"; {name}: {ARGUMENTS[name]}" for name in named if name in ARGUMENTS and name not in takes]
             raise TypeError(f"Trainer.{verb.__name__}({', '.join(takes)}) {error}{''.join(ways)}") from None
+        trainer: StartsRanks
         trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
         start = trainer.placement.start
         if start == "none":
@@ -40,7 +65,7 @@ def in_every_rank(verb: Verb) -> Verb:
     return cast("Verb", started)
 
 
-def _in_script(verb: Any, trainer: "Trainer", module: Any, data: Any, arguments: dict[str, Any]) -> Any:
+def _in_script(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
     start_other_ranks(trainer.placement.ranks, trainer.placement.gpus)
     try:
         return verb(trainer, module, data, **arguments)
@@ -50,17 +75,12 @@ def _in_script(verb: Any, trainer: "Trainer", module: Any, data: Any, arguments:
         raise
 
 
-def _in_children(verb: Any, trainer: "Trainer", module: Any, data: Any, arguments: dict[str, Any]) -> Any:
-    if verb.__name__ != "fit" and arguments.get("ckpt_path") in ("best", "last"):
-        arguments = {**arguments, "ckpt_path": trainer.weights_url(arguments["ckpt_path"])}
-    if verb.__name__ == "fit":
-        trainer.reset_callbacks()
-    module._trainer = []  # this Trainer stays here
-    placement = trainer.placement
+def _in_children(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
+    arguments, placement = trainer.leave(module, verb.__name__, arguments), trainer.placement
     mine = {"gpus": placement.gpus, "devices": None} if placement.gpus else {"gpus": 0, "devices": placement.ranks}
-    call = Call({**trainer.settings, **mine}, verb.__name__, module, data, arguments)
+    call = TrainerCall(type(trainer), {**trainer.arguments, **mine}, verb.__name__, module, data, arguments)
     ranks = run_in_children(call, placement.ranks, "spawn" if placement.start == "spawn" else "fork")
-    ranks[0].to(trainer, module, fitted=verb.__name__ == "fit")
+    trainer.adopt_result(module, ranks[0].state, fitted=verb.__name__ == "fit")
     if verb.__name__ == "predict":
         return [prediction for rank in ranks for prediction in rank.value]
     return ranks[0].value

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -28,20 +28,18 @@ from midstride.engine.ranks.pickling import unpicklable
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.world import World
 
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
-
-__all__ = ["Call", "GivenBack", "run_in_children"]
+__all__ = ["RankResult", "TrainerCall", "run_in_children"]
 
 #: for ranks whose peer has died: to notice, and to say so
 _LAST_WORDS_S = 10.0
 
 
 @dataclass
-class Call:
+class TrainerCall:
     """One call of a Trainer, on its way into the ranks.
 
     Args:
+        trainer: its class.
         settings: the Trainer's arguments.
         verb: "fit", "validate", "test" or "predict".
         module: its first argument.
@@ -49,18 +47,18 @@ class Call:
         arguments: the others.
     """
 
+    trainer: type[Any]
     settings: Mapping[str, Any]
     verb: str
     module: Any
     data: Any
     arguments: Mapping[str, Any]
 
-    def make(self) -> tuple[Any, "Trainer"]:
-        """Make the call in this process; return its value and the Trainer that made it."""
-        from midstride.engine.training.trainer import Trainer
-
-        trainer = Trainer(**self.settings)
-        return getattr(trainer, self.verb)(self.module, self.data, **self.arguments), trainer
+    def make(self) -> "RankResult":
+        """Make the call in this process, by a Trainer of its own."""
+        trainer = self.trainer(**self.settings)
+        value = getattr(trainer, self.verb)(self.module, self.data, **self.arguments)
+        return RankResult(value, trainer.export_result())
 
     def check_picklable(self) -> None:
         """Refuse what a fresh process could not be handed, all of it at once.
@@ -84,50 +82,19 @@ class InRank(Exception):
 
 
 @dataclass
-class GivenBack:
+class RankResult:
     """What one rank gives back to the process that started it.
 
     Args:
         value: of the call.
-        weights: of the module.
-        progress: of the fit.
-        metrics: the newest logged values.
-        callbacks: their states.
-        run: the folder of the run that was fitted.
+        state: for the Trainer that was called, which alone understands it.
     """
 
     value: Any
-    weights: dict[str, Any]
-    progress: dict[str, Any]
-    metrics: dict[str, float]
-    callbacks: list[Any]
-    run: str | None
-
-    @classmethod
-    def of(cls, trainer: "Trainer", value: Any) -> "GivenBack":
-        """Return what `trainer` gives back, on the CPU; the weights, alike on all ranks, from the first."""
-        weights = trainer.module.state_dict() if trainer.world.is_first else {}
-        weights = {name: tensor.cpu() for name, tensor in weights.items()}
-        states = [callback.state_dict() for callback in trainer.callbacks]
-        metrics = dict(trainer.logged.values)
-        return cls(value, weights, trainer.progress.state_dict(), metrics, states, trainer.run_url)
-
-    def to(self, trainer: "Trainer", module: Any, *, fitted: bool) -> None:
-        """Let `trainer` and `module`, which have been here all the time, stand where those of the rank ended."""
-        trainer.precision.convert(module)
-        module.load_state_dict(self.weights)
-        module._trainer = [trainer]
-        trainer.module = module
-        trainer.logged.values = self.metrics
-        if not fitted:
-            return
-        trainer.run_url = self.run
-        trainer.progress.load_state_dict(self.progress)
-        for callback, state in zip(trainer.callbacks, self.callbacks, strict=True):
-            callback.load_state_dict(state)
+    state: Mapping[str, Any]
 
 
-def run_in_children(call: Call, ranks: int, method: Literal["spawn", "fork"]) -> list[GivenBack]:
+def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "fork"]) -> list[RankResult]:
     """Return what every rank gives back from `call`, made in `ranks` children of this process.
 
     Call it from anywhere; however it ends, no child lives on.
@@ -153,7 +120,7 @@ def run_in_children(call: Call, ranks: int, method: Literal["spawn", "fork"]) ->
             children.append(context.Process(target=_live, args=arguments, name=f"midstride rank {rank}"))
         asked_to_stop = _watch(children)
         _raise_what_was_raised(folder, ranks, asked_to_stop)
-        return [torch.load(folder / f"given-back-{rank}.pt", weights_only=False) for rank in range(ranks)]
+        return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
 def _watch(children: Sequence[BaseProcess]) -> bool:
@@ -197,7 +164,7 @@ def _stops_passed_on(children: Sequence[BaseProcess]) -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _live(world: World, port: int, folder: Path, parent: int, call: Call | None) -> None:
+def _live(world: World, port: int, folder: Path, parent: int, call: TrainerCall | None) -> None:
     """Be one rank: make the call, leave what came of it in `folder`."""
     # First of all: after a fork, the parent's pool of threads is gone, and a wait for it hangs.
     torch.set_num_threads(1 if call is not None else torch.get_num_threads())
@@ -207,8 +174,7 @@ def _live(world: World, port: int, folder: Path, parent: int, call: Call | None)
     os.environ.update({**world.environment, **meeting, **interfaces(), World.STARTED: ""})
     try:
         call = call or torch.load(folder / "call.pt", weights_only=False)
-        value, trainer = call.make()
-        _write(folder / f"given-back-{world.rank}.pt", GivenBack.of(trainer, value))
+        _write(folder / f"result-{world.rank}.pt", call.make())
     except BaseException as error:
         _write(folder / f"raised-{world.rank}.pt", (Outcome.of(error, rank=world.rank), *_portable(error)))
         os._exit(1)
@@ -231,7 +197,7 @@ def _portable(error: BaseException) -> tuple[BaseException, str]:
 
 def _raise_what_was_raised(folder: Path, ranks: int, asked_to_stop: bool) -> None:
     raised = [torch.load(path, weights_only=False) for path in sorted(folder.glob("raised-*.pt"))]
-    done = [Outcome("done", rank=rank) for rank in range(ranks) if (folder / f"given-back-{rank}.pt").exists()]
+    done = [Outcome("done", rank=rank) for rank in range(ranks) if (folder / f"result-{rank}.pt").exists()]
     outcome = decide([*done, *(outcome for outcome, _, _ in raised)], None if asked_to_stop else 1, ranks)
     if outcome.kind == "done":
         return

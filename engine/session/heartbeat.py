@@ -93,8 +93,8 @@ class Heartbeat:
         """What this rank is doing."""
         return Phase(self._cells[_PHASE])
 
-    @phase.setter
-    def phase(self, phase: Phase) -> None:
+    def enter(self, phase: Phase) -> None:
+        """Say what this rank does from now on."""
         self._cells[_PHASE] = phase
 
     def beat(self, step: int) -> None:
@@ -120,8 +120,9 @@ class Heartbeat:
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
         """Be in `phase` until the block ends."""
-        before, self.phase = self.phase, phase
+        before = self.phase
+        self.enter(phase)
         try:
             yield
         finally:
-            self.phase = before
+            self.enter(before)

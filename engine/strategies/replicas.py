@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module import TrainingModule, set_device
 from midstride.engine.strategies.base import TrainingStep
 from midstride.engine.strategies.batch_split import cut, join
 from midstride.engine.trees import move
@@ -67,10 +67,10 @@ def in_parts(
     outputs = []
     with logged.parts():
         for part, device, replicas in zip(parts, used, made, strict=True):
-            logged.batch = part
+            logged.begin_batch(part)
             with _on(device), _metrics_at_home(module, device):
                 outputs.append(step(replicas[id(module)], move(part, device)))
-    logged.batch = batch
+    logged.begin_batch(batch)
     _keep_buffers(module, made[0])
     return join(outputs)
 
@@ -122,7 +122,7 @@ def _replica(
         copied = None if child is None else _replica(child, weights, device, own_buffers=own_buffers, made=made)
         replica._modules[name] = copied
     if isinstance(module, TrainingModule):
-        replica.device = device
+        set_device(replica, device)
     return replica
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import xxhash
@@ -13,6 +13,7 @@ from midstride.engine.modules.callbacks import Callback
 from midstride.engine.trees import samples_in
 
 if TYPE_CHECKING:
+    from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import TrainingModule
     from midstride.engine.training.trainer import Trainer
 
@@ -31,9 +32,12 @@ class Journal(Callback):
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def on_train_batch_start(self, trainer: "Trainer", module: "TrainingModule", batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int
+    ) -> None:
         """Note what stands in `batch`."""
-        given = trainer.loop.loader.given if trainer.loop is not None else None
+        fit = cast("Trainer", trainer).last_fit
+        given = fit.context.feeds.training.given if fit is not None else None
         digests, rest = _digests(batch)
         entry = {"epoch": trainer.progress.epoch, "batch": batch_idx, "samples": digests, "rest": rest}
         with self._path.open("a") as file:

@@ -1,61 +1,54 @@
-"""Evaluations on their own, outside a fit: of a Trainer that has met the other ranks and has the module ready."""
+"""Evaluations on their own, outside a fit: of a module that is ready, on ranks that have met."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
+from midstride.engine.data.loader import Feed
 from midstride.engine.data.resolve import Loaders
 from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.modules.progress import Progress
-from midstride.engine.training.loops import EvaluationLoop
+from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.uneven_ranks import turns, without_trace
 
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
-
-__all__ = ["evaluate", "predict"]
+__all__ = ["evaluation_feeds", "predict"]
 
 
-def evaluate(trainer: "Trainer", stage: Literal["validate", "test"], data: Any) -> dict[str, float]:
-    """Return the reduced values of `stage` on `data`, as `Trainer.test` takes them; the fit before keeps its place."""
-    _ensure_written(trainer, f"{'validation' if stage == 'validate' else stage}_step")
-    trainer.strategy.place(trainer.module)
-    loaders = Loaders(trainer, trainer.module, evaluate=data).evaluation(stage)
-    if not loaders:
+def evaluation_feeds(context: EvaluationContext, stage: Literal["validate", "test"], loaders: Loaders) -> list[Feed]:
+    """Bring the module to where it is evaluated, and return what `stage` reads."""
+    _ensure_written(context.module, f"{'validation' if stage == 'validate' else stage}_step")
+    context.strategy.place(context.module)
+    feeds = loaders.evaluation(stage)
+    if not feeds:
         raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
-    trainer.recorder = None
-    fitted, trainer.progress = trainer.progress, Progress()
-    try:
-        return EvaluationLoop(trainer, stage, loaders).run()
-    finally:
-        trainer.progress = fitted
+    return feeds
 
 
-def _ensure_written(trainer: "Trainer", step: str) -> None:
-    kind = type(trainer.module)
+def _ensure_written(module: TrainingModule, step: str) -> None:
+    kind = type(module)
     if getattr(kind, step) is getattr(TrainingModule, step):
         raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Write it.")
 
 
-def predict(trainer: "Trainer", data: Any) -> list[Any]:
+def predict(context: EvaluationContext, loaders: Loaders) -> list[Any]:
     """Return what `predict_step` returns for every batch of this rank."""
-    trainer.strategy.place(trainer.module)
-    trainer.logged.begin("predict")
+    context.strategy.place(context.module)
+    context.logged.begin("predict")
     predictions = []
-    with torch.no_grad(), trainer.modes.evaluating():
-        for number, loader in enumerate(Loaders(trainer, trainer.module, evaluate=data).evaluation("predict")):
-            for index, (batch, own) in enumerate(turns(trainer, loader)):
+    with torch.no_grad(), context.modes.evaluating():
+        for number, feed in enumerate(loaders.evaluation("predict")):
+            for index, (batch, own) in enumerate(turns(context, feed)):
                 if own:
-                    predictions.append(_predicted(trainer, batch, index, number))
-                elif trainer.strategy.forward_is_collective:
-                    with without_trace(trainer):
-                        _predicted(trainer, batch, index, number)
-                trainer.strategy.mark_step()
+                    predictions.append(_predicted(context, batch, index, number))
+                elif context.strategy.forward_is_collective:
+                    with without_trace(context):
+                        _predicted(context, batch, index, number)
+                context.strategy.mark_step()
     return predictions
 
 
-def _predicted(trainer: "Trainer", batch: Any, index: int, number: int) -> Any:
-    trainer.logged.batch = batch = trainer.received(batch)
-    with trainer.precision.forward():
-        return trainer.strategy.evaluate(trainer.module, "predict_step", batch, index, number)
+def _predicted(context: EvaluationContext, batch: Any, index: int, number: int) -> Any:
+    batch = context.to_device(batch)
+    context.logged.begin_batch(batch)
+    with context.precision.forward():
+        return context.strategy.evaluate(context.module, "predict_step", batch, index, number)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from midstride.engine.errors import LossNotFinite, NoLoss, UserError
+from midstride.engine.training.context import EvaluationContext, FitContext
 
 if TYPE_CHECKING:
-    from midstride.engine.data.loader import Feed
-    from midstride.engine.training.trainer import Trainer
+    pass
 
-__all__ = ["Losses"]
+__all__ = ["Losses", "check_finite", "must_be_finite"]
 
 log = logging.getLogger(__name__)
 
@@ -22,19 +22,35 @@ FIRST_BATCHES = 100
 FEW_BATCHES = 10
 
 
+def must_be_finite(context: EvaluationContext) -> bool:
+    """Return whether every loss has to be finite: a float16 loss may overflow, and the scaler then skips the step."""
+    return context.precision.name != "16"
+
+
+def check_finite(loss: Tensor, context: EvaluationContext) -> None:
+    """Refuse to go on from a loss that is not finite.
+
+    Raises:
+        LossNotFinite: saying where. On a GPU it waits for the device, as a loss that is logged does.
+    """
+    if must_be_finite(context) and not math.isfinite(loss.item()):
+        progress = context.progress
+        raise LossNotFinite(
+            f"the loss is {loss.item()} at epoch {progress.epoch}, batch {progress.batch}, step {progress.step + 1}"
+            f" on rank {context.world.rank}. Nothing was written after it: earlier snapshots are good."
+        )
+
+
 class Losses:
     """Reads the losses of one fit.
 
     Args:
-        trainer: whose module returns them.
-        feed: the training batches.
+        context: whose module returns them.
     """
 
-    def __init__(self, trainer: "Trainer", feed: "Feed") -> None:
-        self._trainer, self._feed = trainer, feed
-        self._step = f"{type(trainer.module).__name__}.training_step"
-        # A float16 loss may overflow: the scaler then skips the step.
-        self.finite_only = trainer.precision.name != "16"
+    def __init__(self, context: FitContext) -> None:
+        self._context, self._feed = context, context.feeds.training
+        self._step = f"{type(context.module).__name__}.training_step"
         #: whether the batch in hand has had a loss
         self.had_one = False
         self._told = False
@@ -62,19 +78,6 @@ class Losses:
         self.had_one = True
         return loss
 
-    def check_finite(self, loss: Tensor) -> None:
-        """Refuse to go on from a loss that is not finite.
-
-        Raises:
-            LossNotFinite: saying where. On a GPU it waits for the device, as a loss that is logged does.
-        """
-        if self.finite_only and not math.isfinite(loss.item()):
-            progress = self._trainer.progress
-            raise LossNotFinite(
-                f"the loss is {loss.item()} at epoch {progress.epoch}, batch {progress.batch}, step {progress.step + 1}"
-                f" on rank {self._trainer.world.rank}. Nothing was written after it: earlier snapshots are good."
-            )
-
     def begin(self) -> None:
         """Note that another batch comes next."""
         self.had_one = False
@@ -85,11 +88,11 @@ class Losses:
         Raises:
             NoLoss: no batch of the epoch has had a loss, and there were enough of them to tell.
         """
-        progress = self._trainer.progress
+        progress = self._context.progress
         # On several processes a step without a loss is refused at once; of a pipeline, one stage has the loss.
-        if self._trainer.world.size > 1 or self.had_one or progress.skipped < index:
+        if self._context.world.size > 1 or self.had_one or progress.skipped < index:
             return
-        progress.skipped += 1
+        progress.batch_skipped()
         over = last or self._feed.at_end
         enough = FEW_BATCHES if progress.epoch else 1
         if progress.skipped >= FIRST_BATCHES or (over and progress.skipped >= enough):
@@ -101,7 +104,7 @@ class Losses:
 
     def _missing(self, outputs: Any) -> None:
         what = f'a dict without "loss" ({", ".join(map(str, outputs)) or "empty"})' if outputs is not None else "None"
-        if (size := self._trainer.world.size) > 1:
+        if (size := self._context.world.size) > 1:
             raise NoLoss(
                 f"{self._step} returned {what}, which is no loss: on {size} processes a batch cannot be skipped by one "
                 "of them. Is a `return loss` missing? To skip a batch, return a loss of 0.0 that depends on the "
@@ -109,7 +112,7 @@ class Losses:
             )
         if not self._told:
             self._told = True
-            progress = self._trainer.progress
+            progress = self._context.progress
             log.warning(
                 "%s returned %s at epoch %d, batch %d: the batch is skipped, nothing is trained on it. If it "
                 "is not meant, a `return loss` is missing",

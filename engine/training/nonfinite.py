@@ -6,15 +6,12 @@ The ranks agree before the backward pass, so no gradient is ever poisoned; what 
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from midstride.engine.errors import LossNotFinite, UserError
-
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
+from midstride.engine.training.context import FitContext
 
 __all__ = ["LeavingOut"]
 
@@ -27,26 +24,26 @@ class LeavingOut:
     """Finds and leaves out the batches of one fit whose loss is not finite.
 
     Args:
-        trainer: whose parts are put back.
+        context: whose parts are put back.
 
     Raises:
         UserError: steps that the module takes by itself, or several to a batch, cannot be taken back.
     """
 
-    def __init__(self, trainer: "Trainer") -> None:
-        if not trainer.module.automatic_optimization or len(trainer.optimizers) > 1:
+    def __init__(self, context: FitContext) -> None:
+        if not context.module.automatic_optimization or len(context.optimizers) > 1:
             raise UserError(
                 "on_nan: skip needs one optimizer, stepped by the engine: a batch could be half trained on when its "
                 "loss turns out not to be finite. Use on_nan: fail, or one optimizer and automatic_optimization."
             )
-        self._trainer = trainer
+        self._context = context
         self._in_a_row = 0
 
     def mark(self) -> Callable[[], None]:
         """Return what puts back everything a training step changes."""
-        trainer = self._trainer
-        buffers = [(buffer, buffer.clone()) for buffer in trainer.module.buffers()]
-        logged, metrics = trainer.logged.mark(), trainer.logged.metrics.mark()
+        context = self._context
+        buffers = [(buffer, buffer.clone()) for buffer in context.module.buffers()]
+        logged, metrics = context.logged.mark(), context.logged.metrics.mark()
 
         def back() -> None:
             with torch.no_grad():
@@ -63,8 +60,8 @@ class LeavingOut:
         Raises:
             LossNotFinite: it has not been for 100 batches in a row.
         """
-        trainer, progress = self._trainer, self._trainer.progress
-        if trainer.strategy.all_agree(bool(torch.isfinite(loss))):
+        context, progress = self._context, self._context.progress
+        if context.strategy.all_agree(bool(torch.isfinite(loss))):
             self._in_a_row = 0
             return False
         self._in_a_row += 1
@@ -76,16 +73,16 @@ class LeavingOut:
             )
         if undo is not None:
             undo()
-        trainer.samples.leave_out(progress.epoch, progress.batch)
-        if trainer.world.is_first:
+        context.samples.leave_out(progress.epoch, progress.batch)
+        if context.world.is_first:
             log.warning("%s is left out: its loss is not finite", where)
         return True
 
     def close_window(self) -> bool:
         """Return whether the window that a bad batch closes has gradients to step with; exchange them if so."""
-        trainer = self._trainer
-        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        context = self._context
+        groups = [group for optimizer in context.optimizers for group in optimizer.param_groups]
         if all(parameter.grad is None for group in groups for parameter in group["params"]):
             return False
-        trainer.strategy.exchange_collected()
+        context.strategy.exchange_collected()
         return True

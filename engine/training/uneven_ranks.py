@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,24 +17,22 @@ from midstride.engine.objects.object_state import Objects
 from midstride.engine.seeds import Generators
 from midstride.engine.state.stateful import Stateful, state_of
 from midstride.engine.strategies.base import Strategy
-
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
+from midstride.engine.training.context import EvaluationContext
 
 __all__ = ["turns", "without_trace"]
 
 _NONE = object()  # a batch may be None
 
 
-def turns(trainer: "Trainer", feed: Feed, start: int = 0) -> Iterator[tuple[Any, bool]]:
+def turns(context: EvaluationContext, feed: Feed, start: int = 0) -> Iterator[tuple[Any, bool]]:
     """Yield the batches of this rank from batch `start` on, and whether it is this rank's turn.
 
     If not, the batch is one to repeat where that is needed, and nothing elsewhere.
     """
-    strategy, batches = trainer.strategy, feed.batches(0, start)
+    strategy, batches = context.strategy, feed.batches(0, start)
     spare: Any = None
     for index in count(start):
-        trainer.strike("validation")
+        context.inject_fault("validation")
         batch = next(batches, _NONE)
         own = batch is not _NONE
         # Where no length tells, the ranks ask each other.
@@ -59,17 +57,17 @@ def _batch_of_another(strategy: Strategy, batch: Any, own: bool) -> Any:
 
 
 @contextmanager
-def without_trace(trainer: "Trainer") -> Iterator[None]:
+def without_trace(context: EvaluationContext) -> Iterator[None]:
     """Drop what is logged within, and put back what a step updated, drew or kept."""
-    module = trainer.module
+    module = context.module
     parts: dict[str, Stateful] = {
-        "objects": Objects.of_module(module, trainer.device),
-        "generators": Generators(trainer.strategy.generator),
+        "objects": Objects.of_module(module, context.device),
+        "generators": Generators(context.strategy.generator),
     }
     before = copy.deepcopy(state_of(parts))
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with trainer.logged.unheard():
+        with context.logged.unheard():
             yield
     finally:
         for name, part in parts.items():

@@ -1,17 +1,13 @@
 """What looks as if it took part in a fit and does not: parameters, validations, monitors."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError
-from midstride.engine.modules.callbacks import BestCheckpoint, EarlyStopping
+from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
 from midstride.engine.modules.module import TrainingModule
-
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
 
 __all__ = ["check_gradients", "idle_evaluation", "untrained_parameters"]
 
@@ -53,16 +49,16 @@ def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:
         )
 
 
-def idle_evaluation(trainer: "Trainer", loaders: int) -> list[str]:
+def idle_evaluation(module: TrainingModule, callbacks: Sequence[Callback], loaders: int) -> list[str]:
     """Return messages on validation loaders, a validation_step, and monitors that wait for each other in vain."""
-    module, name = trainer.module, type(trainer.module).__name__
+    name = type(module).__name__
     writes = type(module).validation_step is not TrainingModule.validation_step
     lines = []
     if loaders and not writes:
         lines.append(f"there are validation loaders, and {name} has no validation_step: nothing is evaluated on them")
     if writes and not loaders:
         lines.append(f"{name}.validation_step is never called: there is no validation loader. Write val_dataloader")
-    waiting = [c for c in trainer.callbacks if isinstance(c, (BestCheckpoint, EarlyStopping)) and not loaders]
+    waiting = [c for c in callbacks if isinstance(c, (BestCheckpoint, EarlyStopping)) and not loaders]
     lines += [
         f"{type(callback).__name__} looks at {callback.monitor} after a validation, and there is none: it does nothing"
         for callback in waiting

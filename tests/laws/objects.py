@@ -766,7 +766,7 @@ class Telling(Small):
         return None
 
     def factor(self, batch: Tensor) -> Any:
-        data = self.trainer.loop.loader.source.dataset  # type: ignore[union-attr, attr-defined]
+        data = self.trainer.last_fit.context.feeds.training.source.dataset  # type: ignore[union-attr, attr-defined]
         data.told = getattr(data, "told", 0) + 1
         data.scale = 1 + data.told / 10
         return data.told

@@ -69,8 +69,9 @@ class Unmoved(Callback):
         self.compared: list[int] = []
 
     def _state(self, trainer: Trainer) -> Any:
-        assert trainer.recorder is not None
-        state = state_of(trainer.recorder._parts)
+        assert trainer.last_fit is not None
+        assert trainer.last_fit.recorder is not None
+        state = state_of(trainer.last_fit.recorder.parts)
         return copy.deepcopy({name: state[name] for name in ("module", "optimizers", "metrics", "logged", "gradients")})
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:

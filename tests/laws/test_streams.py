@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from midstride.engine import Trainer
 from midstride.engine.data.loader import Feed
-from midstride.engine.data.resolve import Loaders
+from midstride.engine.data.resolve import Loaders, LoaderSettings
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.testing import run_ranks
@@ -42,9 +42,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def feed_of(loaders: Any) -> Feed:
     """Return the training feed of a single process."""
-    return Loaders(
-        Trainer(strategy="single", max_epochs=1, seed=SEED, enable_progress_bar=False), None, train=loaders
-    ).training()
+    trainer = Trainer(strategy="single", max_epochs=1, seed=SEED, enable_progress_bar=False)
+    settings = LoaderSettings(trainer.strategy.readers, trainer.options, trainer.settings.seed)
+    return Loaders(settings, trainer.strategy, None, train=loaders).training()
 
 
 def same(ours: Any, theirs: Any) -> bool:

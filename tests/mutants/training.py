@@ -32,15 +32,15 @@ TRAINING = [
     Mutant(
         "gradients are clipped before they are unscaled",
         "engine/training/optimizer_step.py",
-        "        trainer.precision.unscale(optimizer)\n        self._clip(optimizer)\n",
-        "        self._clip(optimizer)\n        trainer.precision.unscale(optimizer)\n",
+        "        context.precision.unscale(optimizer)\n        self._clip(optimizer)\n",
+        "        self._clip(optimizer)\n        context.precision.unscale(optimizer)\n",
         "laws/test_plain.py::test_in_16_bits_gradients_are_clipped_at_their_true_size[1]",
     ),
     Mutant(
         "the loss of a window is not a mean",
         "engine/training/optimizer_step.py",
-        "trainer.precision.backward(loss / self.window if self.window > 1 else loss)",
-        "trainer.precision.backward(loss)",
+        "context.precision.backward(loss / self.window if self.window > 1 else loss)",
+        "context.precision.backward(loss)",
         "laws/test_plain.py::test_an_undisturbed_run_has_the_bits_of_the_plain_script[3-0.5-1]",
     ),
     Mutant(

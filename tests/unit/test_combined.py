@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from midstride.engine import CombinedLoader, Trainer, TrainingModule
 from midstride.engine.data.combined import CombinedFeed, Mode
 from midstride.engine.data.loader import Feed
-from midstride.engine.data.resolve import Loaders
+from midstride.engine.data.resolve import Loaders, LoaderSettings
 from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix
 
@@ -40,9 +40,14 @@ class Count(IterableDataset[int]):
         return iter(range(self.samples))
 
 
+def loaders_of(trainer: Trainer, module: Any, **given: Any) -> Loaders:
+    settings = LoaderSettings(trainer.strategy.readers, trainer.options, trainer.settings.seed)
+    return Loaders(settings, trainer.strategy, module, **given)
+
+
 def feed_of(loaders: Any, **options: Any) -> Feed:
     trainer = Trainer(max_epochs=1, seed=SEED, enable_progress_bar=False, **options)
-    return Loaders(trainer, None, train=loaders).training()
+    return loaders_of(trainer, None, train=loaders).training()
 
 
 def read(feed: Feed, epoch: int, start: int = 0) -> list[Any]:
@@ -141,7 +146,7 @@ def test_a_plain_nest_cycles_in_training_and_is_read_in_turn_in_evaluation() -> 
         def val_dataloader(self) -> Any:
             return {"a": DataLoader(Numbers(4), 2), "b": [DataLoader(Numbers(2), 2), DataLoader(Count(3), 2)]}
 
-    feeds = Loaders(Trainer(max_epochs=1, enable_progress_bar=False), Module()).evaluation("validate")
+    feeds = loaders_of(Trainer(max_epochs=1, enable_progress_bar=False), Module()).evaluation("validate")
     assert [read(feed, 0) for feed in feeds] == [[[0, 1], [2, 3]], [[0, 1]], [[0, 1], [2]]]
 
 
@@ -151,7 +156,7 @@ def test_an_evaluation_side_by_side_is_one_loader(mode: Mode) -> None:
         def val_dataloader(self) -> Any:
             return CombinedLoader([DataLoader(Numbers(4), 2), DataLoader(Count(2), 2)], mode)
 
-    feeds = Loaders(Trainer(max_epochs=1, enable_progress_bar=False), Module()).evaluation("validate")
+    feeds = loaders_of(Trainer(max_epochs=1, enable_progress_bar=False), Module()).evaluation("validate")
     assert len(feeds) == (2 if mode == "sequential" else 1)
     assert isinstance(feeds[0], CombinedFeed) == (mode != "sequential")
     if mode == "max_size_cycle":

@@ -49,7 +49,7 @@ class World:
 def test_every_phase_has_its_limit(phase: Phase, limit: float, option: str, tmp_path: Path) -> None:
     world = World(tmp_path)
     for rank in world.ranks:
-        rank.phase = phase
+        rank.enter(phase)
     assert not world.stuck_after(limit)
     assert option in world.stuck_after(limit + 1)
 
@@ -65,7 +65,7 @@ def test_a_beat_of_any_rank_is_progress(tmp_path: Path) -> None:
 def test_the_most_patient_limit_counts(tmp_path: Path) -> None:
     world = World(tmp_path)
     for rank, phase in zip(world.ranks, (Phase.TRAINING, Phase.EVALUATING, Phase.ENDED), strict=True):
-        rank.phase = phase
+        rank.enter(phase)
     assert not world.stuck_after(50)
     assert "validation" in world.stuck_after(51)
 

@@ -183,7 +183,8 @@ class Pipeline(ProcessGroup):
         self._balance = layers.balance
         module.to(self.device)
         trainer = module.trainer
-        trainer.logged.is_heard = self._line.is_last
+        if not self._line.is_last:
+            trainer.logged.mute()
         stage = Stage(
             layers.own,
             layers.first,

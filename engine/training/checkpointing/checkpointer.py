@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from midstride.engine.config.options import SnapshotOptions
-from midstride.engine.data.loader import Feed, Feeds
 from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
 from midstride.engine.session.signals import Asked, Request
 from midstride.engine.snapshots.catalog import Snapshot
@@ -32,10 +31,10 @@ from midstride.engine.training.checkpointing.run_store import Resume, Run
 from midstride.engine.training.checkpointing.settings import Settings
 from midstride.engine.training.checkpointing.unsaved_state import Watch
 from midstride.engine.training.checkpointing.world_size import Start, fit_feeds, padded_anew, reshard
+from midstride.engine.training.context import FitContext
 
 if TYPE_CHECKING:
     from midstride.engine.objects.object_state import Objects
-    from midstride.engine.training.trainer import Trainer
 
 __all__ = ["Recorder"]
 
@@ -58,33 +57,31 @@ class Recorder:
     """Takes the snapshots of one fit and resumes from them.
 
     Args:
-        trainer: whose parts are kept, put together and ready to train.
+        context: whose parts are kept, put together and ready to train.
         url: folder or URL of the run.
         options: when snapshots are taken.
-        feeds: what the fit reads.
-        data: where it came from.
     """
 
-    def __init__(self, trainer: "Trainer", url: str, options: SnapshotOptions, feeds: Feeds, data: object) -> None:
-        self._trainer = trainer
-        terms = replace(options.terms, waiting=trainer.reporter.waits)
-        self.run = Run(url, trainer.strategy, options.keep, trainer.heartbeat, terms)
-        self._policy = Policy(options, trainer.strategy.gather, lambda: self.run.is_writing)
-        self._parts = parts_of(trainer, feeds, data)
-        self._feeds, self._data = feeds, data
+    def __init__(self, context: FitContext, url: str, options: SnapshotOptions) -> None:
+        self._context = context
+        terms = replace(options.terms, waiting=context.reporter.waits)
+        self.run = Run(url, context.strategy, options.keep, context.heartbeat, terms)
+        self._policy = Policy(options, context.strategy.gather, lambda: self.run.is_writing)
+        #: everything that decides how the fit goes on, by name
+        self.parts = parts_of(context)
         self._watch: Watch | None = None
         self._is_tried = False  # whether every part has shown that it takes back what it gives
-        self._start = Start.of(feeds, trainer.world.size)
-        self._facts = self._described(feeds.training, data)
+        self._start = Start.of(context.feeds, context.world.size)
+        self._facts = self._described()
         self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
         self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> the facts that were given with it
-        self._settings = Settings(trainer)
+        self._settings = Settings(context)
         self._write_s = 0.0  # seconds the last snapshot took until it was committed
 
     @staticmethod
-    def try_encoding(trainer: "Trainer", feeds: Feeds, data: object) -> None:
-        """Raise what a snapshot of `trainer` would raise for state that cannot be written."""
-        parts = parts_of(trainer, feeds, data)
+    def try_encoding(context: FitContext) -> None:
+        """Raise what a snapshot of `context` would raise for state that cannot be written."""
+        parts = parts_of(context)
         walk(state_of(parts))
         give_back(parts, "before the first step")
 
@@ -97,15 +94,15 @@ class Recorder:
             self._fit(snapshot, tree, where)
             self._check(snapshot.manifest, where)
             self._settings.check(snapshot.manifest["facts"], where)
-            restore_parts(self._parts, self._resharded(snapshot, tree))
+            restore_parts(self.parts, self._resharded(snapshot, tree))
             self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
             self._weights_facts = dict(snapshot.manifest["facts"].get("weights_facts", {}))
             self._say(self._settings.compare(snapshot.manifest["facts"], self._facts))
         else:
-            walk(state_of(self._parts))  # what cannot be written is refused now, not at the first snapshot
-            give_back(self._parts, "before the first step")
+            walk(state_of(self.parts))  # what cannot be written is refused now, not at the first snapshot
+            give_back(self.parts, "before the first step")
         self._is_tried = found is not None
-        self._watch = watch_of(self._trainer, self._feeds, self._data, cast("Objects", self._parts["objects"]))
+        self._watch = watch_of(self._context, cast("Objects", self.parts["objects"]))
         lease = self.run.begin(found[0] if found else None)
         self._tell(lease.generation, lease.resumed_from)
         self.run.write(
@@ -121,10 +118,10 @@ class Recorder:
     def boundary(self) -> None:
         """Raise what went wrong behind training; take a snapshot if one is due at this boundary."""
         self.run.check()
-        progress = self._trainer.progress
+        progress = self._context.progress
         if not self._is_tried:
             self._is_tried = True
-            give_back(self._parts, "after the first step")
+            give_back(self.parts, "after the first step")
         if self._policy.is_due(progress.val_batch if progress.validating else progress.step):
             self.take()
 
@@ -135,50 +132,50 @@ class Recorder:
             StopRequested: that was asked. The message says what a retry resumes from.
         """
         run = self.run
-        everyone = self._trainer.strategy.gather((request.left_s, self._write_s))
+        everyone = self._context.strategy.gather((request.left_s, self._write_s))
         left_s, write_s = min(left for left, _ in everyone), max(took for _, took in everyone)
         if left_s > write_s:
             self.take()
             run.flush()
-        elif self._trainer.world.is_first:
+        elif self._context.world.is_first:
             log.warning("no snapshot is taken: the last one took %.1f s, %.1f s are left of the grace", write_s, left_s)
         if request.asked is Asked.STOP:
-            raise StopRequested(f"asked to stop, after step {self._trainer.progress.step}; {run.resumes_from()}")
+            raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resumes_from()}")
 
     def take(self) -> None:
         """Take a snapshot here and now, to be committed behind training; every rank calls this at the same place."""
-        trainer, progress = self._trainer, self._trainer.progress
+        context, progress = self._context, self._context.progress
         began = time.perf_counter()
         place, epoch = Place(progress.step, progress.after), progress.epoch
 
         def probe(phase: str) -> None:
-            trainer.strike(phase, place.step)
+            context.inject_fault(phase, place.step)
 
         def committed(taking: Taking, snapshot: Snapshot) -> None:
             self._write_s = taking.stall_s + taking.write_s
             held = {"stall_s": taking.stall_s, "wait_s": taking.wait_s, "write_s": taking.write_s}
-            trainer.reporter.emit(
+            context.reporter.emit(
                 "snapshot", name=snapshot.name, step=place.step, epoch=epoch, bytes=snapshot.bytes, **held
             )
 
         if self._watch is not None:
             self._watch.look()
-        rows = trainer.logged.take_rows()
-        trainer.samples.settle(trainer.strategy.gather)
+        rows = context.logged.take_rows()
+        context.samples.settle(context.strategy.gather)
         facts = {
             **self._facts,
             **self._settings.facts(),
             "start": self._start.facts(),
-            "strategy": trainer.strategy.facts(),
+            "strategy": context.strategy.facts(),
             "progress": progress.state_dict(),
-            "left_out": list(trainer.samples.left_out),
+            "left_out": list(context.samples.left_out),
             "weights": dict(self._weights),
             "weights_facts": {
                 **self._weights_facts,
                 **({"last": self._facts_of_weights()} if progress.finished else {}),
             },
         }
-        self.run.snapshot(place, state_of(self._parts), rows, facts, probe, committed)
+        self.run.snapshot(place, state_of(self.parts), rows, facts, probe, committed)
         self._policy.taken(time.perf_counter() - began)
 
     def finish(self) -> None:
@@ -187,11 +184,11 @@ class Recorder:
         Raises:
             StoreSilent: the store stayed away; a retry goes on from the last snapshot it took.
         """
-        trainer = self._trainer
+        context = self._context
         try:
-            if not trainer.logged.rows.is_closed:
-                trainer.progress.after += 1  # a boundary of its own: a snapshot may already stand at the last one
-                trainer.logged.rows.close()
+            if not context.logged.rows.is_closed:
+                context.progress.boundary()  # a boundary of its own: a snapshot may already stand at the last one
+                context.logged.rows.close()
                 self.take()
             self.run.flush()
             self.save_weights("last")
@@ -199,7 +196,7 @@ class Recorder:
             self.run.assemble_metric_log()
         except StoreSilent as error:
             raise StoreSilent(
-                f"{error}\nThe training is over, after step {trainer.progress.step}, but its end could not be written: "
+                f"{error}\nThe training is over, after step {context.progress.step}, but its end could not be written: "
                 f"{self.run.resumes_from()}, and a retry ends with the same bits."
             ) from error
 
@@ -215,80 +212,81 @@ class Recorder:
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Have the weights written to `folder`, behind training."""
-        trainer, progress = self._trainer, self._trainer.progress
+        context, progress = self._context, self._context.progress
         facts = self._facts_of_weights()
-        weights = trainer.strategy.weights(trainer.module)
+        weights = context.strategy.weights(context.module)
         place = Place(progress.step, progress.after)
         if self.generation is not None:
             self._weights[folder] = snapshot_name(place, self.generation)
             self._weights_facts[folder] = dict(facts)
-        self.run.keep_weights(folder, place, trainer.logged.metrics.without_states(weights), facts)
+        self.run.keep_weights(folder, place, context.logged.metrics.without_states(weights), facts)
 
     def _facts_of_weights(self) -> dict[str, Any]:
         """Return what is noted beside weights; snapshots repeat it, so that the weights can be made anew from them."""
-        module, progress = self._trainer.module, self._trainer.progress
+        module, progress = self._context.module, self._context.progress
         return {
             "step": progress.step,
             "epoch": progress.epoch,
             "module": f"{type(module).__module__}:{type(module).__qualname__}",
             "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
             "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
-            "metrics": {name: float(value) for name, value in self._trainer.logged.values.items()},
+            "metrics": {name: float(value) for name, value in self._context.logged.values.items()},
         }
 
-    def _described(self, feed: Feed, data: object) -> dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         """Return what makes this run this run, and what may change its last bits."""
-        trainer = self._trainer
-        given = dict(trainer.identity)
+        context = self._context
+        given = dict(context.settings.identity)
         arguments = given.pop("data_args", {})
-        options, order = trainer.options, trainer.strategy.gather(feed.facts())[0]
+        options, order = context.options, context.strategy.gather(context.feeds.training.facts())[0]
         if (batch_size := order.pop("global_batch_size", None)) is not None:
             order["global_batch_size"] = batch_size * options.accumulate_grad_batches
         identity = {
-            "module": f"{type(trainer.module).__module__}:{type(trainer.module).__qualname__}",
-            "module_args": trainer.module.hparams,
-            "data": type(data).__qualname__,
+            "module": f"{type(context.module).__module__}:{type(context.module).__qualname__}",
+            "module_args": context.module.hparams,
+            "data": type(context.source).__qualname__,
             **given,
             "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
-            "seed": trainer.seed,
+            "seed": context.settings.seed,
             **order,
             **{name: getattr(options, name) for name in DECIDING},
-            "precision": trainer.options.precision,
-            "strategy": trainer.strategy.identity,
+            "precision": context.options.precision,
+            "strategy": context.strategy.identity,
         }
-        return {"identity": described(identity), "bits": bits_of([type(trainer.module)], trainer.device)}
+        return {"identity": described(identity), "bits": bits_of([type(context.module)], context.device)}
 
     def _fit(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
         """Cut the global batches as this world needs them."""
         facts, was = snapshot.manifest["facts"], snapshot.manifest["world_size"]
         self._start = Start.from_facts(facts["start"])
-        size = self._trainer.world.size
+        size = self._context.world.size
         validating = facts["progress"]["validating"]
         if was == size == self._start.size and not validating:
             return
         if was != size:
-            if (why := self._trainer.strategy.fixed_world) is not None:
+            if (why := self._context.strategy.fixed_world) is not None:
                 raise NotExact(
                     f"{where} was taken by {was} processes, this world has {size}, and strategy "
-                    f"{self._trainer.strategy.name} goes on with {was} only: {why}. Start it with {was}, or start over "
+                    f"{self._context.strategy.name} goes on with {was} only: {why}. Start it with {was}, or start over "
                     "under another run name."
                 )
-            self._feeds.training.load_state_dict(tree["feeds"]["training"])  # it may know why it cannot be cut
-        fit_feeds(self._feeds, self._start, was=was, size=size, validating=validating, where=where)
-        self._facts = self._described(self._feeds.training, self._data)
+            self._context.feeds.training.load_state_dict(tree["feeds"]["training"])  # it may know why it cannot be cut
+        fit_feeds(self._context.feeds, self._start, was=was, size=size, validating=validating, where=where)
+        self._facts = self._described()
 
     def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
         """Return this rank's tree, put together from those of all ranks if the snapshot has another number of them."""
-        was, world = snapshot.manifest["world_size"], self._trainer.world
+        was, world = snapshot.manifest["world_size"], self._context.world
         if was == world.size:
             return tree
-        own = [name for name, part in self._parts.items() if isinstance(part, Reshardable) and name in tree]
+        own = [name for name, part in self.parts.items() if isinstance(part, Reshardable) and name in tree]
         others = [{name: other[name] for name in own} for other in map(upgraded, self.run.others(snapshot))]
-        return reshard(self._parts, [tree, *others], world.rank)
+        return reshard(self.parts, [tree, *others], world.rank)
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:
-        saved, world = manifest["facts"], self._trainer.world
-        check_identity(saved["identity"], self._facts["identity"], where=where, accepted=self._trainer.accept_change)
+        saved, world = manifest["facts"], self._context.world
+        accepted = self._context.settings.accept_change
+        check_identity(saved["identity"], self._facts["identity"], where=where, accepted=accepted)
         if (was := manifest["world_size"]) != world.size:
             self._say([_other_world(world.size, was)])
             samples = saved["identity"].get("samples")
@@ -297,16 +295,16 @@ class Recorder:
         self._say(changed_bits(saved["bits"], self._facts["bits"]))
 
     def _say(self, lines: Iterable[str]) -> None:
-        if self._trainer.world.is_first:
+        if self._context.world.is_first:
             for line in lines:
                 log.warning("%s", line)
 
     def _tell(self, generation: int, resumed_from: str | None) -> None:
-        trainer = self._trainer
-        if resumed_from is None or not trainer.world.is_first:
+        context = self._context
+        if resumed_from is None or not context.world.is_first:
             return
         log.info("generation %d resumes from snapshot %s", generation, resumed_from)
-        trainer.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=trainer.progress.step)
+        context.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=context.progress.step)
 
 
 def _other_world(size: int, was: int) -> str:

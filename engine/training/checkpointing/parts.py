@@ -1,12 +1,11 @@
 """The parts of a fit: everything that decides how it goes on."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from midstride.engine.data.loader import Feeds
 from midstride.engine.modules.callbacks import Callbacks
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.module_state import Buffers
@@ -16,40 +15,38 @@ from midstride.engine.optim.optimizers import OptimizerList, SchedulerList
 from midstride.engine.seeds import Generators
 from midstride.engine.state.stateful import Stateful, rank0_state
 from midstride.engine.training.checkpointing.roots import objects_of
+from midstride.engine.training.context import FitContext
 from midstride.engine.user_code import call_user_code
-
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
 
 __all__ = ["Gradients", "parts_of", "upgraded"]
 
 
-def parts_of(trainer: "Trainer", feeds: Feeds, source: object) -> dict[str, Stateful]:
+def parts_of(context: FitContext) -> dict[str, Stateful]:
     """Return everything that decides how a fit goes on, in the order in which it is given back.
 
     The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
     last: building and loading the others may draw numbers.
     """
-    kept = trainer.strategy.kept
+    kept = context.strategy.kept
     return {
-        "strategy": trainer.strategy,
-        "progress": trainer.progress,
-        "samples": trainer.samples,
-        "feeds": feeds,
-        "structure": Structure(trainer.module, trainer.device),
-        "module": kept(trainer.module),
-        "optimizers": kept(OptimizerList(lambda: trainer.optimizers, trainer.module)),
-        "schedulers": SchedulerList(trainer.schedulers),
-        "precision": trainer.precision,
-        "callbacks": Callbacks(trainer.callbacks),
-        "logged": trainer.logged,
-        "metrics": trainer.logged.metrics,
-        "gradients": kept(Gradients(trainer.module)),
-        "modes": trainer.modes,
-        "buffers": Buffers(trainer.module),
-        "objects": objects_of(trainer, feeds, source),
-        "user": UserState(trainer.module),
-        "generators": Generators(trainer.strategy.generator),
+        "strategy": context.strategy,
+        "progress": context.progress,
+        "samples": context.samples,
+        "feeds": context.feeds,
+        "structure": Structure(context.module, context.device),
+        "module": kept(context.module),
+        "optimizers": kept(OptimizerList(lambda: context.optimizers, context.module)),
+        "schedulers": SchedulerList(context.schedulers),
+        "precision": context.precision,
+        "callbacks": Callbacks(context.callbacks),
+        "logged": context.logged,
+        "metrics": context.logged.metrics,
+        "gradients": kept(Gradients(context.module)),
+        "modes": context.modes,
+        "buffers": Buffers(context.module),
+        "objects": objects_of(context),
+        "user": UserState(context.module),
+        "generators": Generators(context.strategy.generator),
     }
 
 

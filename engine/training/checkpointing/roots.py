@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
@@ -16,9 +16,7 @@ from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
 from midstride.engine.objects.registered_hooks import user_hooks
 from midstride.engine.training.checkpointing.unsaved_state import Watch
-
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
+from midstride.engine.training.context import FitContext
 
 __all__ = ["objects_of", "watch_of"]
 
@@ -27,45 +25,43 @@ _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_g
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
-def watch_of(trainer: "Trainer", feeds: Feeds, source: object, objects: Objects) -> Watch:
+def watch_of(context: FitContext, objects: Objects) -> Watch:
     """Return a watch over what user code could keep a count in and no snapshot holds."""
-    data = _data_of(feeds, source)
-    return Watch(lambda: _unheld(trainer, data, objects))
+    data = _data_of(context.feeds, context.source)
+    return Watch(lambda: _unheld(context, data, objects))
 
 
-def objects_of(trainer: "Trainer", feeds: Feeds, source: object) -> Objects:
+def objects_of(context: FitContext) -> Objects:
     """Return the objects of a fit as one part of its state.
 
     Args:
-        trainer: put together and ready to train.
-        feeds: what the fit reads.
-        source: the DataModule, the module or the loaders that it reads from.
+        context: put together and ready to train.
     """
-    data = _data_of(feeds, source)
+    data = _data_of(context.feeds, context.source)
 
     def roots() -> Iterator[Root]:
-        yield from module_roots(trainer.module)
-        yield from _callback_roots(trainer)
+        yield from module_roots(context.module)
+        yield from _callback_roots(context)
         for name, owner in data.items():
             yield Root("data", name, dict(vars(owner)), owner, is_setup=True, is_data=True)
-        yield from _optimizer_roots(trainer)
-        yield from _global_generators([trainer.module, *trainer.module.modules(), *trainer.callbacks, *data.values()])
+        yield from _optimizer_roots(context)
+        yield from _global_generators([context.module, *context.module.modules(), *context.callbacks, *data.values()])
 
     def anchors() -> dict[str, object]:
-        named: dict[str, object] = {"trainer": trainer, **module_anchors(trainer.module)}
-        named |= {f"callback {number}": callback for number, callback in enumerate(trainer.callbacks)}
-        named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
-        named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(trainer.schedulers)}
-        return named | {f"data {name}": owner for name, owner in data.items()} | _loaders(feeds)
+        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(context.module)}
+        named |= {f"callback {number}": callback for number, callback in enumerate(context.callbacks)}
+        named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(context.optimizers)}
+        named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(context.schedulers)}
+        return named | {f"data {name}": owner for name, owner in data.items()} | _loaders(context.feeds)
 
-    objects = Objects(roots, anchors, trainer.device)
-    objects.tell_opaque(_sampler_roots(feeds))
+    objects = Objects(roots, anchors, context.device)
+    objects.tell_opaque(_sampler_roots(context.feeds))
     return objects
 
 
-def _unheld(trainer: "Trainer", data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
+def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
     """Yield by name what user code could keep a count in and no snapshot holds: on classes, in globals, large data."""
-    kept = [trainer.module, *trainer.module.modules(), *trainer.callbacks, *data.values()]
+    kept = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
     for name, value in beside(kept):
         if _is_plain(value) and all(value is not one for one in kept):
             yield name, value
@@ -127,16 +123,16 @@ def _parts(feed: Any) -> list[Any]:
     return [part for part in found if getattr(part, "source", None) is not None]
 
 
-def _callback_roots(trainer: "Trainer") -> Iterator[Root]:
+def _callback_roots(context: FitContext) -> Iterator[Root]:
     """Yield what callbacks hold that have no `state_dict` of their own."""
-    for name, callback in Callbacks(trainer.callbacks).by_name.items():
+    for name, callback in Callbacks(context.callbacks).by_name.items():
         if is_users(type(callback)) and type(callback).state_dict is Callback.state_dict:
             yield Root("callbacks", name, dict(vars(callback)), callback, is_setup=True)
 
 
-def _optimizer_roots(trainer: "Trainer") -> Iterator[Root]:
+def _optimizer_roots(context: FitContext) -> Iterator[Root]:
     """Yield what optimizers and schedulers hold beside what their own `state_dict` says."""
-    for number, optimizer in enumerate(trainer.optimizers):
+    for number, optimizer in enumerate(context.optimizers):
         beside = {
             name: value
             for name, value in vars(optimizer).items()
@@ -144,7 +140,7 @@ def _optimizer_roots(trainer: "Trainer") -> Iterator[Root]:
         }
         yield Root("optimizers", str(number), beside, optimizer, is_setup=True)
         yield Root("hooks", f"optimizer {number}", user_hooks(optimizer, _OPTIMIZER_HOOKS))
-    for number, config in enumerate(trainer.schedulers):
+    for number, config in enumerate(context.schedulers):
         yield from _scheduler_roots(config.scheduler, str(number))
 
 

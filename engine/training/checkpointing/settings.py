@@ -5,15 +5,13 @@ makes of other arguments is compared with what it made when the run began, and w
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from midstride.engine.errors import IdentityChanged
 from midstride.engine.training.checkpointing.identity import described, is_json
-
-if TYPE_CHECKING:
-    from midstride.engine.training.trainer import Trainer
+from midstride.engine.training.context import FitContext
 
 __all__ = ["Settings"]
 
@@ -28,15 +26,15 @@ class Settings:
     """What this life asks for, before a snapshot is given back, and what is in force after.
 
     Args:
-        trainer: put together, and nothing given back yet.
+        context: put together, and nothing given back yet.
     """
 
-    def __init__(self, trainer: "Trainer") -> None:
-        self._trainer = trainer
-        self._kinds = [type(o).__name__ for o in trainer.optimizers]
-        self._kinds += [type(config.scheduler).__name__ for config in trainer.schedulers]
-        self._asked = _configured(trainer)
-        self._attributes = _attributes(trainer.module)
+    def __init__(self, context: FitContext) -> None:
+        self._context = context
+        self._kinds = [type(o).__name__ for o in context.optimizers]
+        self._kinds += [type(config.scheduler).__name__ for config in context.schedulers]
+        self._asked = _configured(context)
+        self._attributes = _attributes(context.module)
         self._began_with: dict[str, Any] = dict(self._asked)
         self._overridden: dict[str, dict[str, Any]] = {}
 
@@ -61,7 +59,7 @@ class Settings:
             running: those of this life.
         """
         before = saved.get("settings", {})
-        in_force = _configured(self._trainer)
+        in_force = _configured(self._context)
         lines = [
             f"{key} differs, as accepted: the snapshot has {saved['identity'].get(key)!r}, this run has {value!r}"
             for key, value in running["identity"].items()
@@ -70,7 +68,7 @@ class Settings:
         for name, value in self._asked.items():
             if before.get(name, value) != value:
                 lines.append(self._compared(name, value, in_force.get(name)))
-        attributes = _attributes(self._trainer.module)
+        attributes = _attributes(self._context.module)
         new = _changed_arguments(saved["identity"], running["identity"])
         new += [setting["asked"] for setting in saved.get("overridden", {}).values()]
         for name, value in self._attributes.items():
@@ -95,21 +93,21 @@ class Settings:
         return {
             "kinds": self._kinds,
             "settings": self._began_with,
-            "in_force": _configured(self._trainer),
+            "in_force": _configured(self._context),
             **({"overridden": self._overridden} if self._overridden else {}),
         }
 
 
-def _configured(trainer: "Trainer") -> dict[str, Any]:
+def _configured(context: FitContext) -> dict[str, Any]:
     """Return the settings of optimizers and schedulers, as JSON, by words that say whose they are."""
     settings: dict[str, Any] = {}
-    for number, optimizer in enumerate(trainer.optimizers):
+    for number, optimizer in enumerate(context.optimizers):
         for place, group in enumerate(optimizer.param_groups[:_GROUPS]):
-            where = f"{type(optimizer).__name__}" + (f" {number}" if len(trainer.optimizers) > 1 else "")
+            where = f"{type(optimizer).__name__}" + (f" {number}" if len(context.optimizers) > 1 else "")
             where += f", group {place}" if len(optimizer.param_groups) > 1 else ""
             settings |= {f"{where}: {key}": _plain(group[key]) for key in group if key not in _NOT_ASKED}
-    for number, config in enumerate(trainer.schedulers):
-        where = f"{type(config.scheduler).__name__}" + (f" {number}" if len(trainer.schedulers) > 1 else "")
+    for number, config in enumerate(context.schedulers):
+        where = f"{type(config.scheduler).__name__}" + (f" {number}" if len(context.schedulers) > 1 else "")
         state = vars(config.scheduler)
         settings |= {f"{where}: {key}": _plain(state[key]) for key in state if _is_setting(key, state[key])}
     return settings

@@ -1,0 +1,117 @@
+"""What a module, its hooks and its callbacks may use of the Trainer that runs them."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from midstride.engine.config.options import TrainerOptions
+from midstride.engine.metrics.logger import Logged
+from midstride.engine.modules.progress import Progress
+from midstride.engine.optim.optimizers import SchedulerConfig
+from midstride.engine.optim.precision import Precision
+from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.world import World
+
+__all__ = ["TrainerInterface"]
+
+
+class TrainerInterface(Protocol):
+    """A Trainer, as `module.trainer` and the first argument of a callback's hooks; names follow Lightning's.
+
+    Everything is for reading; what may be changed has a method.
+    """
+
+    #: whether a fit is under way; False in an evaluation on its own, which moves no monitor
+    is_fitting: bool
+    #: by which the launcher sees this rank
+    heartbeat: Heartbeat
+    #: folder or URL of the run that was fitted last; None if it is not kept
+    run_url: str | None
+
+    @property
+    @abstractmethod
+    def world(self) -> World:
+        """Where this process stands among all ranks."""
+
+    @property
+    @abstractmethod
+    def options(self) -> TrainerOptions:
+        """How is trained: `max_epochs`, `precision` and so on, as the Trainer was given them."""
+
+    @property
+    @abstractmethod
+    def progress(self) -> Progress:
+        """The counts of the run; in an evaluation on its own, those of that evaluation."""
+
+    @property
+    @abstractmethod
+    def logged(self) -> Logged:
+        """What `self.log` was given."""
+
+    @property
+    @abstractmethod
+    def precision(self) -> Precision:
+        """The arithmetic that the module computes in."""
+
+    @property
+    @abstractmethod
+    def optimizers(self) -> list[Optimizer]:
+        """What `configure_optimizers` returned; none before it has. `on_fit_start` may set others."""
+
+    @optimizers.setter
+    @abstractmethod
+    def optimizers(self, optimizers: Sequence[Optimizer]) -> None: ...
+
+    @property
+    @abstractmethod
+    def schedulers(self) -> list[SchedulerConfig]:
+        """The learning rate schedulers, each with when it steps."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of `loss` and average the module's gradients over the ranks.
+
+        Raises:
+            LossNotFinite: the loss is infinite or no number.
+        """
+
+    @abstractmethod
+    def save_weights(self, folder: Literal["best", "last"]) -> None:
+        """Write the module's weights to `folder` of the run, if it is kept; every rank calls this."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let the fit end at the next boundary, as its own end; every rank calls this at the same place."""
+
+    @property
+    def callback_metrics(self) -> dict[str, float]:
+        """The newest logged values by name, alike on every rank."""
+        return self.logged.values
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs completed."""
+        return self.progress.epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.progress.step
+
+    @property
+    def global_rank(self) -> int:
+        """The rank of this process."""
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.world.size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process is rank 0."""
+        return self.world.is_first

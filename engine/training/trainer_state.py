@@ -1,0 +1,191 @@
+"""What a Trainer is between its calls and during them, as modules, callbacks and other processes see it."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from midstride.engine.config.options import TrainerOptions
+from midstride.engine.errors import UserError
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.metrics.logger import Logged
+from midstride.engine.metrics.torchmetrics_state import Metrics
+from midstride.engine.modules.callbacks import Callback
+from midstride.engine.modules.hooks import Hooks
+from midstride.engine.modules.interface import TrainerInterface
+from midstride.engine.modules.module import TrainingModule, attach, set_device
+from midstride.engine.modules.module_state import Modes
+from midstride.engine.modules.progress import Progress
+from midstride.engine.optim.optimizers import SchedulerConfig
+from midstride.engine.optim.precision import Precision
+from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.session.signals import Requests
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.training.context import EvaluationContext, TrainerSettings
+from midstride.engine.training.fit import Fit
+from midstride.engine.training.losses import check_finite
+from midstride.engine.training.reporter import Reporter
+from midstride.engine.world import World
+
+__all__ = ["TrainerState"]
+
+
+class TrainerState(TrainerInterface):
+    """A Trainer without its calls.
+
+    Args:
+        strategy: attached to its world.
+        settings: what the Trainer was given.
+        callbacks: what acts beside the module.
+    """
+
+    def __init__(self, strategy: Strategy, settings: TrainerSettings, callbacks: Sequence[Callback]) -> None:
+        self.strategy, self.settings, self.callbacks = strategy, settings, list(callbacks)
+        self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
+        self._faults, self.requests = FaultPlan.from_environment(), Requests()
+        self.heartbeat = Heartbeat.of(strategy.world)
+        self.reporter = Reporter(strategy.world, bar=settings.options.enable_progress_bar)
+        self.is_fitting = False
+        self.run_url: str | None = None
+        #: the fit under way, or else the last one
+        self.last_fit: Fit | None = None
+        #: what the call under way works with, or else the last one; before the first, that of an empty module
+        self.context: EvaluationContext = self._context_of(TrainingModule(), Progress())
+
+    def _context_of(self, module: TrainingModule, progress: Progress) -> EvaluationContext:
+        """Make what a call works with; `module` comes to compute in this Trainer's precision."""
+        precision = Precision(self.options.precision, self.device)
+        precision.convert(module)
+        set_device(module, self.device)
+        gather, size = self.strategy.gather, self.world.size
+        return EvaluationContext(
+            trainer=self,
+            settings=self.settings,
+            strategy=self.strategy,
+            device=self.device,
+            callbacks=self.callbacks,
+            heartbeat=self.heartbeat,
+            reporter=self.reporter,
+            requests=self.requests,
+            faults=self._faults,
+            module=module,
+            modes=Modes(module),
+            precision=precision,
+            logged=Logged(gather, Metrics(module, gather, size), size),
+            hooks=Hooks(self, module, self.callbacks),
+            progress=progress,
+        )
+
+    # What a module, its hooks and its callbacks see: see `TrainerInterface` ---------------------------
+
+    @property
+    def world(self) -> World:
+        """Where this process stands among all ranks."""
+        return self.strategy.world
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank trains."""
+        return self.strategy.device
+
+    @property
+    def options(self) -> TrainerOptions:
+        """How is trained."""
+        return self.settings.options
+
+    @property
+    def progress(self) -> Progress:
+        """The counts of the run fitted last; in an evaluation on its own, those of that evaluation."""
+        return self.context.progress
+
+    @property
+    def logged(self) -> Logged:
+        """What `self.log` was given in the last call."""
+        return self.context.logged
+
+    @property
+    def precision(self) -> Precision:
+        """The arithmetic that the module computes in."""
+        return self.context.precision
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those of the last fit; `on_fit_start` may set others."""
+        return [] if self.last_fit is None else self.last_fit.context.optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers[:] = optimizers
+
+    @property
+    def schedulers(self) -> list[SchedulerConfig]:
+        """Those of the last fit."""
+        return [] if self.last_fit is None else self.last_fit.context.schedulers
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of `loss`, which must be finite, and average gradients over the ranks."""
+        check_finite(loss, self.context)
+        self.precision.backward(loss)
+        self.strategy.reduce_gradients(self.context.module.parameters())
+
+    def save_weights(self, folder: Literal["best", "last"]) -> None:
+        """Keep the module's weights in the run's folder, if there is a run; every rank calls this."""
+        if self.is_fitting and self.last_fit is not None:
+            self.last_fit.save_weights(folder)
+
+    def stop(self) -> None:
+        """Let the fit come to its end at the next boundary; every rank calls this at the same place."""
+        self.progress.request_stop()
+
+    # What the process that starts this Trainer's ranks calls: see `StartsRanks` -----------------------
+
+    def leave(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Let `module` go into the ranks without this Trainer; return the arguments of `verb` as ranks take them."""
+        attach(module, None)
+        if verb == "fit":
+            self.reset_callbacks()
+            return dict(arguments)
+        folder = arguments.get("ckpt_path")
+        return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
+
+    def export_result(self) -> dict[str, Any]:
+        """Return what a call has changed, on the CPU; the weights, alike on all ranks, from the first."""
+        weights = self.context.module.state_dict() if self.world.is_first else {}
+        return {
+            "weights": {name: tensor.cpu() for name, tensor in weights.items()},
+            "progress": self.progress.state_dict(),
+            "metrics": dict(self.logged.values),
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "run": self.run_url,
+        }
+
+    def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
+        """Stand where the Trainer that gave `result` ended, and `module` where its module did."""
+        self.precision.convert(module)
+        module.load_state_dict(result["weights"])
+        attach(module, self)
+        self.context = replace(self.context, module=module)
+        self.logged.set_values(result["metrics"])
+        if not fitted:
+            return
+        self.run_url = result["run"]
+        self.progress.load_state_dict(result["progress"])
+        for callback, state in zip(self.callbacks, result["callbacks"], strict=True):
+            callback.load_state_dict(state)
+
+    def reset_callbacks(self) -> None:
+        """Let callbacks stand where they stood when they were given: nothing of an earlier fit goes on."""
+        for callback, state in zip(self.callbacks, self._pristine, strict=True):
+            callback.load_state_dict(copy.deepcopy(state))
+
+    def weights_url(self, ckpt_path: str) -> str:
+        """Return where the weights called `ckpt_path` are: "best" and "last" are those of the run fitted last."""
+        if ckpt_path not in ("best", "last"):
+            return ckpt_path
+        if self.run_url is None:
+            raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
+        return f"{self.run_url.rstrip('/')}/{ckpt_path}"
