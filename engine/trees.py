@@ -1,14 +1,15 @@
-"""Batches of every shape: moved to a device, or changed tensor by tensor."""
+"""Nests of containers: batches of any kind moved and rebuilt, trees of state mapped leaf by leaf."""
 
 import copy
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["convert", "items_of", "move", "rebuilt", "samples_in"]
+__all__ = ["convert", "items_of", "map_leaves", "move", "rebuilt", "samples_in"]
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -71,3 +72,12 @@ def samples_in(batch: Any) -> int:
         if isinstance(value, (Tensor, dict, list, tuple)):
             return samples_in(value)
     return 1
+
+
+def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
+    """Return `tree`, of plain dicts, lists and tuples, with what `replace` makes of everything else in it."""
+    if type(tree) in (dict, OrderedDict):
+        return type(tree)((key, map_leaves(value, replace)) for key, value in tree.items())
+    if type(tree) in (list, tuple):
+        return type(tree)(map_leaves(value, replace) for value in tree)
+    return replace(tree)

@@ -57,7 +57,7 @@ def as_deployed(job: TrainingJob) -> None:
 def attempts_so_far(job: TrainingJob, run: str) -> int:
     """Return how often `run` was attempted: to start a flow is to ask for another try, with those known."""
     store = Store.open(job.run_url(run))
-    with store.in_words("read"):
+    with store.errors_explained("read"):
         tried = Ledger(store).attempts()
     return tried[-1].number if tried else 0
 

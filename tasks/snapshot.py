@@ -9,7 +9,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from midstride.engine.formatting import format_bytes, format_seconds
-from midstride.engine.snapshots.announced import inspect_snapshots
+from midstride.engine.snapshots.inspection import check_announced
 from midstride.tasks.events import SnapshotCommitted, emit
 from midstride.tasks.resources import artifact_key
 
@@ -34,7 +34,7 @@ def record_snapshot(
     Raises:
         SnapshotDamaged: what was committed is not whole.
     """
-    checked = inspect_snapshots(url, taken)[::-1]
+    checked = check_announced(url, taken)[::-1]
     table = [_shown(row) for row in (*checked, *recorded)]
     create_table_artifact(table, key=artifact_key(url, "snapshots"), description=f"Snapshots of {url}")
     for row in reversed(checked):

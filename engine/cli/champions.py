@@ -71,7 +71,7 @@ def rollback(url: Url, *, job: Job = None) -> int:
 
 def _lines(url: str, job: str | None) -> list[Line]:
     store = Store.open(url)
-    with store.in_words("read"):
+    with store.errors_explained("read"):
         names = store.list(FOLDER)
     if not names:
         raise UserError(f"{url} has no champions: name the store of all runs, the folder above those of the runs.")

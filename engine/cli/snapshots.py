@@ -13,8 +13,8 @@ from rich.table import Table
 
 from midstride.engine.cli.output import busy
 from midstride.engine.errors import JobError, UserError
-from midstride.engine.snapshots.catalog import History
-from midstride.engine.snapshots.inspection import Finding, survey
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.inspection import Finding, inspect_run
 from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.repair import repairs
 from midstride.engine.storage.store import Store
@@ -33,7 +33,7 @@ snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of al
 def list_snapshots(url: Url, /, *, as_json: AsJson = False) -> int:
     """List the snapshots, by their manifests."""
     with busy(f"looking at {url}"), runs_at(url) as runs:
-        found = {name: survey(store) for name, store in runs}
+        found = {name: inspect_run(store) for name, store in runs}
     _show(found, as_json)
     return 0
 
@@ -42,7 +42,7 @@ def list_snapshots(url: Url, /, *, as_json: AsJson = False) -> int:
 def verify(url: Url, /, *, as_json: AsJson = False) -> int:
     """Read every byte of every snapshot that counts and compare it with what was written; end with 1 if one differs."""
     with busy(f"reading all of {url}"), runs_at(url) as runs:
-        found = {name: survey(store, read=True) for name, store in runs}
+        found = {name: inspect_run(store, read=True) for name, store in runs}
     _show(found, as_json)
     return 0 if all(finding.is_good for findings in found.values() for finding in findings) else 1
 
@@ -89,17 +89,17 @@ def _repair(name: str, store: Store, yes: bool) -> int:
 
 
 def _prune(store: Store, keep: int) -> dict[str, list[str]]:
-    history, lease = History(store), newest(store)
+    catalog, lease = SnapshotCatalog(store), newest(store)
     resumed_from = [lease.resumed_from] if lease and lease.resumed_from else []
-    removed = history.prune(keep, also=resumed_from)
-    return {"removed": removed, "kept": [snapshot.name for snapshot in history.snapshots()]}
+    removed = catalog.prune(keep, also=resumed_from)
+    return {"removed": removed, "kept": [snapshot.name for snapshot in catalog.snapshots()]}
 
 
 @contextmanager
 def runs_at(url: str) -> Iterator[list[tuple[str, Store]]]:
     """Give the runs at `url`, by name: it is one, or a folder of them; a store's errors are explained."""
     store = Store.open(url)
-    with store.in_words("read"):
+    with store.errors_explained("read"):
         if _is_run(store):
             yield [(url, store)]
             return
@@ -134,6 +134,6 @@ def _table(run: str, findings: Sequence[Finding]) -> Table:
         facts = ["", "", "", ""]
         if taken := finding.snapshot:
             time = datetime.fromtimestamp(taken.manifest["time"]).strftime("%m-%d %H:%M:%S")
-            facts = [str(taken.place.step), str(taken.generation), f"{taken.bytes:,}", time]
+            facts = [str(taken.position.step), str(taken.generation), f"{taken.bytes:,}", time]
         table.add_row(finding.name, *facts, finding.state, style="" if finding.is_good else "red")
     return table

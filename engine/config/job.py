@@ -15,11 +15,10 @@ from midstride.engine.config.import_paths import IMPORT_PATH, import_path
 from midstride.engine.config.json_schema import job_schema
 from midstride.engine.config.options import MonitorOptions, NightlyOptions, Options, SnapshotOptions, TrainerOptions
 from midstride.engine.config.strategies import STRATEGIES, Choice, conflicts
-from midstride.engine.config.validation import validation_errors
 from midstride.engine.config.world import WorldOptions
-from midstride.engine.config.yaml_file import apply_overrides, read_mapping
+from midstride.engine.config.yaml_file import apply_overrides, faults_of, read_mapping
 from midstride.engine.errors import JobError
-from midstride.engine.storage.store import Terms
+from midstride.engine.storage.store import StoreOptions
 
 __all__ = ["TrainingJob"]
 
@@ -126,7 +125,7 @@ class TrainingJob(Options):
         try:
             job = cls.model_validate(document)
         except ValidationError as error:
-            faults += validation_errors(error, cls)
+            faults += faults_of(error, cls)
         if faults:
             raise JobError.of(path, faults)
         return job.resolved(path.absolute().parent)
@@ -165,9 +164,9 @@ class TrainingJob(Options):
         return f"{self.store_url}/{run}"
 
     @property
-    def store_terms(self) -> Terms:
+    def store_terms(self) -> StoreOptions:
         """What a launcher, or what looks after a world, asks of the store: an answer soon."""
-        return Terms(lease=self.snapshots.lease) if self.snapshots else Terms()
+        return StoreOptions(lease=self.snapshots.lease) if self.snapshots else StoreOptions()
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.state.codec import differences, encode
+from midstride.engine.trees import map_leaves
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -267,8 +268,4 @@ def _joined(pieces: list[Any], reduction: Callable[..., Any] | None) -> Any:
 
 
 def _on(value: Any, device: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _on(item, device) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_on(item, device) for item in value]
-    return value.detach().to(device) if isinstance(value, Tensor) else value
+    return map_leaves(value, lambda leaf: leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf)

@@ -16,7 +16,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.engine.registry.comparison import Decision, decide
 from midstride.engine.registry.registry import Line
-from midstride.engine.storage.checksums import seal, unseal
+from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.listing import Manifest
 from midstride.engine.storage.store import Store
 
@@ -51,11 +51,11 @@ class Night:
         if faults := faults_of_night(job, date):
             raise JobError.of(f"job {job.name}", faults)
         night = cls(dated(job, date), date, f"{job.name}-{date}")
-        with night._store.in_words("written"):
+        with night._store.errors_explained("written"):
             champion = night.line.current() if job.nightly.warm_start else None
             plan = {"date": date, "champion": champion and champion.number, "time": time.time()}
-            night._store.create("night.json", seal(plan))
-            begun = unseal(night._store.read("night.json"), f"{night._store.url}/night.json")
+            night._store.create("night.json", encode_document(plan))
+            begun = decode_document(night._store.read("night.json"), f"{night._store.url}/night.json")
             if begun["champion"] is not None:
                 weights = night.line.weights_url(night.line.champion(begun["champion"]))
                 night.job = night.job.model_copy(update={"weights": weights})
@@ -98,7 +98,9 @@ class Night:
 
     def close(self, decision: Decision, data: Manifest) -> None:
         """Write down what the night came to, and on which data."""
-        self._store.write("decision.json", seal({"decision": decision.model_dump(), "data": data, "time": time.time()}))
+        self._store.write(
+            "decision.json", encode_document({"decision": decision.model_dump(), "data": data, "time": time.time()})
+        )
 
     def is_new(self, data: Manifest) -> bool:
         """Whether `data` differ, by names and sizes, from those of the newest night that came to a decision.
@@ -170,6 +172,6 @@ def _filled(value: Any, date: str) -> Any:
 
 def _read(store: Store, path: str) -> dict[str, Any] | None:
     try:
-        return unseal(store.read(path), f"{store.url}/{path}")
+        return decode_document(store.read(path), f"{store.url}/{path}")
     except FileNotFoundError:
         return None

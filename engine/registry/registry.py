@@ -16,7 +16,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import Overtaken, SnapshotDamaged, SnapshotMissing, UserError
 from midstride.engine.registry.comparison import Decision
 from midstride.engine.snapshots.weights_index import COPY, newest_weights
-from midstride.engine.storage.checksums import check_facts, facts_of, seal, unseal
+from midstride.engine.storage.checksums import check_digest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 
 __all__ = ["FOLDER", "Champion", "Line"]
@@ -85,7 +85,7 @@ class Line:
         path = _path(number)
         where = f"{self._store.url}/{path}"
         try:
-            found = unseal(self._store.read(path), where)
+            found = decode_document(self._store.read(path), where)
         except FileNotFoundError as error:
             raise SnapshotDamaged(f"{where} is missing: put it back") from error
         decision = found["decision"] and Decision.model_validate(found["decision"])
@@ -142,7 +142,7 @@ class Line:
     ) -> Champion:
         champion = Champion((over or 0) + 1, run, module, module_args, before, decision, time.time())
         document = {**asdict(champion), "decision": decision and decision.model_dump(), "nonce": uuid4().hex}
-        data, path = seal(document), _path(champion.number)
+        data, path = encode_document(document), _path(champion.number)
         # A store may win for us, lose the answer, and refuse our second try: then the file there is ours.
         if self._store.create(path, data) or self._store.read(path) == data:
             return champion
@@ -156,9 +156,9 @@ class Line:
         if (saved := newest_weights(source, folder)) is None:
             raise SnapshotMissing(f"no weights were saved in {source.url}/{folder}")
         data = source.read(f"{folder}/{saved.file}")
-        check_facts(f"{source.url}/{folder}/{saved.file}", saved.expected, facts_of([data]))
+        check_digest(f"{source.url}/{folder}/{saved.file}", saved.expected, digest_of([data]))
         self._store.write(f"weights/{run}/{saved.file}", data)
-        self._store.write(f"weights/{run}/{COPY}.json", seal(saved.manifest))
+        self._store.write(f"weights/{run}/{COPY}.json", encode_document(saved.manifest))
 
     def _numbers(self) -> list[int]:
         stems = (name.removesuffix(".json") for name in self._store.list() if name.endswith(".json"))

@@ -16,7 +16,7 @@ import numpy as np
 
 from midstride.engine.data.order import InOrder, Shard, Shuffled
 from midstride.engine.errors import SnapshotMissing
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.reader import read_part
 from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.storage.store import Store
@@ -99,8 +99,8 @@ def audit(url: str) -> Audit:
         SnapshotDamaged: that snapshot is not what was written.
     """
     store = Store.open(url)
-    history = History(store)
-    snapshots = history.snapshots()
+    catalog = SnapshotCatalog(store)
+    snapshots = catalog.snapshots()
     if not snapshots:
         raise SnapshotMissing(f"{url} holds no snapshot: what a run has used is accounted for from its first one on.")
     newest = snapshots[-1]
@@ -114,9 +114,9 @@ def audit(url: str) -> Audit:
         left_out = tuple(batch for epoch, batch in account["left_out"] if epoch == number)
         is_over = number < facts["progress"]["epoch"]
         epochs.append(_EpochAuditor(facts["identity"], own, is_over, left_out, planned.get(number)).audit())
-    rows = list(csv.DictReader(io.StringIO(join_segments(history.rows()))))
+    rows = list(csv.DictReader(io.StringIO(join_segments(catalog.rows()))))
     steps = [int(row["step"]) for row in rows]
-    return Audit(newest.name, newest.place.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)))
+    return Audit(newest.name, newest.position.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)))
 
 
 @dataclass

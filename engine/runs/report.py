@@ -12,7 +12,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import Options
 from midstride.engine.errors import SnapshotError
 from midstride.engine.session.attempts import Attempt, Ledger
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import metrics_of
 from midstride.engine.storage.store import Store
@@ -75,9 +75,9 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
     """Return the report of the run called `run`, with the results of a test if there was one."""
     url = job.run_url(run)
     store = Store.open(url)
-    attempts, rows, history = Ledger(store).attempts(), metric_rows(store), History(store)
+    attempts, rows, catalog = Ledger(store).attempts(), metric_rows(store), SnapshotCatalog(store)
     last = attempts[-1] if attempts else None
-    facts = _facts(history)
+    facts = _facts(catalog)
     return Report(
         job=job.name,
         run=run,
@@ -87,9 +87,9 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
         steps=len(rows),
         epochs=len({row["epoch"] for row in rows}),
         seconds=sum(attempt.ended - attempt.started for attempt in attempts if attempt.ended),
-        snapshots=_taken(history),
-        set_aside=dict(history.aside()),
-        gaps=_gaps(history),
+        snapshots=_taken(catalog),
+        set_aside=dict(catalog.aside()),
+        gaps=_gaps(catalog),
         failures=_failures(attempts),
         left_out=facts.get("left_out", ()),
         overridden={
@@ -108,7 +108,7 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
 def metric_rows(store: Store) -> list[dict[str, str]]:
     """Return the metric log of a run, finished or not, from its snapshots: one row a step."""
     try:
-        text = join_segments(History(store).rows(faults=[]))
+        text = join_segments(SnapshotCatalog(store).rows(faults=[]))
     except SnapshotError:
         text = ""  # which of its snapshots count is unknown
     return list(csv.DictReader(io.StringIO(text)))
@@ -152,21 +152,21 @@ def cause_of(error: str) -> str:
     return next((line for line in reversed(lines) if ":" in line and not line.startswith(" ")), lines[-1])
 
 
-def _facts(history: History) -> dict[str, Any]:
-    snapshots = history.snapshots()
+def _facts(catalog: SnapshotCatalog) -> dict[str, Any]:
+    snapshots = catalog.snapshots()
     return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
 
 
-def _taken(history: History) -> int:
+def _taken(catalog: SnapshotCatalog) -> int:
     try:
-        return len(history.rows(faults=[]))  # one segment for each, pruned ones too
+        return len(catalog.rows(faults=[]))  # one segment for each, pruned ones too
     except SnapshotError:
-        return len(history.snapshots())
+        return len(catalog.snapshots())
 
 
-def _gaps(history: History) -> tuple[str, ...]:
+def _gaps(catalog: SnapshotCatalog) -> tuple[str, ...]:
     try:
-        return tuple(history.log_faults())
+        return tuple(catalog.log_faults())
     except SnapshotError as error:
         return (str(error),)
 

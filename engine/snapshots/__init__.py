@@ -11,7 +11,7 @@
 
 `store` holds bytes, `checksums` guards them, `codec` and `tensors` turn state into JSON and tensors, `lease` says who
 may write. `staging` copies state into the `arena`, `writer` has a thread write it behind training, `committer` sees to
-it that all ranks' files are there, `policy` knows when the next one is due, `retention` removes old ones. `history`
+it that all ranks' files are there, `schedule` knows when the next one is due, `retention` removes old ones. `catalog`
 knows which ones count, `reader` reads one, `segments` keeps the rows of those that were removed. `weights` are the best
 and the last ones, which wait in the `outbox`; `weights_index` knows which of them count.
 """

@@ -1,4 +1,4 @@
-"""The arena: host memory that snapshots are copied into, used again and again.
+"""The buffer pool: host memory that snapshots are copied into, used again and again.
 
 Copying to fresh memory costs several times as much as copying to memory that was touched before: every page is a
 fault. So a buffer is touched once, kept, and handed out again only after what lies in it was written.
@@ -15,7 +15,7 @@ from threading import Condition
 import torch
 from torch import Tensor
 
-__all__ = ["Arena", "Buffer"]
+__all__ = ["Buffer", "BufferPool"]
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +43,17 @@ class Buffer:
         return self._memory.numel()
 
 
-class Arena:
-    """Two buffers, each in the hands of one snapshot at a time.
+class BufferPool:
+    """Two buffers, each of one snapshot at a time.
 
     The second is made only once a snapshot comes while the one before is still being written.
 
     Args:
-        waiting: told, every now and then while both are busy, for how many seconds they are by then, and why.
+        on_wait: told, every now and then while both are busy, for how many seconds they are by then, and why.
     """
 
-    def __init__(self, waiting: Callable[[float, str], object] = lambda waited_s, why: None) -> None:
-        self._waiting = waiting
+    def __init__(self, on_wait: Callable[[float, str], object] = lambda waited_s, why: None) -> None:
+        self._on_wait = on_wait
         self._free: list[Buffer] = [Buffer()]
         self._made = 1
         self._changed = Condition()
@@ -70,7 +70,7 @@ class Arena:
             warned_s = 0.0
             while not self._changed.wait_for(lambda: self._free, timeout=LONG_WAIT_S):
                 waited_s = time.monotonic() - began
-                self._waiting(waited_s, "training waits for the snapshot before to be written")
+                self._on_wait(waited_s, "training waits for the snapshot before to be written")
                 if waited_s - warned_s >= WARN_EVERY_S:
                     warned_s = waited_s
                     log.warning("training has waited %.0f s for the snapshot before to be written", waited_s)

@@ -1,4 +1,4 @@
-"""History: the only door for readers. It knows which snapshots of a run count. Needs no torch.
+"""The catalog: which snapshots of a run count. Readers ask nothing else. Needs no torch.
 
 A snapshot counts if its manifest is whole, if it belongs to this run and its lineage, and if it was not set aside.
 """
@@ -13,14 +13,15 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.metric_segments import Segments
-from midstride.engine.snapshots.position import Place, parse_name, snapshot_name
+from midstride.engine.snapshots.metric_segments import MetricSegments
+from midstride.engine.snapshots.position import Position, parse_name, snapshot_name
 from midstride.engine.snapshots.rows import missing_steps
-from midstride.engine.state.bounds import check_files, sizes, sound
-from midstride.engine.storage.checksums import check_facts, facts_of, unseal
+from midstride.engine.snapshots.verification import verify_files
+from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
+from midstride.engine.storage.checksums import check_digest, decode_document, digest_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["FORMAT", "MANIFEST", "ROWS", "SNAPSHOTS", "History", "Place", "Snapshot", "snapshot_name"]
+__all__ = ["FORMAT", "MANIFEST", "ROWS", "SNAPSHOTS", "Position", "Snapshot", "SnapshotCatalog", "snapshot_name"]
 
 FORMAT = 1  #: raised whenever the files of a snapshot change their meaning
 SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
@@ -35,7 +36,7 @@ class Snapshot:
     """A committed snapshot: its name, where it stands, who took it, and its manifest."""
 
     name: str
-    place: Place
+    position: Position
     generation: int
     manifest: dict[str, Any]
 
@@ -45,19 +46,19 @@ class Snapshot:
         return sum(facts["bytes"] for facts in self.manifest["files"].values())
 
 
-class History:
+class SnapshotCatalog:
     """The snapshots of the run in `store`, read afresh at every call."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._segments = Segments(store)
+        self._metric_segments = MetricSegments(store)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots that count, oldest first; only their manifests are read."""
         lineage = Lineage.of(self._store)
         return list(self._committed(lineage, self._folders(lineage)))
 
-    def opened(self, name: str) -> Snapshot | None:
+    def get(self, name: str) -> Snapshot | None:
         """Return the snapshot called `name`, by its manifest; None if it was never committed.
 
         Raises:
@@ -137,17 +138,7 @@ class History:
             SnapshotDamaged: a file is missing or differs; it is named with both values.
             SnapshotMissing: the snapshot is gone: pruned meanwhile.
         """
-        folder = f"{SNAPSHOTS}/{snapshot.name}"
-        for name, expected in snapshot.manifest["files"].items():
-            where = f"{self._store.url}/{folder}/{name}"
-            try:
-                with self._store.reading(f"{folder}/{name}"):
-                    found = facts_of(self._store.stream(f"{folder}/{name}"))
-            except FileNotFoundError as error:
-                if not self._store.exists(f"{folder}/{MANIFEST}"):
-                    raise SnapshotMissing(f"{self._store.url}/{folder} was removed while it was read") from error
-                raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
-            check_facts(where, expected, found)
+        verify_files(self._store, f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}", snapshot.manifest["files"])
 
     def set_aside(self, snapshot: Snapshot | str, reason: str) -> None:
         """Mark a snapshot as not to be used again; its files are kept for inspection."""
@@ -171,7 +162,7 @@ class History:
         faults: list[str] = []
         rows = self.rows(faults)
         newest = self.snapshots()[-1:]
-        steps = newest[0].place.step - 1 if newest else 0  # the row of the last step may be open
+        steps = newest[0].position.step - 1 if newest else 0  # the row of the last step may be open
         gaps = [f"{first} to {last}" if last > first else str(first) for first, last in missing_steps(rows, steps)]
         return [*faults, *([f"the metric log has no rows of steps {', '.join(gaps)}"] if gaps else [])]
 
@@ -188,7 +179,7 @@ class History:
         folders = self._folders(lineage)
         committed = {snapshot.name: snapshot for snapshot in self._committed(lineage, folders)}
         end = max(committed, default="")
-        removed, damages = self._segments.read()
+        removed, damages = self._metric_segments.read()
         segments = {name: rows for name, rows in removed.items() if lineage.holds(name)}
         for name, files in folders.items():
             if name > end or MANIFEST not in files or name in segments:
@@ -231,12 +222,12 @@ class History:
             log.warning("snapshot %s is set aside instead of removed: %s", snapshot.name, error)
             self.set_aside(snapshot, str(error))
             return
-        self._segments.add(snapshot.name, rows)
+        self._metric_segments.add(snapshot.name, rows)
         # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
         self._store.remove_known(f"{SNAPSHOTS}/{snapshot.name}", [MANIFEST], [*snapshot.manifest["files"]])
 
     def _folders(self, lineage: Lineage | None = None) -> dict[str, set[str]]:
-        """Return the files of every folder, or of those on the lineage, oldest first; names sort as places do."""
+        """Return the files of every folder, or of those on the lineage, oldest first; names sort as positions do."""
         folders: dict[str, set[str]] = {}
         for path in sorted(self._store.find(SNAPSHOTS)):
             name, _, file = path.partition("/")
@@ -261,10 +252,10 @@ class History:
         where = f"{self._store.url}/{SNAPSHOTS}/{name}/{MANIFEST}"
         try:
             with self._store.reading(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
-                manifest = unseal(self._store.read(f"{SNAPSHOTS}/{name}/{MANIFEST}"), where, *_KEYS)
+                manifest = decode_document(self._store.read(f"{SNAPSHOTS}/{name}/{MANIFEST}"), where, *_KEYS)
         except FileNotFoundError:
             return None
-        with sound(where):
+        with damaged_on_error(where):
             return self._checked(name, manifest, lineage, where)
 
     def _checked(self, name: str, manifest: dict[str, Any], lineage: Lineage, where: str) -> Snapshot:
@@ -276,14 +267,14 @@ class History:
             )
         check_files(manifest, where)
         sizes([manifest["world_size"]])
-        place, generation = parsed
+        position, generation = parsed
         if lineage.run_id and manifest.get("run_id") != lineage.run_id:
             run, run_id = manifest.get("run"), manifest.get("run_id")
             raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {lineage.run_id}")
-        found = snapshot_name(Place(manifest["step"], manifest["after"]), manifest["generation"])
+        found = snapshot_name(Position(manifest["step"], manifest["after"]), manifest["generation"])
         if found != name:
             raise _Foreign(f"{where} is the manifest of snapshot {found}, not of {name}")
-        return Snapshot(name, place, generation, manifest)
+        return Snapshot(name, position, generation, manifest)
 
     def _rows_of(self, snapshot: Snapshot) -> str:
         path = f"{SNAPSHOTS}/{snapshot.name}/{ROWS}"
@@ -293,7 +284,7 @@ class History:
                 data = self._store.read(path)
         except FileNotFoundError as error:
             raise SnapshotDamaged(f"{where} is missing") from error
-        check_facts(where, snapshot.manifest["files"][ROWS], facts_of([data]))
+        check_digest(where, snapshot.manifest["files"][ROWS], digest_of([data]))
         return data.decode()
 
     def sweep(self, last: Snapshot) -> None:
@@ -308,4 +299,4 @@ class History:
 
 
 class _Foreign(SnapshotDamaged):
-    """A folder that holds a snapshot of another run, or of another place."""
+    """A folder that holds a snapshot of another run, or of another position."""

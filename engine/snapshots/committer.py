@@ -1,4 +1,4 @@
-"""The committer: every rank writes its part, then rank 0 commits the whole.
+"""The committer: every rank writes its files, then rank 0 commits the whole.
 
 No reader sees a snapshot before its manifest, and the manifest is written only after every rank has said that its
 files are durable. An error of one rank reaches all of them, as the same error.
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, Superseded, WorldError
 from midstride.engine.snapshots.catalog import FORMAT, MANIFEST, ROWS, SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.lease import Lease, ensure_newest
-from midstride.engine.snapshots.position import Place, part_name, snapshot_name
+from midstride.engine.snapshots.position import Position, rank_stem, snapshot_name
 from midstride.engine.snapshots.staging import Staged
-from midstride.engine.storage.checksums import FileFacts, facts_of, seal, unseal
+from midstride.engine.storage.checksums import FileDigest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
-__all__ = ["Committer", "Taken"]
+__all__ = ["Committer", "SnapshotRequest"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -32,19 +32,19 @@ _CHUNK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Taken:
+class SnapshotRequest:
     """A snapshot as one rank has taken it, not yet written.
 
     Args:
-        place: where the run stands.
-        staged: this rank's part, or why there is none.
+        position: where the run stands.
+        staged: what this rank writes, or why it cannot.
         rows: of the metric log since the snapshot before; rank 0's count.
         facts: JSON values for the manifest; rank 0's count.
         probe: called with "snapshot_write" and "before_commit", for injected faults.
         dropped: snapshots whose rows are among these, and which must never be read beside this one.
     """
 
-    place: Place
+    position: Position
     staged: Staged | Exception
     rows: str
     facts: dict[str, Any]
@@ -53,11 +53,11 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RankFiles:
     """What a rank tells the others about its files."""
 
-    files: dict[str, FileFacts]
-    shared: FileFacts  # facts of the list of replicated tensors: every rank must hold the same
+    files: dict[str, FileDigest]
+    shared: FileDigest  # digest of the list of replicated tensors: every rank must hold the same
     progress: Any
 
 
@@ -82,11 +82,11 @@ class Committer:
         self._run = run
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="midstride-checksum")
 
-    def commit(self, taken: Taken, before: Callable[[], object] = lambda: None) -> Snapshot:
-        """Write `taken` and return it once it is committed; every rank calls this in the same order.
+    def commit(self, request: SnapshotRequest, before: Callable[[], object] = lambda: None) -> Snapshot:
+        """Write `request` and return it once it is committed; every rank calls this in the same order.
 
         Args:
-            taken: what is written.
+            request: what is written.
             before: done first on this rank; if it raises, nothing is committed on any.
 
         Raises:
@@ -95,25 +95,25 @@ class Committer:
             StoreSilent: the store did not answer some rank for as long as it was waited for.
             SnapshotError: some rank could not write.
         """
-        name = self.name_of(taken)
+        name = self.name_of(request)
 
-        def write() -> _Part:
+        def write() -> _RankFiles:
             before()
-            return self._write(name, taken)
+            return self._write(name, request)
 
-        parts = self._together(name, write)
-        manifest = self._together(name, lambda: self._commit(name, taken, parts))[0]
-        return Snapshot(name, taken.place, self._lease.generation, manifest)
+        parts = self._on_all_ranks(name, write)
+        manifest = self._on_all_ranks(name, lambda: self._commit(name, request, parts))[0]
+        return Snapshot(name, request.position, self._lease.generation, manifest)
 
-    def name_of(self, taken: Taken) -> str:
-        """Return what `taken` is called once it is committed."""
-        return snapshot_name(taken.place, self._lease.generation)
+    def name_of(self, request: SnapshotRequest) -> str:
+        """Return what `request` is called once it is committed."""
+        return snapshot_name(request.position, self._lease.generation)
 
     def close(self) -> None:
         """Let go of what hashes in the background."""
         self._hasher.shutdown()
 
-    def _together(self, name: str, act: Callable[[], T]) -> list[T]:
+    def _on_all_ranks(self, name: str, act: Callable[[], T]) -> list[T]:
         """Return what `act` returns on every rank, or raise on every rank what the first one that failed raised."""
         mine: T | None = None
         failure: tuple[type[EngineError], str] | None = None
@@ -121,7 +121,7 @@ class Committer:
         try:
             mine = act()
         except Exception as raised:
-            cause = error = self._explained(raised)
+            cause = error = self._cause(raised)
             kind = self._kind(error)
             failure = kind, str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
         try:
@@ -133,8 +133,8 @@ class Committer:
                 raise failed[0](f"snapshot {name} was not taken, rank {rank} says: {failed[1]}") from cause
         return [answer for answer, _ in answers]
 
-    def _explained(self, error: Exception) -> Exception:
-        """Return why `error` came about: the world that took over may have swept our files away."""
+    def _cause(self, error: Exception) -> Exception:
+        """Return `error`, or that a newer generation took over: it may have swept our files away."""
         try:
             ensure_newest(self._store, self._lease)
         except Superseded as superseded:
@@ -146,39 +146,39 @@ class Committer:
     def _kind(self, error: Exception) -> type[EngineError]:
         if isinstance(error, EngineError):
             return type(error)
-        return StoreSilent if self._store.is_passing(error) else SnapshotError
+        return StoreSilent if self._store.is_transient(error) else SnapshotError
 
-    def _write(self, name: str, taken: Taken) -> _Part:
+    def _write(self, name: str, request: SnapshotRequest) -> _RankFiles:
         """Write the files of this rank."""
-        staged = taken.staged
+        staged = request.staged
         if isinstance(staged, Exception):
             raise staged
-        document = {"format": FORMAT, "elsewhere": staged.elsewhere, "tree": staged.document}
-        stem = part_name(self._world.rank, self._world.size)
+        document = {"format": FORMAT, "elsewhere": staged.stored_by_rank, "tree": staged.document}
+        stem = rank_stem(self._world.rank, self._world.size)
         files = {f"{stem}.safetensors": self._put(name, f"{stem}.safetensors", staged.data)}
-        taken.probe("snapshot_write")
+        request.probe("snapshot_write")
         files[f"{stem}.json"] = self._put(name, f"{stem}.json", json.dumps(document, allow_nan=False).encode())
         if self._world.is_first:
-            files[ROWS] = self._put(name, ROWS, taken.rows.encode())
+            files[ROWS] = self._put(name, ROWS, request.rows.encode())
         progress = staged.document.get("progress") if isinstance(staged.document, dict) else None
-        return _Part(files, staged.shared, progress)
+        return _RankFiles(files, staged.shared, progress)
 
-    def _put(self, name: str, file: str, data: bytes | memoryview) -> FileFacts:
+    def _put(self, name: str, file: str, data: bytes | memoryview) -> FileDigest:
         """Write a file, hashing it meanwhile; return its facts."""
         path = f"{SNAPSHOTS}/{name}/{file}"
         if len(data) < _LONG_BYTES:
             self._store.write(path, data)
-            return facts_of([data])
-        facts = self._hasher.submit(facts_of, _chunks(data))
+            return digest_of([data])
+        facts = self._hasher.submit(digest_of, _chunks(data))
         try:
             self._store.write(path, data)
         finally:
-            facts.exception()  # the buffer stays as it is until its last reader is done
+            facts.exception()  # the buffer is not reused while it is read
         return facts.result()
 
-    def _commit(self, name: str, taken: Taken, parts: list[_Part]) -> dict[str, Any]:
-        """Write the manifest, on rank 0 and only if all files are there and no other world took over."""
-        taken.probe("before_commit")
+    def _commit(self, name: str, request: SnapshotRequest, parts: list[_RankFiles]) -> dict[str, Any]:
+        """Write the manifest, on rank 0 and only if all files are there and no newer generation has the run."""
+        request.probe("before_commit")
         if not self._world.is_first:
             return {}
         files = {file: fact for part in parts for file, fact in part.files.items()}
@@ -187,22 +187,22 @@ class Committer:
             "format": FORMAT,
             "run": self._run,
             "run_id": self._lease.run_id,
-            **{"step": taken.place.step, "after": taken.place.after, "generation": self._lease.generation},
+            **{"step": request.position.step, "after": request.position.after, "generation": self._lease.generation},
             **{"resumed_from": self._lease.resumed_from, "ancestors": self._lease.ancestors},
             "world_size": self._world.size,
             "files": files,
             "progress": parts[0].progress,
-            "facts": taken.facts,
+            "facts": request.facts,
             "time": time.time(),
         }
         ensure_newest(self._store, self._lease)
-        for old in taken.dropped:  # it may be there all the same, if only the answer to its manifest was lost
+        for old in request.dropped:  # it may be there all the same, if only the answer to its manifest was lost
             self._store.remove(f"{SNAPSHOTS}/{old}")
-        data = seal(manifest)
+        data = encode_document(manifest)
         self._store.write(f"{SNAPSHOTS}/{name}/{MANIFEST}", data)
-        return unseal(data, name)
+        return decode_document(data, name)
 
-    def _check(self, name: str, parts: list[_Part], files: Mapping[str, FileFacts]) -> None:
+    def _check(self, name: str, parts: list[_RankFiles], files: Mapping[str, FileDigest]) -> None:
         for rank, part in enumerate(parts):
             if part.shared != parts[0].shared:
                 raise SnapshotError(

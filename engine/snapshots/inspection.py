@@ -1,14 +1,15 @@
-"""A survey: everything that lies in a run's store, and what is wrong with it. Needs no torch."""
+"""Inspection: everything that lies in a run's store, and what is wrong with it. Needs no torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
-from midstride.engine.snapshots.catalog import SNAPSHOTS, History, Snapshot
+from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import leases
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.position import parse_name
+from midstride.engine.snapshots.verification import verify_files
 from midstride.engine.snapshots.weights_index import (
     FOLDERS,
     last_is_missing,
@@ -16,9 +17,10 @@ from midstride.engine.snapshots.weights_index import (
     newest_weights,
     verify_weights,
 )
+from midstride.engine.storage.checksums import FileDigest
 from midstride.engine.storage.store import Store
 
-__all__ = ["Finding", "survey"]
+__all__ = ["Finding", "check_announced", "inspect_run"]
 
 State = Literal["committed", "verified", "damaged", "set aside", "not committed", "superseded"]
 
@@ -48,7 +50,7 @@ class Finding:
         """Return it as JSON values."""
         taken = self.snapshot
         facts = taken and {
-            "step": taken.place.step,
+            "step": taken.position.step,
             "generation": taken.generation,
             "bytes": taken.bytes,
             "time": taken.manifest["time"],
@@ -56,8 +58,8 @@ class Finding:
         return {"name": self.name, "state": self.state, "reason": self.reason, **(facts or {})}
 
 
-def survey(store: Store, *, read: bool = False) -> list[Finding]:
-    """Return what lies in the run in `store`, snapshots first, in the order of their places.
+def inspect_run(store: Store, *, read: bool = False) -> list[Finding]:
+    """Return what lies in the run in `store`, snapshots first, in the order of their positions.
 
     Args:
         store: of the run.
@@ -69,13 +71,13 @@ def survey(store: Store, *, read: bool = False) -> list[Finding]:
         lineage = Lineage.of(store)
     except SnapshotDamaged as error:
         return [Finding("lease", "damaged", str(error))]
-    history = History(store)
-    aside = dict(history.aside())
+    catalog = SnapshotCatalog(store)
+    aside = dict(catalog.aside())
     names = sorted({name for name in (*store.list(SNAPSHOTS), *store.unfinished(SNAPSHOTS)) if parse_name(name)})
-    findings = [_snapshot(history, name, lineage, aside, read) for name in names if _has_files(store, name)]
+    findings = [_snapshot(catalog, name, lineage, aside, read) for name in names if _has_files(store, name)]
     if read:
-        findings += [Finding("metrics", "damaged", fault) for fault in history.log_faults()]
-        for snapshot in history.snapshots()[-1:]:
+        findings += [Finding("metrics", "damaged", fault) for fault in catalog.log_faults()]
+        for snapshot in catalog.snapshots()[-1:]:
             missing = missing_weights(store, snapshot.manifest).values()
             findings += [Finding("weights", "damaged", fault) for fault in missing]
             if fault := last_is_missing(store, snapshot):
@@ -90,18 +92,18 @@ def _has_files(store: Store, name: str) -> bool:
     return bool(store.list(path)) or name in store.unfinished(SNAPSHOTS)
 
 
-def _snapshot(history: History, name: str, lineage: Lineage, aside: dict[str, str], read: bool) -> Finding:
+def _snapshot(catalog: SnapshotCatalog, name: str, lineage: Lineage, aside: dict[str, str], read: bool) -> Finding:
     if name in aside:
         return Finding(name, "set aside", aside[name])
     if not lineage.holds(name):
         return Finding(name, "superseded")
     snapshot = None
     try:
-        snapshot = history.opened(name)
+        snapshot = catalog.get(name)
         if snapshot is None:
             return Finding(name, "not committed")
         if read:
-            history.verify(snapshot)
+            catalog.verify(snapshot)
     except SnapshotMissing:
         return Finding(name, "not committed")  # pruned while it was read
     except SnapshotError as error:
@@ -119,3 +121,26 @@ def _damages(name: str, act: Callable[[], object]) -> Iterator[Finding]:
 def _verify_weights(store: Store, folder: str) -> None:
     if saved := newest_weights(store, folder):
         verify_weights(store, saved)
+
+
+def check_announced(url: str, announced: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the snapshots `announced` for the run at `url`, each with what was found there as "state".
+
+    Manifests and sizes are compared, no bytes. A snapshot that is gone was pruned after a newer one.
+
+    Raises:
+        SnapshotDamaged: a file is missing or has another size than its manifest says.
+    """
+    store = Store.open(url)
+    committed = {snapshot.name: snapshot.manifest["files"] for snapshot in SnapshotCatalog(store).snapshots()}
+    return [{**one, "state": _announced_state(store, one["name"], committed.get(one["name"]))} for one in announced]
+
+
+def _announced_state(store: Store, name: str, files: Mapping[str, FileDigest] | None) -> str:
+    if files is None:
+        return "pruned"
+    try:
+        verify_files(store, f"{SNAPSHOTS}/{name}/{MANIFEST}", files, sizes_only=True)
+    except SnapshotMissing:
+        return "pruned"
+    return f"{len(files)} files, sizes right"

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from midstride.engine.errors import SnapshotDamaged, Superseded
 from midstride.engine.snapshots.position import parse_name
-from midstride.engine.storage.checksums import seal, unseal
+from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.store import Store
 
 __all__ = [
@@ -94,7 +94,7 @@ def acquire(store: Store, resumed_from: str | None, facts: dict[str, Any]) -> Le
 
 def lease_document(lease: Lease, facts: dict[str, Any]) -> bytes:
     """Return what is written down of `lease`, with `facts`; no two of them are alike."""
-    return seal({**vars(lease), "facts": facts, "time": time.time(), "nonce": uuid4().hex})
+    return encode_document({**vars(lease), "facts": facts, "time": time.time(), "nonce": uuid4().hex})
 
 
 def ancestry(store: Store, lease: Lease) -> Iterator[str]:
@@ -164,7 +164,7 @@ def read_lease(store: Store, generation: int) -> Lease:
     where = f"{store.url}/{path}"
     try:
         with store.reading(path):
-            document = unseal(store.read(path), where, "generation", "resumed_from", "run_id")
+            document = decode_document(store.read(path), where, "generation", "resumed_from", "run_id")
     except FileNotFoundError as error:
         raise SnapshotDamaged(f"{where} is missing: {WAYS_OUT}") from error
     except SnapshotDamaged as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.snapshots.lease import WAYS_OUT, Lease, ancestry, lease_path, newest
-from midstride.engine.snapshots.position import Place, parse_name
+from midstride.engine.snapshots.position import Position, parse_name
 from midstride.engine.storage.store import Store
 
 __all__ = ["Lineage"]
@@ -20,11 +20,11 @@ class Lineage:
 
     Args:
         run_id: of the run; empty while it has no lease.
-        ends: generation -> last place of it that counts; None for all of it.
+        ends: generation -> last position of it that counts; None for all of it.
     """
 
     run_id: str = ""
-    ends: dict[int, Place | None] = field(default_factory=dict)
+    ends: dict[int, Position | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, store: Store) -> "Lineage":
@@ -49,11 +49,11 @@ class Lineage:
         parsed = parse_name(name)
         if parsed is None:
             return False
-        place, generation = parsed
+        position, generation = parsed
         if not self.ends:
             return True  # a run without leases: none can have superseded another
-        end = self.ends.get(generation, Place(-1))
-        return end is None or place <= end
+        end = self.ends.get(generation, Position(-1))
+        return end is None or position <= end
 
 
 def _committed_after(store: Store, lease: Lease | None) -> tuple[str, int] | None:

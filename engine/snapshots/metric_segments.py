@@ -1,7 +1,7 @@
-"""Segments: the rows of the metric log whose snapshots were pruned. Needs no torch.
+"""Metric segments: the rows of the metric log whose snapshots were pruned. Needs no torch.
 
     metrics/<snapshot>.<checksum>.csv      the rows of one snapshot
-    metrics/folded-1-<snapshot>.json       those of many, by snapshot, the last one in its name; sealed
+    metrics/folded-1-<snapshot>.json       those of many, by snapshot, the last one in its name; with a checksum
 
 However long a run is, its files stay few: as soon as there are 64 of a kind, they are folded into one of the next.
 """
@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from midstride.engine.errors import SnapshotDamaged
-from midstride.engine.storage.checksums import check_facts, facts_of, seal, unseal
+from midstride.engine.storage.checksums import check_digest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 
-__all__ = ["Segments"]
+__all__ = ["MetricSegments"]
 
 FOLDER = "metrics"
 #: so many files of one kind become one
@@ -23,7 +23,7 @@ _FOLDED = "folded-"
 _NAME = re.compile(r"folded-\d+-.+\.json|[^.].*\.[^.]+\.csv")
 
 
-class Segments:
+class MetricSegments:
     """The rows of pruned snapshots.
 
     Args:
@@ -37,7 +37,7 @@ class Segments:
     def add(self, snapshot: str, rows: str) -> None:
         """Keep the rows of one more snapshot."""
         data = rows.encode()
-        self._store.write(f"{snapshot}.{facts_of([data])['xxh3_128']}.csv", data)
+        self._store.write(f"{snapshot}.{digest_of([data])['xxh3_128']}.csv", data)
         if self._single is None or self._single + 1 >= FOLD:
             self._single = self._fold()
         else:
@@ -69,10 +69,10 @@ class Segments:
         with self._store.reading(file):
             data = self._store.read(file)
         if file.startswith(_FOLDED):
-            rows: dict[str, str] = unseal(data, where, "rows")["rows"]
+            rows: dict[str, str] = decode_document(data, where, "rows")["rows"]
             return rows
         name, _, digest = file.removesuffix(".csv").rpartition(".")
-        check_facts(where, {"bytes": len(data), "xxh3_128": digest}, facts_of([data]))
+        check_digest(where, {"bytes": len(data), "xxh3_128": digest}, digest_of([data]))
         return {name: data.decode()}
 
     def _fold(self) -> int:
@@ -88,7 +88,7 @@ class Segments:
             if len(whole) < FOLD:
                 continue
             # The whole first, then its parts go: a kill in between leaves rows that are there twice, and alike.
-            self._store.write(f"{_FOLDED}{level + 1}-{max(rows)}.json", seal({"rows": rows}))
+            self._store.write(f"{_FOLDED}{level + 1}-{max(rows)}.json", encode_document({"rows": rows}))
             for file in whole:
                 self._store.remove(file)
         single = len(by_level[0])

@@ -6,12 +6,12 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
 from midstride.engine.snapshots.catalog import SNAPSHOTS, Snapshot
-from midstride.engine.snapshots.position import part_name
-from midstride.engine.state.bounds import sound
+from midstride.engine.snapshots.position import rank_stem
+from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.state.codec import decode
 from midstride.engine.state.tensor_file import read_tensors
 from midstride.engine.state.tensors import FreshTensors
-from midstride.engine.storage.checksums import check_facts, facts_of
+from midstride.engine.storage.checksums import check_digest, digest_of
 from midstride.engine.storage.store import Store
 
 __all__ = ["read", "read_part"]
@@ -27,8 +27,8 @@ def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
     size = snapshot.manifest["world_size"]
     if rank >= size:
         raise SnapshotError(f"snapshot {snapshot.name} was taken by {size} ranks, it has no part for rank {rank}")
-    own = part_name(rank, size)
-    with sound(f"{store.url}/{SNAPSHOTS}/{snapshot.name}/{own}.json"):
+    own = rank_stem(rank, size)
+    with damaged_on_error(f"{store.url}/{SNAPSHOTS}/{snapshot.name}/{own}.json"):
         part = _part(store, snapshot, rank)
         tensors = _tensors(store, snapshot, f"{own}.safetensors")
         for stem, names in part["elsewhere"].items():
@@ -43,7 +43,7 @@ def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
         SnapshotDamaged: the file it stands in is missing or differs from the manifest.
         SnapshotError: the snapshot has no such part: another version took it.
     """
-    with sound(f"{store.url}/{SNAPSHOTS}/{snapshot.name}"):
+    with damaged_on_error(f"{store.url}/{SNAPSHOTS}/{snapshot.name}"):
         part = _part(store, snapshot, rank)
         if name not in part["tree"]:
             raise SnapshotError(
@@ -53,7 +53,7 @@ def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
 
 
 def _part(store: Store, snapshot: Snapshot, rank: int) -> dict[str, Any]:
-    name = f"{part_name(rank, snapshot.manifest['world_size'])}.json"
+    name = f"{rank_stem(rank, snapshot.manifest['world_size'])}.json"
     part: dict[str, Any] = json.loads(_file(store, snapshot, name))
     return part
 
@@ -70,5 +70,5 @@ def _file(store: Store, snapshot: Snapshot, name: str) -> bytes:
             data = store.read(path)
     except FileNotFoundError as error:
         raise SnapshotDamaged(f"{store.url}/{path} is missing, its manifest says {expected['bytes']} bytes") from error
-    check_facts(f"{store.url}/{path}", expected, facts_of([data]))
+    check_digest(f"{store.url}/{path}", expected, digest_of([data]))
     return data

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged
-from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, History, Snapshot
+from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.position import parse_name
@@ -26,7 +26,7 @@ from midstride.engine.snapshots.weights_index import (
     verify_weights,
     weights_names,
 )
-from midstride.engine.storage.checksums import unseal
+from midstride.engine.storage.checksums import decode_document
 from midstride.engine.storage.store import Store
 
 __all__ = ["Repair", "repairs"]
@@ -103,7 +103,7 @@ def _documents(store: Store) -> Iterator[dict[str, Any]]:
     for path in (*paths, *map(lease_path, reversed(generations(store)))):
         try:
             with store.reading(path):
-                document = unseal(store.read(path), path, "generation", "run_id")
+                document = decode_document(store.read(path), path, "generation", "run_id")
         except (FileNotFoundError, SnapshotDamaged):
             continue
         if path.startswith(SNAPSHOTS) or lease_path(document["generation"]) == path:
@@ -159,34 +159,34 @@ def _anew(store: Store, folder: str, name: str, newest: Snapshot | None, fault: 
 
 
 def _newest_good(store: Store) -> Snapshot | None:
-    history = History(store)
-    for snapshot in reversed(history.snapshots()):
+    catalog = SnapshotCatalog(store)
+    for snapshot in reversed(catalog.snapshots()):
         with suppress(SnapshotDamaged):
-            history.verify(snapshot)
+            catalog.verify(snapshot)
             return snapshot
     return None
 
 
 def _snapshots(store: Store) -> Iterator[Repair]:
-    history = History(store)
+    catalog = SnapshotCatalog(store)
     for name in reversed(store.list(SNAPSHOTS)):
-        if not parse_name(name) or name in dict(history.aside()):
+        if not parse_name(name) or name in dict(catalog.aside()):
             continue
         try:
-            if snapshot := history.opened(name):
-                history.verify(snapshot)
+            if snapshot := catalog.get(name):
+                catalog.verify(snapshot)
         except SnapshotDamaged as error:
             yield Repair(
                 f"{error}; set snapshot {name} aside: an older one is taken",
-                partial(history.set_aside, name, str(error)),
+                partial(catalog.set_aside, name, str(error)),
             )
 
 
 def _log(store: Store) -> Iterator[Repair]:
-    history = History(store)
-    for fault in history.log_faults():
+    catalog = SnapshotCatalog(store)
+    for fault in catalog.log_faults():
         yield Repair(f"{fault}; no snapshot has those rows: the log keeps a gap", None)
-    text = join_segments(history.rows(faults=[])).encode()
+    text = join_segments(catalog.rows(faults=[])).encode()
     if store.exists("metrics.csv") and len(store.read("metrics.csv")) > 0 and store.read("metrics.csv") != text:
         yield Repair(
             "metrics.csv is not what the snapshots say; write it anew", lambda: store.write("metrics.csv", text)

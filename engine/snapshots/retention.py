@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable, Iterable
 
-from midstride.engine.snapshots.catalog import History, Snapshot
+from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, ensure_newest
-from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.position import Position
 from midstride.engine.storage.store import Store
 
 __all__ = ["Retention"]
@@ -20,14 +20,18 @@ class Retention:
         store: of the run.
         lease: of this generation.
         keep: how many snapshots stay.
-        sweep: removes the weights that no run which resumes from one of these places has use for.
+        sweep: removes the weights that no run which resumes from one of these positions has use for.
     """
 
     def __init__(
-        self, store: Store, lease: Lease, keep: int, sweep: Callable[[Iterable[Place]], object] = lambda places: None
+        self,
+        store: Store,
+        lease: Lease,
+        keep: int,
+        sweep: Callable[[Iterable[Position]], object] = lambda kept: None,
     ) -> None:
         self._store, self._lease, self._keep, self._sweep = store, lease, keep, sweep
-        self._history = History(store)
+        self._catalog = SnapshotCatalog(store)
         self._known: list[Snapshot] | None = None  # oldest first; None: the store must be asked
         self._rows: dict[str, str] = {}
 
@@ -45,14 +49,14 @@ class Retention:
 
     def _prune(self, newest: Snapshot) -> None:
         if self._known is None:
-            known = self._history.snapshots()
-            self._history.sweep(newest)
+            known = self._catalog.snapshots()
+            self._catalog.sweep(newest)
         else:
             known = [*self._known, newest]
         self._known = known
         if len(known) > self._keep:
             ensure_newest(self._store, self._lease)  # a newer world may have resumed from one of them
         while len(known) > self._keep:
-            self._history.remove(known[0], self._rows.get(known[0].name))
+            self._catalog.remove(known[0], self._rows.get(known[0].name))
             self._rows.pop(known.pop(0).name, None)
-        self._sweep([snapshot.place for snapshot in known])
+        self._sweep([snapshot.position for snapshot in known])

@@ -1,6 +1,6 @@
 """When a snapshot is due. The answer is the same on every rank, and asking costs nothing.
 
-A rhythm in steps is the same everywhere by itself. A rhythm in seconds, or a share of the
+A rhythm in steps is the same everywhere. A rhythm in seconds, or a share of the
 time, is turned into a number of steps by all ranks together, every now and then: no step pays for it.
 
 What a snapshot costs is measured: the time training is held up, and by how much the steps
@@ -13,7 +13,7 @@ from typing import Any
 
 from midstride.engine.config.options import SnapshotOptions
 
-__all__ = ["Policy"]
+__all__ = ["SnapshotSchedule"]
 
 #: a run that asks for nothing else loses at most this much
 LONGEST_S = 600.0
@@ -24,7 +24,7 @@ DEFAULT_OVERHEAD = 0.01
 LEAST_COST_S = 0.01
 
 
-class Policy:
+class SnapshotSchedule:
     """Counts boundaries (steps, and batches of validation) and says at which of them a snapshot is due.
 
     Args:
@@ -60,7 +60,7 @@ class Policy:
             self._agree()
         return self._known and self._count >= self._due
 
-    def taken(self, stall_s: float) -> None:
+    def reset(self, stall_s: float) -> None:
         """Start counting again after a snapshot that held training up for `stall_s` seconds."""
         self._began, self._count, self._stall_s, self._beside = self._clock(), 0, stall_s, None
         self._due, self._known = max(FIRST_LOOK, self._due // 2), False

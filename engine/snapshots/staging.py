@@ -1,7 +1,7 @@
 """Staging: a rank's state copied to where it can be written from, while training goes on.
 
 What is written is a safetensors file as it will be on disk, laid out in a buffer: eight bytes with the length of
-the header, the header, the tensors. As long as tensors keep their names, forms and places, all of that stays as it
+the header, the header, the tensors. As long as tensors keep their names, forms and addresses, all of that stays as it
 was, and a snapshot is one copy of each tensor.
 """
 
@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from midstride.engine.snapshots.buffer_pool import Buffer
-from midstride.engine.snapshots.position import part_name
+from midstride.engine.snapshots.position import rank_stem
 from midstride.engine.state.codec import walk
-from midstride.engine.state.tensors import Layout, Leaf, Region, copy_tensors
-from midstride.engine.storage.checksums import FileFacts, facts_of
+from midstride.engine.state.tensors import Layout, TensorEntry, TensorRegion, copy_tensors
+from midstride.engine.storage.checksums import FileDigest, digest_of
 from midstride.engine.world import World
 
-__all__ = ["Staged", "Stager", "deal"]
+__all__ = ["Staged", "Stager", "assign_ranks"]
 
 #: where the tensors start in a file: behind a header padded to a multiple of this
 _ALIGN_BYTES = 64
@@ -28,18 +28,18 @@ _ALIGN_BYTES = 64
 
 @dataclass(frozen=True)
 class Staged:
-    """One rank's part of a snapshot, in memory.
+    """What one rank writes of a snapshot, in memory.
 
     Args:
         document: the tree without its tensors, as JSON values.
-        elsewhere: stem of another rank's files -> names of the tensors of this tree that it writes.
-        shared: facts of the list of replicated tensors; every rank must hold the same.
+        stored_by_rank: stem of another rank's files -> names of the tensors of this tree that it writes.
+        shared: digest of the list of replicated tensors; every rank must hold the same.
         data: the safetensors file of this rank, bytes of a buffer.
     """
 
     document: Any
-    elsewhere: dict[str, list[str]]
-    shared: FileFacts
+    stored_by_rank: dict[str, list[str]]
+    shared: FileDigest
     data: memoryview
 
 
@@ -66,7 +66,7 @@ class Stager:
             self._plan = _Plan(Layout(leaves), self._world, self._replicated)
         plan = self._plan
         plan.layout.complete(leaves)
-        return Staged(document, plan.elsewhere, plan.shared, plan.copy(leaves, buffer))
+        return Staged(document, plan.stored_by_rank, plan.shared, plan.copy(leaves, buffer))
 
 
 class _Plan:
@@ -75,23 +75,23 @@ class _Plan:
     def __init__(self, layout: Layout, world: World, replicated: Callable[[str], bool]) -> None:
         self.layout = layout
         shared = {region.name: region.nbytes for region in layout.regions if replicated(region.name)}
-        dealt = deal(shared, world.size)
-        self.shared = facts_of([json.dumps(sorted(shared.items())).encode()])
-        self.elsewhere: dict[str, list[str]] = {}
-        mine: list[Region] = []
+        assigned = assign_ranks(shared, world.size)
+        self.shared = digest_of([json.dumps(sorted(shared.items())).encode()])
+        self.stored_by_rank: dict[str, list[str]] = {}
+        mine: list[TensorRegion] = []
         for region in layout.regions:
-            rank = dealt.get(region.name, world.rank)
+            rank = assigned.get(region.name, world.rank)
             if rank == world.rank:
                 mine.append(region)
             else:
-                self.elsewhere.setdefault(part_name(rank, world.size), []).append(region.name)
+                self.stored_by_rank.setdefault(rank_stem(rank, world.size), []).append(region.name)
         # The widest elements first: then each tensor stands at a multiple of its own width, without gaps.
         self._mine = sorted(mine, key=lambda region: (-region.align, region.name))
         self._header = _header(self._mine)
         self._size = len(self._header) + sum(region.nbytes for region in self._mine)
         self._views: dict[int, list[Tensor]] = {}  # first address of a buffer -> where in it each copy goes
 
-    def copy(self, leaves: Sequence[Leaf], buffer: Buffer) -> memoryview:
+    def copy(self, leaves: Sequence[TensorEntry], buffer: Buffer) -> memoryview:
         """Copy the tensors of this rank into `buffer`; return the file that it holds then."""
         memory = buffer.reserve(self._size)
         if memory.data_ptr() not in self._views:
@@ -101,7 +101,7 @@ class _Plan:
         )
         return memory.numpy().data
 
-    def _prepare(self, memory: Tensor, leaves: Sequence[Leaf]) -> list[Tensor]:
+    def _prepare(self, memory: Tensor, leaves: Sequence[TensorEntry]) -> list[Tensor]:
         """Write into `memory` what stays: the header, and zeros where memory that tensors share has gaps."""
         header, rest = memory[: len(self._header)].numpy(), memory[len(self._header) :]
         header[:] = memoryview(self._header)
@@ -115,7 +115,7 @@ class _Plan:
         return views
 
 
-def _header(regions: Sequence[Region]) -> bytes:
+def _header(regions: Sequence[TensorRegion]) -> bytes:
     entries, start = {}, 0
     for region in regions:
         end = start + region.nbytes
@@ -126,16 +126,16 @@ def _header(regions: Sequence[Region]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def deal(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+def assign_ranks(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Return which rank writes which replicated tensor: the largest first, each to the rank with least to write.
 
-    >>> deal({"a": 3, "b": 2, "c": 2}, 2)
+    >>> assign_ranks({"a": 3, "b": 2, "c": 2}, 2)
     {'a': 0, 'b': 1, 'c': 1}
     """
     load = [0] * ranks
-    dealt = {}
+    assigned = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         rank = load.index(min(load))
         load[rank] += sizes[name]
-        dealt[name] = rank
-    return dealt
+        assigned[name] = rank
+    return assigned

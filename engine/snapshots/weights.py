@@ -10,13 +10,13 @@ from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.lease import Lease, ensure_newest
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.position import Place, parse_name, snapshot_name
+from midstride.engine.snapshots.position import Position, parse_name, snapshot_name
 from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.weights_index import COPY, files_of, needed, newest_weights, weights_names, with_way_out
-from midstride.engine.state.bounds import sound
+from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.state.codec import decode
 from midstride.engine.state.tensor_file import read_tensors
-from midstride.engine.storage.checksums import facts_of, seal
+from midstride.engine.storage.checksums import digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
@@ -42,11 +42,11 @@ class StagedWeights:
     staged: Staged
     metrics: dict[str, float]
     facts: dict[str, Any]
-    place: Place
+    position: Position
 
-    def sealed(self, name: str, run_id: str) -> tuple[str, bytes]:
+    def encoded(self, name: str, run_id: str) -> tuple[str, bytes]:
         """Return how the file of tensors of the weights called `name` is called, and their manifest."""
-        fact = facts_of([self.staged.data])
+        fact = digest_of([self.staged.data])
         # The checksum in the name keeps weights of the same place apart.
         file = f"weights-{name}-{fact['xxh3_128'][:8]}.safetensors"
         manifest = {
@@ -54,7 +54,7 @@ class StagedWeights:
             **{"metrics": self.metrics, "facts": self.facts, "state_dict": self.staged.document},
             "time": time.time(),
         }
-        return file, seal(manifest)
+        return file, encode_document(manifest)
 
 
 class WeightsFolder:
@@ -79,8 +79,8 @@ class WeightsFolder:
         Raises:
             Superseded: a newer generation advances the run. What was written by then is never read.
         """
-        name = snapshot_name(weights.place, self._lease.generation)
-        file, manifest = weights.sealed(name, self._lease.run_id)
+        name = snapshot_name(weights.position, self._lease.generation)
+        file, manifest = weights.encoded(name, self._lease.run_id)
         self._store.write(f"{self._folder}/{file}", weights.staged.data)
         path = f"{self._folder}/{name}.json"
         self._store.write(path, manifest, check=lambda: ensure_newest(self._store, self._lease))
@@ -96,11 +96,11 @@ class WeightsFolder:
         if self._files is not None:
             self._remove(self._files.pop(name, []))
 
-    def sweep(self, places: Iterable[Place]) -> None:
-        """Remove what no run that resumes from one of `places` has use for, and what older generations left."""
+    def sweep(self, positions: Iterable[Position]) -> None:
+        """Remove what no run that resumes from one of `positions` has use for, and what older generations left."""
         if self._files is None:
             self._files = self._listed()
-        wanted = needed(list(self._files), places)
+        wanted = needed(list(self._files), positions)
         if unneeded := [name for name in self._files if name not in wanted]:
             ensure_newest(self._store, self._lease)
             for name in unneeded:
@@ -148,7 +148,7 @@ def save_weights(
     target = WeightsFolder(store, Lease(generation, None, lineage.run_id), folder)
     staged = Stager(World(), lambda path: False).stage(state_dict, Buffer())
     target.sweep([])
-    target.write(StagedWeights(staged, metrics, facts, Place(facts.get("step", 0))))
+    target.write(StagedWeights(staged, metrics, facts, Position(facts.get("step", 0))))
     target.sweep([])
 
 
@@ -163,7 +163,7 @@ def load_weights(store: Store, folder: str) -> Weights:
     while (saved := newest_weights(store, folder)) is not None:
         manifest = saved.manifest
         try:
-            with sound(f"{store.url}/{saved.path}"):
+            with damaged_on_error(f"{store.url}/{saved.path}"):
                 tensors = read_tensors(store, f"{folder}/{saved.file}", saved.expected)
                 return Weights(decode(manifest["state_dict"], tensors), manifest["metrics"], manifest["facts"])
         except SnapshotDamaged:

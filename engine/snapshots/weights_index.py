@@ -18,9 +18,10 @@ from typing import Any
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.position import Place, parse_name
-from midstride.engine.state.bounds import check_files, sound
-from midstride.engine.storage.checksums import FileFacts, check_facts, facts_of, unseal
+from midstride.engine.snapshots.position import Position, parse_name
+from midstride.engine.snapshots.verification import verify_files
+from midstride.engine.state.bounds import check_files, damaged_on_error
+from midstride.engine.storage.checksums import FileDigest, decode_document
 from midstride.engine.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,9 @@ class SavedWeights:
         return str(name)
 
     @property
-    def expected(self) -> FileFacts:
+    def expected(self) -> FileDigest:
         """Size and checksum of the tensors."""
-        facts: FileFacts = self.manifest["files"][self.file]
+        facts: FileDigest = self.manifest["files"][self.file]
         return facts
 
 
@@ -123,17 +124,17 @@ def weights_names(store: Store, folder: str, lineage: Lineage) -> list[str]:
     return sorted(counted, key=_age)
 
 
-def needed(names: Sequence[str], places: Iterable[Place]) -> set[str]:
-    """Return which of the weights called `names`, oldest first, a run has use for that may resume from `places`.
+def needed(names: Sequence[str], positions: Iterable[Position]) -> set[str]:
+    """Return which of the weights called `names`, oldest first, a run has use for that may resume from `positions`.
 
     Weights of the very place of a snapshot may have been saved before it or after it. What is newer than all of them
     may be wanted by a snapshot on its way.
     """
-    places = sorted(places)
-    wanted = {*names[-1:], *(name for name in names if places and _age(name)[1] > places[-1])}
-    for place in places:
-        wanted |= {name for name in names if _age(name)[1] == place}
-        wanted |= set([name for name in names if _age(name)[1] < place][-1:])
+    positions = sorted(positions)
+    wanted = {*names[-1:], *(name for name in names if positions and _age(name)[1] > positions[-1])}
+    for position in positions:
+        wanted |= {name for name in names if _age(name)[1] == position}
+        wanted |= set([name for name in names if _age(name)[1] < position][-1:])
     return wanted
 
 
@@ -144,16 +145,7 @@ def verify_weights(store: Store, saved: SavedWeights) -> None:
         SnapshotDamaged: they are missing or differ.
         SnapshotMissing: newer ones took their place meanwhile.
     """
-    path = f"{saved.folder}/{saved.file}"
-    where = f"{store.url}/{path}"
-    try:
-        with store.reading(path):
-            found = facts_of(store.stream(path))
-    except FileNotFoundError as error:
-        if not store.exists(saved.path):
-            raise SnapshotMissing(f"{where} was removed while it was read") from error
-        raise SnapshotDamaged(f"{where} is missing, its manifest says {saved.expected['bytes']} bytes") from error
-    check_facts(where, saved.expected, found)
+    verify_files(store, saved.path, saved.manifest["files"])
 
 
 def set_damaged_weights_aside(store: Store, folder: str) -> None:
@@ -187,7 +179,7 @@ def last_is_missing(store: Store, newest: Snapshot) -> str:
     if not is_of_the_end(newest):
         return ""
     names = weights_names(store, "last", Lineage.of(store))
-    if any(name == COPY or _age(name)[1] >= newest.place for name in names):
+    if any(name == COPY or _age(name)[1] >= newest.position for name in names):
         return ""
     return f"the run came to its end with snapshot {newest.name}, and {store.url}/last has no weights of it"
 
@@ -211,8 +203,8 @@ def open_weights(store: Store, folder: str, name: str, lineage: Lineage) -> Save
     """
     where = f"{store.url}/{folder}/{name}.json"
     with store.reading(f"{folder}/{name}.json"):
-        saved = SavedWeights(folder, name, unseal(store.read(f"{folder}/{name}.json"), where, *_KEYS))
-    with sound(where):
+        saved = SavedWeights(folder, name, decode_document(store.read(f"{folder}/{name}.json"), where, *_KEYS))
+    with damaged_on_error(where):
         check_files(saved.manifest, where)
         if len(saved.manifest["files"]) != 1:
             raise SnapshotDamaged(f"{where} names {len(saved.manifest['files'])} files, and weights are in one")
@@ -226,7 +218,7 @@ def open_weights(store: Store, folder: str, name: str, lineage: Lineage) -> Save
     return saved
 
 
-def _age(name: str) -> tuple[int, Place]:
+def _age(name: str) -> tuple[int, Position]:
     """What weights are sorted by: of a newer generation nothing is older than what it resumed from."""
     parsed = parse_name(name)
-    return (parsed[1], parsed[0]) if parsed else (0, Place(-1))
+    return (parsed[1], parsed[0]) if parsed else (0, Position(-1))

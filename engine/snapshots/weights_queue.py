@@ -1,4 +1,4 @@
-"""The outbox: best and last weights on their way to the store, behind training.
+"""The queue of weights: best and last weights on their way to the store, behind training.
 
 Of the weights that wait between two snapshots only the newest of each folder count. What cannot be written waits on,
 and every snapshot has it written first: none that is committed speaks of best weights that are nowhere.
@@ -11,14 +11,14 @@ from typing import Any
 
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.lease import Lease
-from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.staging import Stager
 from midstride.engine.snapshots.weights import StagedWeights, WeightsFolder
 from midstride.engine.snapshots.weights_index import FOLDERS
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
-__all__ = ["Outbox"]
+__all__ = ["WeightsQueue"]
 
 
 @dataclass(eq=False)
@@ -31,8 +31,8 @@ class _Entry:
     snapshots: int
 
 
-class Outbox:
-    """What one generation has to write to `best` and `last`. One thread puts, another one sends.
+class WeightsQueue:
+    """What one generation has to write to `best` and `last`. One thread puts, another one flushes.
 
     Args:
         store: of the run.
@@ -49,7 +49,12 @@ class Outbox:
         self._lock = threading.Lock()
 
     def put(
-        self, folder: str, place: Place, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]
+        self,
+        folder: str,
+        position: Position,
+        state_dict: dict[str, Any],
+        metrics: dict[str, float],
+        facts: dict[str, Any],
     ) -> None:
         """Copy weights; when this returns, they may change. Arguments as those of `save_weights`.
 
@@ -60,7 +65,9 @@ class Outbox:
             buffer = self._free.pop() if self._free else Buffer()
         staged = self._stager.stage(state_dict, buffer)
         with self._lock:
-            self._waiting.append(_Entry(folder, StagedWeights(staged, metrics, facts, place), buffer, self._snapshots))
+            self._waiting.append(
+                _Entry(folder, StagedWeights(staged, metrics, facts, position), buffer, self._snapshots)
+            )
             self._give_way()
 
     def snapshot_taken(self) -> None:
@@ -76,7 +83,7 @@ class Outbox:
                     entry.snapshots += entry.snapshots == first < self._snapshots
                 self._give_way()
 
-    def send(self) -> None:
+    def flush(self) -> None:
         """Write what waits; raises why it cannot be written, and then it waits on."""
         while (entry := self._first()) is not None:
             try:
@@ -89,10 +96,10 @@ class Outbox:
             with self._lock:
                 self._free.append(entry.buffer)
 
-    def sweep(self, places: Iterable[Place]) -> None:
-        """Remove weights that no run which resumes from one of `places` has use for."""
+    def sweep(self, positions: Iterable[Position]) -> None:
+        """Remove weights that no run which resumes from one of `positions` has use for."""
         for folder in self._folders.values():
-            folder.sweep(places)
+            folder.sweep(positions)
 
     def _write(self, entry: _Entry) -> None:
         folder, (snapshots, before) = self._folders[entry.folder], self._written.get(entry.folder, (-1, ""))

@@ -17,8 +17,8 @@ from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.staging import Stager
 from midstride.engine.snapshots.weights import StagedWeights
 from midstride.engine.snapshots.weights_index import ASIDE, SavedWeights, is_of_the_end, open_weights
-from midstride.engine.state.row_shards import Piece, join
-from midstride.engine.storage.checksums import facts_of
+from midstride.engine.state.row_shards import RowShard, join_rows
+from midstride.engine.storage.checksums import digest_of
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
@@ -46,10 +46,10 @@ def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callabl
         )
     metrics = facts.get("metrics", {}) if saved is None else saved.manifest["metrics"]
     noted = {key: value for key, value in facts.items() if key != "metrics"}
-    place = parse_name(name) or (snapshot.place, 0)
+    position = parse_name(name) or (snapshot.position, 0)
     staged = Stager(World(), lambda path: False).stage(_state_dict(store, snapshot), Buffer())
-    weights = StagedWeights(staged, metrics, noted, place[0])
-    file, manifest = weights.sealed(name, snapshot.manifest["run_id"])
+    weights = StagedWeights(staged, metrics, noted, position[0])
+    file, manifest = weights.encoded(name, snapshot.manifest["run_id"])
     _check_bits(store, folder, weights, file, saved)
 
     def act() -> None:
@@ -69,7 +69,7 @@ def _check_place(folder: str, name: str, snapshot: Snapshot) -> None:
         raise NotRebuilt("an older version of midstride wrote them")
     if folder == "last" and not is_of_the_end(snapshot):
         raise NotRebuilt(f"the newest good snapshot, {snapshot.name}, is not of the end of the run")
-    same = parsed[0] == snapshot.place if folder == "last" else parsed[0].step == snapshot.place.step
+    same = parsed[0] == snapshot.position if folder == "last" else parsed[0].step == snapshot.position.step
     if not same:
         raise NotRebuilt(
             f"they are of step {parsed[0].step}, and the newest good snapshot, {snapshot.name}, is of another state"
@@ -88,7 +88,7 @@ def _state_dict(store: Store, snapshot: Snapshot) -> dict[str, Any]:
     strategy = snapshot.manifest["facts"].get("identity", {}).get("strategy", "")
     row = STRATEGIES.get(strategy.partition("(")[0])
     tree = read(store, snapshot, 0)
-    if any(isinstance(value, Piece) for value in tree["module"].values()):
+    if any(isinstance(value, RowShard) for value in tree["module"].values()):
         others = [read(store, snapshot, rank)["module"] for rank in range(1, snapshot.manifest["world_size"])]
         tree["module"] = _joined([tree["module"], *others])
     elif row is None or row.divides:
@@ -104,11 +104,11 @@ def _joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     def of(name: str) -> Any:
         value = ranks[0][name]
-        if not isinstance(value, Piece):
+        if not isinstance(value, RowShard):
             return value
         key = id(value.rows)
         if key not in whole:
-            whole[key] = join([rank[name] for rank in ranks])
+            whole[key] = join_rows([rank[name] for rank in ranks])
         return whole[key]
 
     return {name: of(name) for name in ranks[0]}
@@ -117,7 +117,7 @@ def _joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _check_bits(store: Store, folder: str, weights: StagedWeights, file: str, saved: SavedWeights | None) -> None:
     """Refuse what differs from what is left of the weights, and best ones of which nothing is left to compare with."""
     if saved is not None:
-        same = facts_of([weights.staged.data]) == saved.expected
+        same = digest_of([weights.staged.data]) == saved.expected
     else:
         left = [other for other in store.list(folder) if other.startswith(file[: file.rindex("-") + 1])]
         same = file in left or not left

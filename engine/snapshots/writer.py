@@ -17,36 +17,36 @@ from queue import SimpleQueue
 from typing import Any
 
 from midstride.engine.errors import SnapshotError, StoreSilent
-from midstride.engine.snapshots.buffer_pool import Arena, Buffer
+from midstride.engine.snapshots.buffer_pool import Buffer, BufferPool
 from midstride.engine.snapshots.catalog import Snapshot
-from midstride.engine.snapshots.committer import Committer, Taken
+from midstride.engine.snapshots.committer import Committer, SnapshotRequest
 from midstride.engine.snapshots.lease import Lease
-from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.retention import Retention
 from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.staging import Staged, Stager
-from midstride.engine.snapshots.weights_queue import Outbox
+from midstride.engine.snapshots.weights_queue import WeightsQueue
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
-__all__ = ["Taking", "Writer"]
+__all__ = ["PendingSnapshot", "Writer"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Taking:
+class PendingSnapshot:
     """A snapshot on its way.
 
     Args:
-        place: where the run stands.
+        position: where the run stands.
         future: the snapshot once it is committed, or why it never will be.
         stall_s: seconds training was held up, those of `wait_s` included.
         wait_s: seconds it waited for an older snapshot to be written.
         write_s: seconds the thread took to write and commit it; 0 before.
     """
 
-    place: Place
+    position: Position
     future: "Future[Snapshot]"
     stall_s: float = 0.0
     wait_s: float = 0.0
@@ -54,14 +54,14 @@ class Taking:
 
 
 @dataclass(frozen=True)
-class _Job:
-    taking: Taking
-    taken: Taken
+class _WriteJob:
+    pending: PendingSnapshot
+    request: SnapshotRequest
     buffer: Buffer
     committed: "Committed"
 
 
-Committed = Callable[[Taking, Snapshot], object]
+Committed = Callable[[PendingSnapshot, Snapshot], object]
 
 
 class Writer:
@@ -89,12 +89,12 @@ class Writer:
         replicated: Callable[[str], bool] = lambda path: False,
     ) -> None:
         self._committer = Committer(store, lease, world, gather, run)
-        self._outbox = Outbox(store, lease)
-        self._retention = Retention(store, lease, keep, self._outbox.sweep) if world.is_first else None
+        self._weights_queue = WeightsQueue(store, lease)
+        self._retention = Retention(store, lease, keep, self._weights_queue.sweep) if world.is_first else None
         self._stager = Stager(world, replicated)
-        self._arena = Arena(store.terms.waiting)
+        self._buffers = BufferPool(store.options.on_wait)
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._last: Taking | None = None
+        self._last: PendingSnapshot | None = None
         self._newest: Snapshot | None = None
         self._failure: Exception | None = None
         self._dropped: dict[str, str] = {}  # since the newest was committed: name -> rows
@@ -103,19 +103,19 @@ class Writer:
 
     def take(
         self,
-        place: Place,
+        position: Position,
         state: object,
         rows: str,
         facts: dict[str, Any],
         probe: Callable[[str], object] = lambda phase: None,
-        committed: Committed = lambda taking, snapshot: None,
-    ) -> Taking:
-        """Copy this rank's state and have it written; every rank calls this at the same place.
+        committed: Committed = lambda pending, snapshot: None,
+    ) -> PendingSnapshot:
+        """Copy this rank's state and have it written; every rank calls this at the same position.
 
-        Taken again at the place of the one before, it is that one.
+        Called again at the position of the one before, it returns that one.
 
         Args:
-            place: where the run stands.
+            position: where the run stands.
             state: this rank's tree; it may change once this returns.
             rows: of the metric log since the snapshot before; rank 0's count.
             facts: JSON values for the manifest; rank 0's count.
@@ -129,30 +129,36 @@ class Writer:
             SnapshotError: some rank could not write an older snapshot; not for want of an answer, though.
         """
         self.check()
-        if self._last is not None and self._last.place == place and not self._was_dropped(self._last):
+        if self._last is not None and self._last.position == position and not self._was_dropped(self._last):
             return self._last
         began = time.perf_counter()
-        buffer, wait_s = self._arena.acquire()
+        buffer, wait_s = self._buffers.acquire()
         try:
             staged: Staged | Exception = self._stager.stage(state, buffer)
         except Exception as error:
             staged = error  # the other ranks learn of it where they would have learnt that the files are there
-        self._outbox.snapshot_taken()
-        self._last = taking = Taking(place, Future(), time.perf_counter() - began, wait_s)
-        self._queue.put(partial(self._write, _Job(taking, Taken(place, staged, rows, facts, probe), buffer, committed)))
+        self._weights_queue.snapshot_taken()
+        self._last = pending = PendingSnapshot(position, Future(), time.perf_counter() - began, wait_s)
+        request = SnapshotRequest(position, staged, rows, facts, probe)
+        self._queue.put(partial(self._write, _WriteJob(pending, request, buffer, committed)))
         if isinstance(staged, Exception):
             self.flush()
-        return taking
+        return pending
 
-    def keep(
-        self, folder: str, place: Place, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]
+    def save_weights(
+        self,
+        folder: str,
+        position: Position,
+        state_dict: dict[str, Any],
+        metrics: dict[str, float],
+        facts: dict[str, Any],
     ) -> None:
-        """Copy weights and have them count as those of `folder` from `place` on; only one rank calls this.
+        """Copy weights and have them count as those of `folder` from `position` on; only one rank calls this.
 
         No snapshot taken later is committed before they are written. Arguments as those of `save_weights`.
         """
-        self._outbox.put(folder, place, state_dict, metrics, facts)
-        self._queue.put(self._send)
+        self._weights_queue.put(folder, position, state_dict, metrics, facts)
+        self._queue.put(self._flush_weights)
 
     @property
     def is_busy(self) -> bool:
@@ -182,9 +188,9 @@ class Writer:
         if failure is not None:
             raise failure
 
-    def deliver(self) -> None:
-        """Wait until the weights given to `keep` are written; raises why they are not."""
-        self._in_turn(self._outbox.send)
+    def flush_weights(self) -> None:
+        """Wait until the weights given to `save_weights` are written; raises why they are not."""
+        self._in_turn(self._weights_queue.flush)
 
     def _in_turn(self, act: Callable[[], object]) -> None:
         """Have the thread do `act` after all that it has to do already; raise what it raises."""
@@ -218,34 +224,34 @@ class Writer:
         while (act := self._queue.get()) is not None:
             act()
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, job: _WriteJob) -> None:
         began = time.perf_counter()
-        taken = self._with_dropped(job.taken)
+        request = self._with_dropped(job.request)
         failure: Exception | None = None
         try:
             if self._failure is not None:
                 raise SnapshotError(f"an older snapshot was not taken: {self._failure}") from self._failure
-            self._newest = snapshot = self._committer.commit(taken, before=self._outbox.send)
+            self._newest = snapshot = self._committer.commit(request, before=self._weights_queue.flush)
             self._dropped.clear()
-            job.taking.write_s = time.perf_counter() - began
-            job.committed(job.taking, snapshot)
+            job.pending.write_s = time.perf_counter() - began
+            job.committed(job.pending, snapshot)
         except StoreSilent as error:
             failure = error
-            self._drop(job.taken, error)
+            self._drop(job.request, error)
         except Exception as error:
             failure = error
             self._failure = self._failure or error
-        self._arena.release(job.buffer)  # before anybody hears of it: the next copy needs no other buffer
+        self._buffers.release(job.buffer)  # before anybody hears of it: the next copy needs no other buffer
         if failure is not None:
-            job.taking.future.set_exception(failure)
+            job.pending.future.set_exception(failure)
             return
-        job.taking.future.set_result(snapshot)
+        job.pending.future.set_result(snapshot)
         if self._retention is not None:
-            self._retention.add(snapshot, taken.rows)
+            self._retention.add(snapshot, request.rows)
 
-    def _send(self) -> None:
+    def _flush_weights(self) -> None:
         try:
-            self._outbox.send()
+            self._weights_queue.flush()
         except Exception as error:
             log.warning(
                 "weights were not written: %s: %s. They are kept, and written before the next snapshot is committed",
@@ -253,18 +259,18 @@ class Writer:
             )
 
     @staticmethod
-    def _was_dropped(taking: Taking) -> bool:
-        return taking.future.done() and isinstance(taking.future.exception(), StoreSilent)
+    def _was_dropped(pending: PendingSnapshot) -> bool:
+        return pending.future.done() and isinstance(pending.future.exception(), StoreSilent)
 
-    def _drop(self, taken: Taken, error: StoreSilent) -> None:
-        self._dropped[self._committer.name_of(taken)] = taken.rows
-        self._outbox.snapshot_dropped()
+    def _drop(self, request: SnapshotRequest, error: StoreSilent) -> None:
+        self._dropped[self._committer.name_of(request)] = request.rows
+        self._weights_queue.snapshot_dropped()
         since = f"snapshot {self._newest.name}" if self._newest else "this life began"
         log.warning("%s. It is dropped and training goes on; a failure now costs what was done since %s", error, since)
 
-    def _with_dropped(self, taken: Taken) -> Taken:
-        """Return `taken` with the rows of the metric log that only dropped snapshots had."""
+    def _with_dropped(self, request: SnapshotRequest) -> SnapshotRequest:
+        """Return `request` with the rows of the metric log that only dropped snapshots had."""
         if not self._dropped:
-            return taken
-        rows = join_segments([*self._dropped.values(), taken.rows])
-        return replace(taken, rows=rows, dropped=[*self._dropped])
+            return request
+        rows = join_segments([*self._dropped.values(), request.rows])
+        return replace(request, rows=rows, dropped=[*self._dropped])

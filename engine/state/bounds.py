@@ -12,7 +12,7 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
 
-__all__ = ["check_files", "check_view", "sizes", "sound"]
+__all__ = ["check_files", "check_view", "damaged_on_error", "sizes"]
 
 #: what an expanded tensor (strides of 0) may seem to hold, where its file is smaller
 _EXPANDED_BYTES = 2**30
@@ -21,8 +21,8 @@ _FILE_NAME = re.compile(r"\w[\w.~-]*", re.ASCII)
 
 
 @contextmanager
-def sound(where: str) -> Iterator[None]:
-    """Take whatever goes wrong in the block, which reads a document, for damage of the file `where`.
+def damaged_on_error(where: str) -> Iterator[None]:
+    """Turn any error in the block, which reads a document, into damage of the file `where`.
 
     Raises:
         SnapshotDamaged: with what went wrong. Errors of a store, and those that say so already, stay as they are.

@@ -23,8 +23,8 @@ from midstride.engine.state.arrays import array_of, describe_dtype, dtype_of, sc
 from midstride.engine.state.differences import differences
 from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.nodes import Instance, Same, View, fill_set, stable_kind
-from midstride.engine.state.row_shards import Piece
-from midstride.engine.state.tensors import Leaf, rebuild, stage
+from midstride.engine.state.row_shards import RowShard
+from midstride.engine.state.tensors import TensorEntry, rebuild, stage
 
 __all__ = ["Encoded", "decode", "differences", "encode", "walk"]
 
@@ -48,7 +48,7 @@ class Encoded:
     tensors: dict[str, Tensor]
 
 
-def walk(tree: object) -> tuple[Any, list[Leaf]]:
+def walk(tree: object) -> tuple[Any, list[TensorEntry]]:
     """Return the document of `tree` and the tensors in it, which are not copied yet.
 
     Raises:
@@ -85,7 +85,7 @@ def _wording(faults: list[str]) -> str:
 class _Encoder:
     """One walk over a tree: returns the document, collects tensors and faults."""
 
-    leaves: list[Leaf] = field(default_factory=list)
+    leaves: list[TensorEntry] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     around: set[int] = field(default_factory=set)  # what the walk is inside of
 
@@ -123,7 +123,7 @@ class _Encoder:
         if tensor.device.type not in ("cpu", "cuda"):
             tensor = tensor.detach().cpu()  # XLA's have no addresses, which tell what shares memory
         entry = {_TAG: "tensor", "dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
-        self.leaves.append(Leaf(path, tensor, entry))
+        self.leaves.append(TensorEntry(path, tensor, entry))
         return entry
 
     def fault(self, path: str, what: str) -> None:
@@ -193,7 +193,7 @@ def _write_defaultdict(encoder: _Encoder, value: defaultdict[Any, Any], path: st
     return {_TAG: "defaultdict", "factory": known[0], "pairs": encoder.pairs(value, path)}
 
 
-def _write_piece(encoder: _Encoder, value: Piece, path: str) -> Any:
+def _write_row_shard(encoder: _Encoder, value: RowShard, path: str) -> Any:
     return {_TAG: "piece", "start": value.start, "shape": list(value.shape), "rows": encoder.value(value.rows, path)}
 
 
@@ -258,7 +258,7 @@ _WRITERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
     Tensor: _write_tensor,
     nn.Parameter: _write_tensor,
     np.ndarray: _write_array,
-    Piece: _write_piece,
+    RowShard: _write_row_shard,
     Same: lambda encoder, value, path: {_TAG: "same", "as": value.path},
     View: _write_view,
     Instance: _write_instance,
@@ -334,7 +334,7 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "tensor": _Decoder.strided,
     "sparse": _Decoder.sparse,
     "array": _Decoder.array,
-    "piece": lambda decoder, node: Piece(decoder.value(node["rows"]), node["start"], tuple(node["shape"])),
+    "piece": lambda decoder, node: RowShard(decoder.value(node["rows"]), node["start"], tuple(node["shape"])),
     "same": lambda decoder, node: Same(node["as"]),
     "view": lambda decoder, node: View(node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"]),
     "instance": _Decoder.instance,

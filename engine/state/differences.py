@@ -12,7 +12,7 @@ from torch import Tensor
 
 from midstride.engine.state.nodes import Instance, Same
 
-__all__ = ["differences", "differing"]
+__all__ = ["differences", "iter_differences"]
 
 
 def differences(a: object, b: object) -> list[str]:
@@ -24,12 +24,12 @@ def differences(a: object, b: object) -> list[str]:
     >>> differences({"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1, "betas": (0.9, 0.95)})
     ['betas/1 (0.99, now 0.95)']
     """
-    return [f"{path or 'the whole'} ({left}, now {right})" for path, left, right in differing(a, b)]
+    return [f"{path or 'the whole'} ({left}, now {right})" for path, left, right in iter_differences(a, b)]
 
 
-def differing(a: object, b: object) -> list[tuple[str, str, str]]:
-    """Return the same as triples: path, what `a` has there, what `b` has."""
-    return list(_walk(a, b, ""))
+def iter_differences(a: object, b: object) -> Iterator[tuple[str, str, str]]:
+    """Yield the same as triples: path, what `a` has there, what `b` has."""
+    return _walk(a, b, "")
 
 
 def _walk(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:

@@ -14,9 +14,9 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from midstride.engine.errors import SnapshotDamaged
-from midstride.engine.state.bounds import sizes, sound
+from midstride.engine.state.bounds import damaged_on_error, sizes
 from midstride.engine.state.tensors import DTYPES, FreshTensors
-from midstride.engine.storage.checksums import FileFacts, check_facts
+from midstride.engine.storage.checksums import FileDigest, check_digest
 from midstride.engine.storage.store import Store
 
 __all__ = ["read_tensors"]
@@ -34,7 +34,7 @@ class _Entry(NamedTuple):
     nbytes: int
 
 
-def read_tensors(store: Store, path: str, expected: FileFacts, only: Collection[str] | None = None) -> FreshTensors:
+def read_tensors(store: Store, path: str, expected: FileDigest, only: Collection[str] | None = None) -> FreshTensors:
     """Return the tensors in the file at `path`, or those named in `only`.
 
     Raises:
@@ -51,12 +51,12 @@ def read_tensors(store: Store, path: str, expected: FileFacts, only: Collection[
                 tensors = _tensors(source, size, where, only)
             except SnapshotDamaged:
                 source.drain()
-                check_facts(where, expected, source.facts)  # damage says more than what it led to
+                check_digest(where, expected, source.facts)  # damage says more than what it led to
                 raise
             source.drain()
     except FileNotFoundError as error:
         raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
-    check_facts(where, expected, source.facts)
+    check_digest(where, expected, source.facts)
     return tensors
 
 
@@ -68,7 +68,7 @@ class _Source:
         self._bytes, self._digest = 0, xxh3_128()
 
     @property
-    def facts(self) -> FileFacts:
+    def facts(self) -> FileDigest:
         """What has come so far."""
         return {"bytes": self._bytes, "xxh3_128": self._digest.hexdigest()}
 
@@ -98,14 +98,14 @@ class _Source:
 
 
 def _tensors(source: _Source, size: int, where: str, only: Collection[str] | None) -> FreshTensors:
-    with sound(where):
+    with damaged_on_error(where):
         entries = _entries(source, size)
     tensors = FreshTensors()
     for entry in entries:
         if only is None or entry.name in only:
             tensors[entry.name] = _read(source, entry, where)
         else:
-            with sound(where):
+            with damaged_on_error(where):
                 for _ in source.take(entry.nbytes):
                     pass
     return tensors
@@ -134,7 +134,7 @@ def _entries(source: _Source, size: int) -> list[_Entry]:
 def _read(source: _Source, entry: _Entry, where: str) -> Tensor:
     memory = torch.empty(entry.nbytes, dtype=torch.uint8)  # as many are there: the sizes add up to that of the file
     target, at = memory.numpy(), 0
-    with sound(where):
+    with damaged_on_error(where):
         for part in source.take(entry.nbytes):
             target[at : at + len(part)] = np.frombuffer(part, np.uint8)
             at += len(part)

@@ -16,7 +16,7 @@ from torch import Tensor
 from midstride.engine.state.bounds import check_view, sizes
 from midstride.engine.state.dtypes import torch_dtype
 
-__all__ = ["DTYPES", "FreshTensors", "Layout", "Leaf", "Region", "copy_tensors", "rebuild", "stage"]
+__all__ = ["DTYPES", "FreshTensors", "Layout", "TensorEntry", "TensorRegion", "copy_tensors", "rebuild", "stage"]
 
 _ALIGN_BYTES = 16  # no element is larger
 
@@ -36,7 +36,7 @@ class FreshTensors(dict[str, Tensor]):
 
 
 @dataclass(slots=True)
-class Leaf:
+class TensorEntry:
     """A tensor found in a tree.
 
     Args:
@@ -56,7 +56,7 @@ class Leaf:
         return self.path, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-class Region:
+class TensorRegion:
     """Bytes that go to a file as one tensor: a leaf, or the stretch of memory that several leaves share.
 
     Args:
@@ -80,7 +80,7 @@ class Region:
             self.kind = _NAMES.get(first.dtype, "U8")
             self.shape = list(first.shape) if first.dtype in _NAMES else [self.nbytes]
 
-    def views(self, memory: Tensor, leaves: Sequence[Leaf]) -> list[Tensor]:
+    def views(self, memory: Tensor, leaves: Sequence[TensorEntry]) -> list[Tensor]:
         """Return where in `memory` (uint8, as long as this region) `sources` go."""
         if not self.is_stretch:
             first = leaves[self.members[0]].tensor
@@ -92,7 +92,7 @@ class Region:
             views.append(typed.as_strided(tensor.shape, tensor.stride(), typed.storage_offset() + offset))
         return [_once(view) for view in views]
 
-    def sources(self, leaves: Sequence[Leaf]) -> list[Tensor]:
+    def sources(self, leaves: Sequence[TensorEntry]) -> list[Tensor]:
         """Return what is copied: of leaves that see the same in the same way, one."""
         if not self.is_stretch:
             return [leaves[self.members[0]].tensor]
@@ -102,25 +102,25 @@ class Region:
 class Layout:
     """How the tensors of a tree become tensors of a file; the same from one snapshot to the next while they are."""
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, leaves: Sequence[TensorEntry]) -> None:
         self._forms = [leaf.form for leaf in leaves]
         self._starts = [leaf.tensor.data_ptr() for leaf in leaves]
         spans = [_Span(leaf.tensor) for leaf in leaves]
         self._lengths = [span.end - span.start for span in spans]
         self._notes: list[dict[str, Any]] = [{} for _ in leaves]
         self._region_of = [0] * len(leaves)
-        self.regions: list[Region] = []
+        self.regions: list[TensorRegion] = []
         taken: set[str] = set()
         for members in _overlapping(spans):
             name = _free_name(leaves[members[0]].path, taken)
             taken.add(name)
-            region = Region(name, members, [spans[number] for number in members])
+            region = TensorRegion(name, members, [spans[number] for number in members])
             self.regions.append(region)
             for number in members:
                 self._notes[number] = _note(region, number, spans[number])
                 self._region_of[number] = len(self.regions) - 1
 
-    def fits(self, leaves: Sequence[Leaf]) -> bool:
+    def fits(self, leaves: Sequence[TensorEntry]) -> bool:
         """Whether `leaves` are of the same forms as those this was made of, and share memory in the same way."""
         if self._forms != [leaf.form for leaf in leaves]:
             return False
@@ -141,13 +141,13 @@ class Layout:
             end, region = max(end, starts[number] + self._lengths[number]), self._region_of[number]
         return False
 
-    def complete(self, leaves: Sequence[Leaf]) -> None:
+    def complete(self, leaves: Sequence[TensorEntry]) -> None:
         """Write into the entries where the bytes of each leaf are."""
         for leaf, note in zip(leaves, self._notes, strict=True):
             leaf.entry.update(note)
 
 
-def stage(leaves: Sequence[Leaf]) -> dict[str, Tensor]:
+def stage(leaves: Sequence[TensorEntry]) -> dict[str, Tensor]:
     """Copy all `leaves` to fresh memory on the CPU, by the names that their entries then say."""
     layout = Layout(leaves)
     layout.complete(leaves)
@@ -250,7 +250,7 @@ def _overlapping(spans: Sequence[_Span]) -> list[list[int]]:
     return sorted(sorted(group) for group in groups)
 
 
-def _note(region: Region, number: int, span: _Span) -> dict[str, Any]:
+def _note(region: TensorRegion, number: int, span: _Span) -> dict[str, Any]:
     """Return what the entry of a leaf says of its bytes."""
     note: dict[str, Any] = {"name": region.name}
     if region.is_stretch:

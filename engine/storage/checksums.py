@@ -8,18 +8,18 @@ from xxhash import xxh3_128
 
 from midstride.engine.errors import SnapshotDamaged
 
-__all__ = ["FileFacts", "check_facts", "facts_of", "seal", "unseal"]
+__all__ = ["FileDigest", "check_digest", "check_size", "decode_document", "digest_of", "encode_document"]
 
 
-class FileFacts(TypedDict):
-    """What a manifest says of one file."""
+class FileDigest(TypedDict):
+    """Size and checksum of a file, as a manifest has them."""
 
     bytes: int
     xxh3_128: str
 
 
-def facts_of(chunks: Iterable[bytes | memoryview]) -> FileFacts:
-    """Return the facts of a file that consists of `chunks`."""
+def digest_of(chunks: Iterable[bytes | memoryview]) -> FileDigest:
+    """Return size and checksum of a file that consists of `chunks`."""
     size, digest = 0, xxh3_128()
     for chunk in chunks:
         size += len(chunk)
@@ -27,27 +27,36 @@ def facts_of(chunks: Iterable[bytes | memoryview]) -> FileFacts:
     return {"bytes": size, "xxh3_128": digest.hexdigest()}
 
 
-def check_facts(path: str, expected: FileFacts, found: FileFacts) -> None:
+def check_digest(path: str, expected: FileDigest, found: FileDigest) -> None:
     """Compare the file at `path` with its manifest.
 
     Raises:
         SnapshotDamaged: size or checksum differs; both values are in the message.
     """
-    if expected["bytes"] != found["bytes"]:
-        raise SnapshotDamaged(f"{path} has {found['bytes']} bytes, its manifest says {expected['bytes']}")
+    check_size(path, expected, found["bytes"])
     if expected["xxh3_128"] != found["xxh3_128"]:
         raise SnapshotDamaged(f"{path} has checksum {found['xxh3_128']}, its manifest says {expected['xxh3_128']}")
 
 
-def seal(document: dict[str, Any]) -> bytes:
+def check_size(path: str, expected: FileDigest, found: int) -> None:
+    """Compare the size of the file at `path`, in bytes, with its manifest.
+
+    Raises:
+        SnapshotDamaged: it differs; both values are in the message.
+    """
+    if expected["bytes"] != found:
+        raise SnapshotDamaged(f"{path} has {found} bytes, its manifest says {expected['bytes']}")
+
+
+def encode_document(document: dict[str, Any]) -> bytes:
     """Return `document` as JSON that ends with a checksum of the rest."""
     plain = json.loads(json.dumps(document))  # what a reader will see: keys are text, tuples are lists
     rest = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return json.dumps({**plain, "checksum": xxh3_128(rest.encode()).hexdigest()}, indent=1).encode() + b"\n"
 
 
-def unseal(data: bytes, path: str, *keys: str) -> dict[str, Any]:
-    """Return the document that `seal` made `data` of.
+def decode_document(data: bytes, path: str, *keys: str) -> dict[str, Any]:
+    """Return the document that `encode_document` made `data` of.
 
     Raises:
         SnapshotDamaged: a single byte differs from what was written, or it is a document without some of `keys`.
@@ -55,9 +64,9 @@ def unseal(data: bytes, path: str, *keys: str) -> dict[str, Any]:
     try:
         document = json.loads(data)
         checksum = document.pop("checksum")
-        whole = seal(document) == data
+        whole = encode_document(document) == data
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SnapshotDamaged(f"{path} is not a sealed document: {error}") from error
+        raise SnapshotDamaged(f"{path} is no JSON document with a checksum: {error}") from error
     if not whole:
         raise SnapshotDamaged(f"{path} does not match its own checksum {checksum}")
     if missing := [key for key in keys if key not in document]:

@@ -5,26 +5,26 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from midstride.engine.errors import SnapshotDamaged, StoreUnsafe
-from midstride.engine.storage.retry import Patience
-from midstride.engine.storage.store import ONE_WORLD, Store, Terms
+from midstride.engine.storage.retry import RetryPolicy
+from midstride.engine.storage.store import EXCLUSIVE_HINT, Store, StoreOptions
 
 __all__ = ["RemoteStore"]
 
 T = TypeVar("T")
 
 _CHUNK_BYTES = 8 * 2**20
-_PROBE_PATIENCE_S = 3.0
+_PROBE_RETRY_S = 3.0
 
 
 class RemoteStore(Store):
     """A folder that fsspec reaches. Credentials come from the environment or from fsspec's configuration."""
 
-    def __init__(self, url: str, terms: Terms | None = None) -> None:
+    def __init__(self, url: str, options: StoreOptions | None = None) -> None:
         import fsspec
 
-        super().__init__(url.rstrip("/"), terms)
+        super().__init__(url.rstrip("/"), options)
         self._scheme = url.partition("://")[0]
-        self._patience = Patience(self.terms.patience_s, waiting=self.terms.waiting)
+        self._retry = RetryPolicy(self.options.patience_s, on_wait=self.options.on_wait)
         try:
             fsspec.get_filesystem_class(self._scheme)
         except (ImportError, ValueError) as error:
@@ -42,9 +42,9 @@ class RemoteStore(Store):
             raise SnapshotDamaged(f"{path!r} leads out of {self.url}")
         return f"{self.url}/{path}" if path else self.url
 
-    def _ask(self, act: Callable[[], T]) -> T:
+    def _retried(self, act: Callable[[], T]) -> T:
         """Return what `act` returns, waiting for a store that does not answer."""
-        return self._patience.ask(act, self.url, self.is_passing)
+        return self._retry.call(act, self.url, self.is_transient)
 
     def write(  # noqa: D102
         self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None
@@ -54,7 +54,7 @@ class RemoteStore(Store):
                 check()
             self._put(self._full(path), data)
 
-        self._ask(put)
+        self._retried(put)
 
     def _put(self, full: str, data: bytes | memoryview) -> None:
         files = self._files
@@ -62,10 +62,10 @@ class RemoteStore(Store):
         files.pipe_file(full, bytes(data))
 
     def create(self, path: str, data: bytes) -> bool:  # noqa: D102
-        if self.terms.lease != "none":
+        if self.options.lease != "none":
             raise StoreUnsafe(
                 f"{self._scheme}:// cannot promise that of many worlds only one creates a file, "
-                f"so two could advance one run. {ONE_WORLD}"
+                f"so two could advance one run. {EXCLUSIVE_HINT}"
             )
         if self.exists(path):
             return False
@@ -73,7 +73,7 @@ class RemoteStore(Store):
         return True
 
     def read(self, path: str) -> bytes:  # noqa: D102
-        return self._ask(lambda: bytes(self._files.cat_file(self._full(path))))
+        return self._retried(lambda: bytes(self._files.cat_file(self._full(path))))
 
     def stream(self, path: str) -> Iterator[bytes | memoryview]:  # noqa: D102
         size = self.size(path)
@@ -81,12 +81,12 @@ class RemoteStore(Store):
             yield self._range(path, start, min(size, start + _CHUNK_BYTES))
 
     def _range(self, path: str, start: int, end: int) -> bytes:
-        return self._ask(lambda: bytes(self._files.cat_file(self._full(path), start=start, end=end)))
+        return self._retried(lambda: bytes(self._files.cat_file(self._full(path), start=start, end=end)))
 
     def list(self, path: str = "") -> list[str]:  # noqa: D102
         full = self._full(path)
         try:
-            found = self._ask(lambda: self._files.ls(full, detail=False))
+            found = self._retried(lambda: self._files.ls(full, detail=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
         # Some stores list the folder itself as an empty object, and in an order of their own.
@@ -97,23 +97,23 @@ class RemoteStore(Store):
     def find(self, path: str = "") -> dict[str, int]:  # noqa: D102
         full = self._full(path)
         own = self._files._strip_protocol(full).rstrip("/")
-        found = self._ask(lambda: self._files.find(full, detail=True))
+        found = self._retried(lambda: self._files.find(full, detail=True))
         return {file.removeprefix(own).lstrip("/"): int(facts["size"] or 0) for file, facts in found.items()}
 
     def size(self, path: str) -> int:  # noqa: D102
-        info = self._ask(lambda: self._files.info(self._full(path)))
+        info = self._retried(lambda: self._files.info(self._full(path)))
         if info["type"] != "file":
             raise FileNotFoundError(f"{self._full(path)} is a folder, not a file")
         return int(info["size"])
 
     def remove(self, path: str) -> None:  # noqa: D102
         try:
-            self._ask(lambda: self._files.rm(self._full(path), recursive=True))
+            self._retried(lambda: self._files.rm(self._full(path), recursive=True))
         except FileNotFoundError:
             return
 
     def ensure_writable(self) -> None:  # noqa: D102
-        if self.terms.patience_s > _PROBE_PATIENCE_S:  # nothing runs yet that would be worth a longer wait
-            type(self)(self.url, replace(self.terms, patience_s=_PROBE_PATIENCE_S)).ensure_writable()
+        if self.options.patience_s > _PROBE_RETRY_S:  # nothing runs yet that would be worth a longer wait
+            type(self)(self.url, replace(self.options, patience_s=_PROBE_RETRY_S)).ensure_writable()
         else:
             super().ensure_writable()

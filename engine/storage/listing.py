@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from midstride.engine.storage.checksums import facts_of
+from midstride.engine.storage.checksums import digest_of
 from midstride.engine.storage.store import Store
 
 __all__ = ["Manifest", "is_unchanged", "manifest_of"]
@@ -17,14 +17,14 @@ def manifest_of(url: str | None) -> Manifest:
     if url is None:
         return {"folder": None, "files": 0, "bytes": 0, "checksum": ""}
     store = Store.open(url)
-    with store.in_words("read"):
+    with store.errors_explained("read"):
         found = store.find()
     listing = json.dumps(found, sort_keys=True).encode()
     return {
         "folder": url,
         "files": len(found),
         "bytes": sum(found.values()),
-        "checksum": facts_of([listing])["xxh3_128"],
+        "checksum": digest_of([listing])["xxh3_128"],
     }
 
 

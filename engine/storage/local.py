@@ -15,7 +15,7 @@ from uuid import uuid4
 import numpy as np
 
 from midstride.engine.errors import SnapshotDamaged, StoreUnsafe
-from midstride.engine.storage.store import ONE_WORLD, Store, Terms
+from midstride.engine.storage.store import EXCLUSIVE_HINT, Store, StoreOptions
 
 __all__ = ["LocalStore"]
 
@@ -30,8 +30,8 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 class LocalStore(Store):
     """A folder on a file system that this machine mounts."""
 
-    def __init__(self, url: str, terms: Terms | None = None) -> None:
-        super().__init__(os.path.abspath(url), terms)  # noqa: PTH100 (a link stays a link)
+    def __init__(self, url: str, options: StoreOptions | None = None) -> None:
+        super().__init__(os.path.abspath(url), options)  # noqa: PTH100 (a link stays a link)
         self._folder = Path(self.url)
 
     def write(  # noqa: D102
@@ -64,10 +64,10 @@ class LocalStore(Store):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            if self.terms.lease != "none":
+            if self.options.lease != "none":
                 raise StoreUnsafe(
                     f"{self.url} is on a file system without hard links, so files cannot be created exclusively "
-                    f"there. {ONE_WORLD}"
+                    f"there. {EXCLUSIVE_HINT}"
                 ) from error
             if target.exists():
                 return False

@@ -1,4 +1,4 @@
-"""Patience: a store that does not answer is asked again, ever more slowly, until it has been waited for long enough."""
+"""Retries: a store that does not answer is asked again, ever more slowly, until it has been waited for long enough."""
 
 import errno
 import logging
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-__all__ = ["Patience", "chain_of", "is_passing"]
+__all__ = ["RetryPolicy", "chain_of", "is_transient"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 10.0
 #: of its own: the global generator belongs to the training, and a single number drawn from it would change its bits
 _JITTER = random.Random()
-_PASSING = (
+_TRANSIENT = (
     errno.ENETDOWN,
     errno.ENETUNREACH,
     errno.ENETRESET,
@@ -35,22 +35,22 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether `error` says that no answer came, which may be otherwise later."""
     return any(
-        isinstance(link, (ConnectionError, TimeoutError)) or (isinstance(link, OSError) and link.errno in _PASSING)
+        isinstance(link, (ConnectionError, TimeoutError)) or (isinstance(link, OSError) and link.errno in _TRANSIENT)
         for link in chain_of(error)
     )
 
 
-class Patience:
-    """How long a store that does not answer is waited for.
+class RetryPolicy:
+    """How long a call is tried again that fails with transient errors.
 
     Args:
         total_s: seconds from the first failure to the last try.
         clock: seconds; for tests.
         sleep: waits so many seconds; for tests.
-        waiting: told before each pause how many seconds were waited so far, and why.
+        on_wait: told before each pause how many seconds were waited so far, and why.
     """
 
     def __init__(
@@ -58,21 +58,21 @@ class Patience:
         total_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
-        waiting: Callable[[float, str], object] = lambda waited_s, why: None,
+        on_wait: Callable[[float, str], object] = lambda waited_s, why: None,
     ) -> None:
         self.total_s = total_s
-        self._clock, self._sleep, self._waiting = clock, sleep, waiting
+        self._clock, self._sleep, self._on_wait = clock, sleep, on_wait
 
-    def ask(self, act: Callable[[], T], whom: str, passing: Callable[[BaseException], bool] = is_passing) -> T:
-        """Return what `act` returns; while it fails in passing, call it again with growing, jittered pauses.
+    def call(self, act: Callable[[], T], whom: str, transient: Callable[[BaseException], bool] = is_transient) -> T:
+        """Return what `act` returns; while its errors are transient, call it again with growing, jittered pauses.
 
         Args:
             act: may be called any number of times.
             whom: who is waited for, for the log.
-            passing: whether an error may be otherwise later; any other is raised at once.
+            transient: whether an error may be otherwise later; any other is raised at once.
 
         Raises:
-            Exception: the last error of `act`, once the patience is at its end.
+            Exception: the last error of `act`, after `total_s`.
         """
         failed_at, wait_s = None, FIRST_WAIT_S
         while True:
@@ -82,12 +82,12 @@ class Patience:
                 now = self._clock()
                 if failed_at is None:
                     failed_at = now
-                    if self.total_s and passing(error):
+                    if self.total_s and transient(error):
                         log.warning("%s does not answer, waiting up to %g s: %s", whom, self.total_s, error)
                 left_s = failed_at + self.total_s - now
-                if left_s <= 0 or not passing(error):
+                if left_s <= 0 or not transient(error):
                     raise
-                self._waiting(now - failed_at, str(error))
+                self._on_wait(now - failed_at, str(error))
             else:
                 if failed_at is not None:
                     log.warning("%s answers again after %.0f s", whom, self._clock() - failed_at)

@@ -57,7 +57,7 @@ class S3Store(RemoteStore):
         config = {
             "connect_timeout": _CONNECT_TIMEOUT_S,
             "read_timeout": _READ_TIMEOUT_S,
-            # Patience is ours. Also, botocore's pauses draw from the global generator of `random`.
+            # The retries are ours. Also, botocore's pauses draw from the global generator of `random`.
             "retries": {"total_max_attempts": 1},
             **({"s3": {"addressing_style": "path"}} if _has_endpoint(configured) else {}),
             **configured.get("config_kwargs", {}),
@@ -68,7 +68,7 @@ class S3Store(RemoteStore):
         files.s3.meta.events.unregister("before-call.s3", add_expect_header)
         return files
 
-    def _ask(self, act: Callable[[], T]) -> T:
+    def _retried(self, act: Callable[[], T]) -> T:
         def translated() -> T:
             try:
                 return act()
@@ -77,7 +77,7 @@ class S3Store(RemoteStore):
             except Exception as error:
                 raise _as_os_error(error) from error
 
-        return super()._ask(translated)
+        return super()._retried(translated)
 
     def _put(self, full: str, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -94,7 +94,7 @@ class S3Store(RemoteStore):
 
     def create(self, path: str, data: bytes) -> bool:
         """Put a file by a conditional put (If-None-Match: *)."""
-        if self.terms.lease == "none":
+        if self.options.lease == "none":
             return super().create(path, data)
         full, writer = self._full(path), uuid4().hex
 
@@ -108,12 +108,12 @@ class S3Store(RemoteStore):
                 raise
             return True
 
-        return self._ask(put)
+        return self._retried(put)
 
     def read(self, path: str) -> bytes:
         """Return a whole file; in one request, where it is not of the kind that may be large."""
         at_once = _PARTS_AT_ONCE if path.endswith(".safetensors") else 1
-        return self._ask(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=at_once)))
+        return self._retried(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=at_once)))
 
     def stream(self, path: str) -> Iterator[bytes | memoryview]:
         """Return a file in chunks, a few of them fetched at once."""
@@ -121,7 +121,7 @@ class S3Store(RemoteStore):
         at_once = _PARTS_AT_ONCE * _PART_BYTES
         for first in range(0, size, at_once):
             starts = [*range(first, min(size, first + at_once), _PART_BYTES)]
-            yield from self._ask(lambda: self._ranges(full, starts, size))  # noqa: B023 - called at once
+            yield from self._retried(lambda: self._ranges(full, starts, size))  # noqa: B023 - called at once
 
     def _ranges(self, full: str, starts: Sequence[int], size: int) -> list[bytes]:
         ends = [min(size, start + _PART_BYTES) for start in starts]
@@ -136,17 +136,17 @@ class S3Store(RemoteStore):
     def size(self, path: str) -> int:
         """Return the bytes of a file, in one request also where there is none."""
         bucket, key, _ = self._files.split_path(self._full(path))
-        return int(self._ask(lambda: self._files.call_s3("head_object", Bucket=bucket, Key=key))["ContentLength"])
+        return int(self._retried(lambda: self._files.call_s3("head_object", Bucket=bucket, Key=key))["ContentLength"])
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder, and abort the uploads below it."""
         super().remove(path)
-        self._ask(lambda: self._abort_uploads(self._full(path)))
+        self._retried(lambda: self._abort_uploads(self._full(path)))
 
     def remove_known(self, path: str, *files: Sequence[str]) -> None:
         """Remove the files of a folder in a request for each group, without looking for others."""
         for group in files:
-            self._ask(lambda: self._delete([f"{path}/{file}" for file in group]))  # noqa: B023 - called at once
+            self._retried(lambda: self._delete([f"{path}/{file}" for file in group]))  # noqa: B023 - called at once
 
     def _delete(self, paths: Sequence[str]) -> None:
         files, bucket = self._files, self._files.split_path(self.url)[0]
@@ -159,16 +159,16 @@ class S3Store(RemoteStore):
     def remove_drafts(self, *folders: str, upto: str | None = None) -> None:
         """Abort the uploads of files directly in `folders`."""
         prefix = self._files.split_path(self.url)[1].rstrip("/") + "/"
-        for upload in self._ask(lambda: self._uploads(self.url)):
+        for upload in self._retried(lambda: self._uploads(self.url)):
             folder, _, file = upload["Key"].removeprefix(prefix).rpartition("/")
             if folder in folders and (upto is None or file <= upto):
-                self._ask(lambda: self._abort(upload))  # noqa: B023 - called at once
+                self._retried(lambda: self._abort(upload))  # noqa: B023 - called at once
 
     def unfinished(self, path: str) -> Sequence[str]:
         """Return the names below `path` with uploads that were neither completed nor aborted."""
         _, prefix, _ = self._files.split_path(f"{self._full(path)}/")
         prefix = prefix.rstrip("/") + "/"
-        keys = [upload["Key"] for upload in self._ask(lambda: self._uploads(self._full(path)))]
+        keys = [upload["Key"] for upload in self._retried(lambda: self._uploads(self._full(path)))]
         return sorted({key.removeprefix(prefix).partition("/")[0] for key in keys if key.startswith(prefix)})
 
     def _uploads(self, full: str) -> Sequence[dict[str, Any]]:
@@ -185,11 +185,11 @@ class S3Store(RemoteStore):
         with contextlib.suppress(FileNotFoundError):  # it was aborted elsewhere
             self._files.call_s3("abort_multipart_upload", **wanted)
 
-    def is_passing(self, error: BaseException) -> bool:
+    def is_transient(self, error: BaseException) -> bool:
         """Whether `error` may be otherwise later."""
         if isinstance(root := _root(error), socket.gaierror):
             return _may_be_found_later(root)  # any other says that there is no such host
-        return super().is_passing(error)
+        return super().is_transient(error)
 
     def _way_out(self, error: OSError) -> str:
         if isinstance(_root(error), socket.gaierror):

@@ -2,7 +2,7 @@
 
 Two promises matter: a written file is whole and durable or not there, and `create` has one winner. Local
 folders keep both with rename, link and fsync (`local.py`), S3 with its conditional put (`s3.py`); of any other
-fsspec URL (`remote.py`) only the first is believed.
+fsspec URL (`fsspec_store.py`) only the first is believed.
 """
 
 import errno
@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from midstride.engine.errors import SnapshotUnreadable, StoreSilent, StoreUnsafe
-from midstride.engine.storage.retry import is_passing
+from midstride.engine.storage.retry import is_transient
 
-__all__ = ["ONE_WORLD", "PASSWORD", "Store", "Terms", "holds_password"]
+__all__ = ["EXCLUSIVE_HINT", "PASSWORD", "Store", "StoreOptions", "holds_password"]
 
 
 #: the ways out, as text
-ONE_WORLD = (
+EXCLUSIVE_HINT = (
     "Choose a local folder or s3:// with snapshots.url; or say snapshots.lease: none, "
     "if you see to it yourself that only one world has the run."
 )
@@ -37,18 +37,18 @@ def _ignore(waited_s: float, why: str) -> None:
 
 
 @dataclass(frozen=True)
-class Terms:
+class StoreOptions:
     """What is asked of a store.
 
     Args:
         lease: "exclusive": of many worlds one wins; "none": the caller promises that there is only one.
         patience_s: seconds a store that does not answer is waited for, at each operation.
-        waiting: told again and again, while it is waited for, for how many seconds by then and why; in any thread.
+        on_wait: told again and again, while it is waited for, for how many seconds by then and why; in any thread.
     """
 
     lease: Literal["exclusive", "none"] = "exclusive"
     patience_s: float = 10.0
-    waiting: Callable[[float, str], object] = _ignore
+    on_wait: Callable[[float, str], object] = _ignore
 
 
 class Store(ABC):
@@ -56,18 +56,18 @@ class Store(ABC):
 
     Args:
         url: where it is, absolute, without a slash at the end.
-        terms: what is asked of it.
+        options: what is asked of it.
     """
 
-    def __init__(self, url: str, terms: Terms | None = None) -> None:
+    def __init__(self, url: str, options: StoreOptions | None = None) -> None:
         self.url = url
-        self.terms = terms or Terms()
+        self.options = options or StoreOptions()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
     @staticmethod
-    def open(url: str | os.PathLike[str], terms: Terms | None = None) -> "Store":
+    def open(url: str | os.PathLike[str], options: StoreOptions | None = None) -> "Store":
         """Return the store at `url`: a path, file://, s3://, or any other fsspec URL.
 
         Raises:
@@ -79,20 +79,20 @@ class Store(ABC):
         text = os.fspath(url)
         scheme, mark, rest = text.partition("://")
         if not mark:
-            return LocalStore(text, terms)
+            return LocalStore(text, options)
         if holds_password(text):
             raise StoreUnsafe(PASSWORD)
         if scheme in ("file", "local"):
-            return LocalStore(rest, terms)
+            return LocalStore(rest, options)
         if scheme in ("s3", "s3a"):
             from midstride.engine.storage.s3 import S3Store
 
-            return S3Store(text, terms)
-        return RemoteStore(text, terms)
+            return S3Store(text, options)
+        return RemoteStore(text, options)
 
     def at(self, path: str) -> "Store":
         """Return the store of the folder `path` inside this one."""
-        return type(self)(f"{self.url}/{path}", self.terms)
+        return type(self)(f"{self.url}/{path}", self.options)
 
     @abstractmethod
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
@@ -106,7 +106,7 @@ class Store(ABC):
         """Put a whole file unless one is there; False if it was. Of many callers exactly one gets True.
 
         Raises:
-            StoreUnsafe: the store cannot promise that, and its terms ask for it.
+            StoreUnsafe: the store cannot promise that, and its options ask for it.
         """
 
     @abstractmethod
@@ -172,17 +172,17 @@ class Store(ABC):
             StoreSilent: the store does not answer; a retry may help.
         """
         probe = f".probe-{uuid4().hex}"
-        with self.in_words("written"):
+        with self.errors_explained("written"):
             self.list()
             first, second = self.create(probe, b"probe"), self.create(probe, b"probe")
             self.remove(probe)
         if (first, second) != (True, False):
             raise StoreUnsafe(
-                f"{self.url} let the same file be created twice, so two worlds could advance one run. {ONE_WORLD}"
+                f"{self.url} let the same file be created twice, so two worlds could advance one run. {EXCLUSIVE_HINT}"
             )
 
     @contextmanager
-    def in_words(self, done: str) -> Iterator[None]:
+    def errors_explained(self, done: str) -> Iterator[None]:
         """Turn what the store says in the block into errors that a person can use.
 
         Args:
@@ -195,7 +195,7 @@ class Store(ABC):
         try:
             yield
         except OSError as error:
-            if self.is_passing(error):
+            if self.is_transient(error):
                 raise StoreSilent(f"{self.url} does not answer: {error}") from error
             elsewhere = ", or choose another place with snapshots.url." if done == "written" else "."
             raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
@@ -212,13 +212,13 @@ class Store(ABC):
         except FileNotFoundError:
             raise
         except OSError as error:
-            if self.is_passing(error):
+            if self.is_transient(error):
                 raise
             raise SnapshotUnreadable(f"{self.url}/{path} cannot be read: {error.strerror or error}") from error
 
-    def is_passing(self, error: BaseException) -> bool:
+    def is_transient(self, error: BaseException) -> bool:
         """Whether `error` may be otherwise later."""
-        return is_passing(error)
+        return is_transient(error)
 
     def _way_out(self, error: OSError) -> str:
         """What to do about `error`, which kept this store from being written."""

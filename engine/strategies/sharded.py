@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.state.row_shards import Piece, cut, mapped, recut
+from midstride.engine.state.row_shards import RowShard, reshard_rows, shard_rows
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import TrainingStep
 from midstride.engine.strategies.collective import ProcessGroup, broadcast
+from midstride.engine.trees import map_leaves
 
 __all__ = ["FullySharded", "Sharded", "blocks"]
 
@@ -128,7 +129,7 @@ class Sharded(ProcessGroup):
         return outputs
 
     def kept(self, part: Stateful) -> Stateful:
-        """Return `part` with its tensors as pieces."""
+        """Return `part` with its tensors as row shards."""
         assert self._module is not None
         return _InPieces(part, self._module, self.world.size)
 
@@ -154,7 +155,7 @@ class Sharded(ProcessGroup):
             theirs = held.get(name)
             if not isinstance(theirs, DTensor):
                 return value
-            return _placed(cut(value, self.world.rank, self.world.size), theirs.device_mesh, theirs.device)
+            return _placed(shard_rows(value, self.world.rank, self.world.size), theirs.device_mesh, theirs.device)
 
         module.load_state_dict({name: of_this_rank(name, value) for name, value in weights.items()})
 
@@ -171,28 +172,28 @@ class FullySharded(Sharded):
 
 
 class _InPieces:
-    """A part of a run's state whose tensors are cut over the ranks: in a snapshot each rank has its `Piece` of them."""
+    """A part of a run's state whose tensors are cut over the ranks: a snapshot has a `RowShard` per rank."""
 
     def __init__(self, part: Stateful, module: TrainingModule, size: int) -> None:
         self._part, self._module, self._size = part, module, size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the part's state, with pieces."""
+        """Return the part's state, with row shards."""
         _free(self._module)
-        return cast("dict[str, Any]", mapped(self._part.state_dict(), _piece))
+        return cast("dict[str, Any]", map_leaves(self._part.state_dict(), _row_shard))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give the part its state back."""
         like = next(p for p in self._module.parameters() if isinstance(p, DTensor))
 
         def placed(value: Any) -> Any:
-            return _placed(value, like.device_mesh, like.device) if isinstance(value, Piece) else value
+            return _placed(value, like.device_mesh, like.device) if isinstance(value, RowShard) else value
 
-        self._part.load_state_dict(mapped(state_dict, placed))
+        self._part.load_state_dict(map_leaves(state_dict, placed))
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the pieces of `rank` in a new world, given those of all ranks of the old one."""
-        return cast("dict[str, Any]", recut(states, rank, self._size))
+        """Return the row shards of `rank` in a new world, given those of all ranks of the old one."""
+        return cast("dict[str, Any]", reshard_rows(states, rank, self._size))
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
@@ -253,7 +254,7 @@ def _free(module: nn.Module) -> None:
             part.reshard()
 
 
-def _piece(value: Any) -> Any:
+def _row_shard(value: Any) -> Any:
     """Return the piece that a distributed tensor is here; anything else as it is."""
     if not isinstance(value, DTensor):
         return value
@@ -265,10 +266,10 @@ def _piece(value: Any) -> Any:
         )
     each = -(-len(value) // mesh.size())
     rows = cast("DTensor", value.detach()).to_local()
-    return Piece(rows, min(mesh.get_local_rank() * each, len(value)), tuple(value.shape))
+    return RowShard(rows, min(mesh.get_local_rank() * each, len(value)), tuple(value.shape))
 
 
-def _placed(piece: Piece, mesh: DeviceMesh, device: torch.device) -> DTensor:
-    shape = torch.Size(piece.shape)
+def _placed(shard: RowShard, mesh: DeviceMesh, device: torch.device) -> DTensor:
+    shape = torch.Size(shard.shape)
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(piece.rows.to(device), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(shard.rows.to(device), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)

@@ -9,9 +9,9 @@ from typing import Any
 
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.objects.digest import compared
-from midstride.engine.snapshots.catalog import History, Snapshot
+from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
-from midstride.engine.state.differences import differing
+from midstride.engine.state.differences import iter_differences
 from midstride.engine.storage.store import Store
 from midstride.engine.testing.batch_journal import first_difference
 from midstride.engine.testing.child_run import Life
@@ -27,7 +27,7 @@ SHOWN = 8
 def final_state(run: str) -> list[Any]:
     """Return the state tree of every rank in the newest good snapshot of `run`."""
     store = Store.open(run)
-    snapshot = History(store).newest_good()
+    snapshot = SnapshotCatalog(store).newest_good()
     if snapshot is None:
         raise AssertionError(f"{run} holds no good snapshot")
     return [read(store, snapshot, rank) for rank in range(snapshot.manifest["world_size"])]
@@ -58,7 +58,7 @@ def assert_resumes_exactly(
     arguments = {"max_steps": steps, "enable_progress_bar": False, "snapshots": keep, **short, **options}
     with tempfile.TemporaryDirectory(prefix="midstride-check-") as folder:
         whole = Life(Path(folder, "undisturbed")).live(module, data, arguments)
-        for cut in _cuts(History(Store.open(whole.run)).snapshots()):
+        for cut in _cuts(SnapshotCatalog(Store.open(whole.run)).snapshots()):
             resumed = _cut_off(whole, cut, Path(folder, cut.name)).live(module, data, arguments)
             if not (faults := _compared(whole, resumed)):
                 continue
@@ -71,7 +71,7 @@ def _cuts(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     before = snapshots[:-1]
     inside = [one for one in before if one.manifest["facts"]["progress"]["validating"]][:1]
     count = min(len(before), CUTS - len(inside))
-    spread = [before[place * len(before) // count] for place in range(count)]
+    spread = [before[position * len(before) // count] for position in range(count)]
     return sorted({one.name: one for one in (*spread, *inside)}.values(), key=lambda one: one.name)
 
 
@@ -88,7 +88,7 @@ def _compared(whole: Life, resumed: Life) -> list[str]:
     """Return what a resumed life did otherwise, the first cause first."""
     faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
     for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
-        faults += [_line(*difference) for difference in differing(expected, found)]
+        faults += [_line(*difference) for difference in iter_differences(expected, found)]
     rows = [Path(life.run, "metrics.csv").read_text().splitlines() for life in (whole, resumed)]
     if not faults and rows[0] != rows[1]:
         faults += [f"the metric log: {b!r} resumed, {a!r} undisturbed" for a, b in zip(*rows, strict=False) if a != b]
@@ -106,11 +106,11 @@ def _line(path: str, undisturbed: str, resumed: str) -> str:
 
 def _message(faults: list[str], cut: Snapshot, whole: Life, resumed: Life, again: Life) -> str:
     progress = cut.manifest["facts"]["progress"]
-    place = f"batch {progress['val_batch']} of a validation" if progress["validating"] else "a step"
+    position = f"batch {progress['val_batch']} of a validation" if progress["validating"] else "a step"
     told, undisturbed = resumed.told(), whole.told()
     hidden = [line for line in compared(undisturbed["portrait"], told["portrait"]) if line not in faults]
     repeats = not (first_difference(whole.journal, again.journal) or _compared(whole, again))
-    head = f"resumed after step {cut.place.step}, at {place}, the run ends otherwise than undisturbed"
+    head = f"resumed after step {cut.position.step}, at {position}, the run ends otherwise than undisturbed"
     head += ":" if repeats else " (as it does when it is merely run again):"
     parts = [
         (head, faults),

@@ -33,7 +33,7 @@ def recall(context: EvaluationContext, run: str | None, resume: Resume) -> None:
     """Let the strategy go by what earlier lives of `run` have measured, if it measures."""
     options, strategy = context.settings.snapshots, context.strategy
     if strategy.measures and run is not None and options is not None and resume != "never":
-        kept = Run(run, strategy, options.keep, context.heartbeat, options.terms)
+        kept = Run(run, strategy, options.keep, context.heartbeat, options.store_options)
         strategy.recall(kept.newest_facts().get("strategy", {}))
 
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.state.codec import walk
 from midstride.engine.storage.local import LocalStore
@@ -114,7 +114,7 @@ class Ours:
 
     def __call__(self, state: dict[str, Any], path: Path) -> Callable[[], object]:
         self._count += 1
-        return self._writer.take(Place(self._count), state, "", {}).future.result
+        return self._writer.take(Position(self._count), state, "", {}).future.result
 
     def close(self) -> None:
         self._writer.close()

@@ -15,7 +15,7 @@ from torchmetrics import CatMetric
 
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, Trainer, TrainingModule
 from midstride.engine.errors import EngineError
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
@@ -159,7 +159,7 @@ def fit(run: str, module: dict[str, Any], max_epochs: int, arguments: dict[str, 
 
 
 def cuts(run: Path) -> Iterator[list[int]]:
-    for snapshot in History(Store.open(str(run))).snapshots():
+    for snapshot in SnapshotCatalog(Store.open(str(run))).snapshots():
         yield snapshot.manifest["facts"]["strategy"]["balance"]
 
 

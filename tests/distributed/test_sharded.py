@@ -14,13 +14,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.errors import EngineError
-from midstride.engine.snapshots.catalog import History
-from midstride.engine.snapshots.inspection import survey
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.inspection import inspect_run
 from midstride.engine.snapshots.reader import read
 from midstride.engine.state.codec import differences
-from midstride.engine.state.row_shards import Piece, join, mapped
+from midstride.engine.state.row_shards import RowShard, join_rows
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
+from midstride.engine.trees import map_leaves
 
 BOTH = ["sharded", "fully_sharded"]
 
@@ -77,20 +78,20 @@ def test_fit_then_test_then_fit_and_weights_that_are_whole(tmp_path: Path) -> No
     assert [one["predictions"] for one in found] == [[2, 1], [2]]
     module = Deep.load_from_checkpoint(str(tmp_path / "run" / "last"))
     assert differences(dict(module.state_dict()), whole(tmp_path / "run", "module")) == []
-    states = {finding.state for finding in survey(Store.open(tmp_path / "run"), read=True)}
+    states = {finding.state for finding in inspect_run(Store.open(tmp_path / "run"), read=True)}
     assert states <= {"verified", "superseded"}
 
 
 def whole(run: Path, part: str, name: str | None = None) -> Any:
     """Return a part of a snapshot with its pieces put together, and the rest as rank 0 has it."""
     store = Store.open(run)
-    found = [one for one in History(store).snapshots() if name in (None, one.name)][-1]
+    found = [one for one in SnapshotCatalog(store).snapshots() if name in (None, one.name)][-1]
     trees = [read(store, found, rank)[part] for rank in range(found.manifest["world_size"])]
     pieces = [[] for _ in trees]
     for tree, own in zip(trees, pieces, strict=True):
-        mapped(tree, lambda value, own=own: own.append(value) if isinstance(value, Piece) else None)
-    joined = iter([join(ranks) for ranks in zip(*pieces, strict=True)])
-    return _plain(mapped(trees[0], lambda value: next(joined) if isinstance(value, Piece) else value))
+        map_leaves(tree, lambda value, own=own: own.append(value) if isinstance(value, RowShard) else None)
+    joined = iter([join_rows(ranks) for ranks in zip(*pieces, strict=True)])
+    return _plain(map_leaves(trees[0], lambda value: next(joined) if isinstance(value, RowShard) else value))
 
 
 def _plain(tree: Any) -> Any:
@@ -109,7 +110,7 @@ class Witness(Callback):
             return
         self.process = os.getpid()
         optimizer = {"0": trainer.optimizers[0].state_dict()}
-        state = mapped({"module": dict(module.state_dict()), "optimizers": optimizer}, gathered)
+        state = map_leaves({"module": dict(module.state_dict()), "optimizers": optimizer}, gathered)
         if trainer.world.is_first:
             torch.save(_plain(state), f"{self.folder}/begins-{trainer.progress.step}-of-{trainer.world.size}.pt")
 
@@ -129,7 +130,7 @@ def go_on(folder: str, strategy: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", BOTH)
-def test_pieces_are_cut_anew_for_another_world_bit_for_bit(strategy: str, tmp_path: Path) -> None:
+def test_row_shards_are_cut_anew_for_another_world_bit_for_bit(strategy: str, tmp_path: Path) -> None:
     before: str | None = None
     for steps, size in enumerate((3, 2, 4)):
         assert run_ranks(go_on, str(tmp_path), strategy, steps + 1, processes=size) == [0] * size
@@ -137,7 +138,7 @@ def test_pieces_are_cut_anew_for_another_world_bit_for_bit(strategy: str, tmp_pa
         if before is not None:
             kept = {part: whole(tmp_path / "run", part, before) for part in ("module", "optimizers")}
             assert differences(kept, begins) == []
-        before = History(Store.open(tmp_path / "run")).snapshots()[-1].name
+        before = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1].name
 
 
 class Refused(TrainingModule):

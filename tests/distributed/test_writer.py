@@ -13,7 +13,7 @@ from laws.lives import Setting, Tangled, live
 from midstride.engine import Trainer
 from midstride.engine.errors import EngineError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.snapshots.catalog import History, Place
+from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 
@@ -43,10 +43,10 @@ def test_an_error_of_one_writer_ends_every_rank_with_its_cause(rank: int, phase:
     words = f"SnapshotError: snapshot 000000000004-g000001 was not taken, rank {rank} says: InjectedFault: injected"
     assert len(said) == 1
     assert next(iter(said)).startswith(words)
-    newest = History(Store.open(tmp_path / "run")).newest_good()
+    newest = SnapshotCatalog(Store.open(tmp_path / "run")).newest_good()
     assert newest is not None
     # The last word of rank 0 was "committed" where a later rank failed after saying that its files are there.
-    assert (newest.place >= Place(4)) == ((rank, phase) == (2, "before_commit"))
+    assert (newest.position >= Position(4)) == ((rank, phase) == (2, "before_commit"))
 
 
 def test_a_rank_that_dies_while_it_writes_hangs_nobody(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_a_rank_that_dies_while_it_writes_hangs_nobody(tmp_path: Path) -> None:
     plan.assert_all_fired()
     assert codes[1] == -9
     assert codes[0] == codes[2] == 1
-    newest = History(Store.open(tmp_path / "run")).newest_good()
+    newest = SnapshotCatalog(Store.open(tmp_path / "run")).newest_good()
     assert newest is not None
-    assert newest.place < Place(4)
+    assert newest.position < Position(4)
 
 
 class Failing(Tangled):
@@ -72,9 +72,9 @@ class Failing(Tangled):
 def test_what_was_taken_is_committed_also_when_the_run_ends_by_an_error(tmp_path: Path) -> None:
     codes = live(Setting(ranks=2, layout="every step", module=Failing), tmp_path)
     assert codes == [2, 2]
-    newest = History(Store.open(tmp_path / "run")).newest_good()
+    newest = SnapshotCatalog(Store.open(tmp_path / "run")).newest_good()
     assert newest is not None
-    assert newest.place == Place(5)
+    assert newest.position == Position(5)
 
 
 def test_without_snapshots_nothing_is_written_and_nothing_runs_beside(

@@ -18,7 +18,7 @@ from seaweed import Seaweed
 
 from midstride.engine.errors import EngineError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 
@@ -49,7 +49,7 @@ class Scene:
     @property
     def newest(self) -> str:
         """The folder of the newest snapshot, below the run's."""
-        return f"snapshots/{History(Store.open(self.url)).snapshots()[-1].name}"
+        return f"snapshots/{SnapshotCatalog(Store.open(self.url)).snapshots()[-1].name}"
 
     @property
     def said(self) -> str:

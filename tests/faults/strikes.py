@@ -19,7 +19,7 @@ from laws.lives import STEPS, Tangled
 from proxy import Proxy
 from torch import Tensor
 
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 
 __all__ = [
@@ -190,7 +190,7 @@ def disk_full(scene: Scene) -> Iterator[None]:
         return
     try:
         yield
-        assert History(Store.open(scene.url)).snapshots(), "the first snapshot fits"
+        assert SnapshotCatalog(Store.open(scene.url)).snapshots(), "the first snapshot fits"
         drafts = [path for path in folder.rglob(".*") if path.is_file()]
         assert not drafts, "what could not be written is gone"
         subprocess.run(["mount", "-o", "remount,size=64m", folder], check=True)

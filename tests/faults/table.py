@@ -186,7 +186,7 @@ ROWS = [
         _DAMAGED,
         KILLED,
         [Cell("half", damage(_MANIFEST, torn(0.5)))],
-        says=_ASIDE + " is not a sealed document: {reason}",
+        says=_ASIDE + " is no JSON document with a checksum: {reason}",
     ),
     Row(
         "A bit of the manifest of the newest snapshot flips",

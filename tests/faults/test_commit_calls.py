@@ -14,7 +14,7 @@ import pytest
 import torch
 from unit.writers import OPEN, alone, state_at, take
 
-from midstride.engine.snapshots.catalog import History, Place
+from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.snapshots.writer import Writer
@@ -35,16 +35,16 @@ KILLED, OVER = 9, 0
 
 def life(store: Store) -> None:
     """Resume from step 1 and take two snapshots, with weights, of which one stays."""
-    writer = alone(store, History(store).snapshots()[-1].name, keep=1)
+    writer = alone(store, SnapshotCatalog(store).snapshots()[-1].name, keep=1)
     for step in (2, 3):
         keep_best(writer, step)
         take(writer, step)
-    writer.keep("last", Place(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
-    writer.deliver()
+    writer.save_weights("last", Position(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
+    writer.flush_weights()
 
 
 def keep_best(writer: Writer, step: int) -> None:
-    writer.keep("best", Place(step), {"w": torch.full((3,), float(step))}, {}, {"step": step})
+    writer.save_weights("best", Position(step), {"w": torch.full((3,), float(step))}, {}, {"step": step})
 
 
 def lived(store: Store, strike: Callable[[int], None], number: int) -> int:
@@ -103,16 +103,16 @@ def test_nothing_committed_is_lost_at_any_call(kind: object, tmp_path: Path, req
 
 def assert_nothing_lost(store: Store, words: str) -> None:
     """Read what there is, go on from there, and find it all."""
-    newest = History(store).newest_good()
+    newest = SnapshotCatalog(store).newest_good()
     assert newest is not None, words
-    step = newest.place.step
+    step = newest.position.step
     assert differences(state_at(step), read(store, newest, 0)) == [], words
-    assert all(name < newest.name for name, _ in History(store).aside()), words
+    assert all(name < newest.name for name, _ in SnapshotCatalog(store).aside()), words
     writer = alone(store, newest.name, keep=1)
     assert float(load_weights(store, "best").state_dict["w"][0]) == step, words
-    assert History(store).rows() == [f"{one},row\n" for one in range(1, step + 1)], words
+    assert SnapshotCatalog(store).rows() == [f"{one},row\n" for one in range(1, step + 1)], words
     take(writer, 9)
-    assert History(store).rows() == [*(f"{one},row\n" for one in range(1, step + 1)), "9,row\n"], words
+    assert SnapshotCatalog(store).rows() == [*(f"{one},row\n" for one in range(1, step + 1)), "9,row\n"], words
     assert float(load_weights(store, "best").state_dict["w"][0]) == step, words
     assert not [path for path in Path(store.url).rglob(".*")], words
     assert len(store.list("best")) == 2, words

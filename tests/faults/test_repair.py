@@ -9,7 +9,7 @@ import pytest
 from laws.lives import Setting, live
 from unit.test_cli import run as command
 
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.state.codec import differences
 from midstride.engine.storage.store import Store
@@ -121,4 +121,4 @@ def test_best_weights_that_were_not_those_of_the_snapshot_are_not_made_of_it(
     manifest.unlink()
     assert command("snapshots", "repair", str(url)) == 0
     assert "holds other weights at their step" in capsys.readouterr().out
-    assert History(Store.open(url)).snapshots()
+    assert SnapshotCatalog(Store.open(url)).snapshots()

@@ -12,7 +12,7 @@ from flow_runs import Command, results, tiny_job, train_forked, wait_for
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.session.attempts import Ledger
 from midstride.engine.session.heartbeat import Pulse
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 
 NEVER = 1000
@@ -42,7 +42,7 @@ class Night:
         wait_for(lambda: self.rank(1).step >= step, f"step {step}")
 
     def snapshots(self) -> list[int]:
-        return [snapshot.place.step for snapshot in History(self.store).snapshots()]
+        return [snapshot.position.step for snapshot in SnapshotCatalog(self.store).snapshots()]
 
 
 @pytest.fixture

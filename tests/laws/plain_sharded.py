@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
-from midstride.engine.state.row_shards import mapped
+from midstride.engine.trees import map_leaves
 
 __all__ = ["DeepNet", "own", "plain_sharded"]
 
@@ -62,4 +62,4 @@ def own(state: Any) -> Any:
         value = value.to_local() if isinstance(value, DTensor) else value
         return value.cpu() if isinstance(value, torch.Tensor) else value
 
-    return mapped(state, held)
+    return map_leaves(state, held)

@@ -15,7 +15,7 @@ from midstride.engine import Callback, Trainer
 from midstride.engine.errors import LossNotFinite, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import audit
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.weights_index import metrics_of
 from midstride.engine.state.codec import differences
 from midstride.engine.state.stateful import state_of
@@ -35,7 +35,7 @@ class Poisoned(Metered):
 
 
 def left_out(folder: Path) -> list[list[int]]:
-    return History(Store.open(str(folder / "run"))).snapshots()[-1].manifest["facts"]["left_out"]
+    return SnapshotCatalog(Store.open(str(folder / "run"))).snapshots()[-1].manifest["facts"]["left_out"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from laws.modules import MODULES, Watched, Worsening
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.session.attempts import Ledger
 from midstride.engine.session.outcome import Outcome
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state
 
@@ -209,7 +209,7 @@ def test_a_snapshot_that_attempts_die_of_is_set_aside_but_never_the_last_one(
 
     plan.assert_all_fired()
     assert json.loads((tmp_path / "run" / "lease" / "000002.json").read_text())["resumed_from"] == names[0]
-    aside = dict(History(Store.open(tmp_path / "run")).aside())
+    aside = dict(SnapshotCatalog(Store.open(tmp_path / "run")).aside())
     assert list(aside) == names[1:]
     assert "resumed from it and died before their first new step" in aside[names[-1]]
     assert_alike(tmp_path, undisturbed(setting))

@@ -32,7 +32,7 @@ AROUND = [
     Mutant(
         "damaged weights are promoted",
         "engine/registry/registry.py",
-        '        check_facts(f"{source.url}/{folder}/{saved.file}", saved.expected, facts_of([data]))\n',
+        '        check_digest(f"{source.url}/{folder}/{saved.file}", saved.expected, digest_of([data]))\n',
         "",
         f"{CHAMPIONS}::test_damaged_weights_are_not_promoted",
     ),
@@ -67,7 +67,7 @@ AROUND = [
     Mutant(
         "ends are not compared",
         "engine/testing/resume_check.py",
-        "faults += [_line(*difference) for difference in differing(expected, found)]",
+        "faults += [_line(*difference) for difference in iter_differences(expected, found)]",
         "pass",
         f"{EXACT}::test_a_wrong_module_is_told_what_is_wrong_with_it",
     ),

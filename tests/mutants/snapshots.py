@@ -46,16 +46,16 @@ SNAPSHOTS = [
     Mutant(
         "something is written after the manifest",
         "engine/snapshots/committer.py",
-        "        return unseal(data, name)\n",
+        "        return decode_document(data, name)\n",
         '        self._store.write(f"{SNAPSHOTS}/{name}/{ROWS}", taken.rows.encode())\n'
-        "        return unseal(data, name)\n",
+        "        return decode_document(data, name)\n",
         DURABLE,
     ),
     Mutant(
         "a superseded world commits",
         "engine/snapshots/committer.py",
-        "        ensure_newest(self._store, self._lease)\n        for old in taken.dropped:",
-        "        for old in taken.dropped:",
+        "        ensure_newest(self._store, self._lease)\n        for old in request.dropped:",
+        "        for old in request.dropped:",
         f"{SNAPSHOT_TESTS}::test_a_superseded_writer_finds_out_and_commits_nothing",
     ),
     Mutant(
@@ -82,14 +82,14 @@ SNAPSHOTS = [
     Mutant(
         "the checksum of a manifest is not compared",
         "engine/storage/checksums.py",
-        "whole = seal(document) == data",
+        "whole = encode_document(document) == data",
         "whole = bool(checksum)",
-        f"{SNAPSHOT_TESTS}::test_any_flipped_byte_of_a_sealed_document_is_found",
+        f"{SNAPSHOT_TESTS}::test_any_flipped_byte_of_a_document_is_found",
     ),
     Mutant(
         "what is read is not checked",
         "engine/snapshots/reader.py",
-        '    check_facts(f"{store.url}/{path}", expected, facts_of([data]))\n',
+        '    check_digest(f"{store.url}/{path}", expected, digest_of([data]))\n',
         "",
         f"{SNAPSHOT_TESTS}::test_the_reader_checks_what_it_reads",
     ),
@@ -117,7 +117,7 @@ SNAPSHOTS = [
     Mutant(
         "what a stale world committed late counts",
         "engine/snapshots/lineage.py",
-        "return end is None or place <= end",
+        "return end is None or position <= end",
         "return True",
         f"{SNAPSHOT_TESTS}::test_a_late_commit_of_a_stale_generation_is_never_read",
     ),
@@ -176,6 +176,6 @@ SNAPSHOTS = [
         "engine/state/row_shards.py",
         "each = -(-rows // size)",
         "each = rows // size",
-        "unit/test_pieces.py",
+        "unit/test_row_shards.py",
     ),
 ]

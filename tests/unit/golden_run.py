@@ -11,7 +11,7 @@ from midstride.engine.registry.comparison import Decision
 from midstride.engine.registry.registry import Line
 from midstride.engine.session.events import Event
 from midstride.engine.session.session import Session
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 
 __all__ = ["Documents", "documents_of", "instances_in", "live"]
 
@@ -43,7 +43,7 @@ def live(folder: Path) -> Documents:
         ("user_error", 2, "midstride.engine.errors.UserCodeError"),
         ("done", 0, ""),
     ]
-    history = History(Store.open(job.run_url("run")))
+    history = SnapshotCatalog(Store.open(job.run_url("run")))
     history.set_aside(history.snapshots()[0], "damaged")
     decision = Decision(promoted=True, why="", metric="val/error", mode="min", margin=0, challenger={})
     Line.of(job).promote(job, "run", "best", decision)

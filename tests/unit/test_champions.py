@@ -14,7 +14,7 @@ from midstride.engine.errors import JobError, Overtaken, SnapshotDamaged, UserEr
 from midstride.engine.registry.comparison import Decision, decide
 from midstride.engine.registry.nightly import Night, faults_of_night, metric_of
 from midstride.engine.registry.registry import Line
-from midstride.engine.storage.checksums import facts_of, seal
+from midstride.engine.storage.checksums import digest_of, encode_document
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
 
@@ -43,7 +43,9 @@ def keep_weights(job: TrainingJob, run: str) -> None:
     store.write("weights.safetensors", data)
     store.write(
         "manifest.json",
-        seal({"files": {"weights.safetensors": facts_of([data])}, "metrics": {}, "facts": {}, "state_dict": {}}),
+        encode_document(
+            {"files": {"weights.safetensors": digest_of([data])}, "metrics": {}, "facts": {}, "state_dict": {}}
+        ),
     )
 
 

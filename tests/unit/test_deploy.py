@@ -168,9 +168,9 @@ def test_the_cluster_refuses_pods_that_may_do_more_and_calls_that_nothing_needs(
     policies = [found["spec"] for found in kinds["NetworkPolicy"].values()]
     assert {"podSelector": {}, "policyTypes": ["Ingress"]} in policies, "what no other policy lets in stays out"
     let_in = {
-        (policy["podSelector"]["matchLabels"]["app"], port["port"])
-        for policy in policies
-        for rule in policy.get("ingress", [])
+        (schedule["podSelector"]["matchLabels"]["app"], port["port"])
+        for schedule in policies
+        for rule in schedule.get("ingress", [])
         for port in rule["ports"]
     }
     services = {

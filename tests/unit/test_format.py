@@ -14,14 +14,14 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
-from midstride.engine.snapshots.catalog import History, Place
+from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.state import codec
 from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance, Same, View
-from midstride.engine.state.row_shards import Piece
+from midstride.engine.state.row_shards import RowShard
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
@@ -117,8 +117,8 @@ class Page:
     def read_instance(self, node: dict[str, Any]) -> Instance:
         return Instance(node["form"], node["kind"], self.value(node["state"]))
 
-    def read_piece(self, node: dict[str, Any]) -> Piece:
-        return Piece(self.value(node["rows"]), node["start"], tuple(node["shape"]))
+    def read_piece(self, node: dict[str, Any]) -> RowShard:
+        return RowShard(self.value(node["rows"]), node["start"], tuple(node["shape"]))
 
     def read_scalar(self, node: dict[str, Any]) -> Any:
         dtype = np.lib.format.descr_to_dtype(self.value(node["dtype"]))
@@ -150,7 +150,7 @@ EVERYTHING: dict[str, Any] = {
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "leaf": torch.ones(2, requires_grad=True),
     },
-    "piece": Piece(torch.ones(2, 3), 4, (6, 3)),
+    "piece": RowShard(torch.ones(2, 3), 4, (6, 3)),
     "sparse": torch.eye(3).to_sparse(),
     "objects": [Same("module/a"), View("tensor w", (2,), (1,), 3), Instance("object", "m:A", {"attributes": {"x": 1}})],
     "arrays": [np.arange(6).reshape(2, 3), np.asfortranarray(np.ones((2, 3))), np.array(["2026-01-01"], "M8[D]")],
@@ -162,10 +162,10 @@ EVERYTHING: dict[str, Any] = {
 def folder(tmp_path: Path) -> Path:
     store = Store.open(tmp_path)
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 1)
-    snapshot = writer.take(Place(3), EVERYTHING, "", {}).future.result(100)
+    snapshot = writer.take(Position(3), EVERYTHING, "", {}).future.result(100)
     assert writer.close(100)
     assert differences(EVERYTHING, read(store, snapshot, 0)) == []
-    assert History(store).newest_good() == snapshot
+    assert SnapshotCatalog(store).newest_good() == snapshot
     return tmp_path / "snapshots" / snapshot.name
 
 

@@ -26,7 +26,7 @@ from midstride.engine.session.events import Event
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.state.nodes import Instance, Same, View
-from midstride.engine.state.row_shards import Piece
+from midstride.engine.state.row_shards import RowShard
 from midstride.flows.cli import app
 
 SOURCES = Path(midstride.engine.__file__).resolve().parents[1]
@@ -200,7 +200,7 @@ TENSORS: list[tuple[Any, str]] = [
     (torch.ones(2, 3).t(), "$ dtype name shape strides"),
     (torch.eye(2).to_sparse(), "$ coalesced indices shape values"),
     (np.ones(2), "$ data dtype order shape"),
-    (Piece(torch.ones(1, 2), 0, (2, 2)), "$ rows shape start"),
+    (RowShard(torch.ones(1, 2), 0, (2, 2)), "$ rows shape start"),
 ]
 
 

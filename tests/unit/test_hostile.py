@@ -16,9 +16,9 @@ import torch
 import xxhash
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.weights import load_weights, save_weights
 from midstride.engine.snapshots.writer import Writer
@@ -79,7 +79,7 @@ class Parts:
 def folder(tmp_path: Path) -> Path:
     store = Store.open(tmp_path / "run")
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 1)
-    snapshot = writer.take(Place(3), STATE, "", {}).future.result(30)
+    snapshot = writer.take(Position(3), STATE, "", {}).future.result(30)
     assert writer.close(10.0)
     return tmp_path / "run" / "snapshots" / snapshot.name
 
@@ -87,7 +87,7 @@ def folder(tmp_path: Path) -> Path:
 def load(folder: Path) -> Any:
     """Read the snapshot in `folder`, from its manifest on."""
     store = Store.open(folder.parents[1])
-    snapshot = History(store).opened(folder.name)
+    snapshot = SnapshotCatalog(store).get(folder.name)
     assert snapshot is not None
     return read(store, snapshot, 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from midstride.engine.config.options import SnapshotOptions
-from midstride.engine.snapshots.schedule import LONGEST_S, Policy
+from midstride.engine.snapshots.schedule import LONGEST_S, SnapshotSchedule
 
 
 class Simulated:
@@ -22,17 +22,19 @@ class Simulated:
 
     def run(self, seconds: float, **options: Any) -> list[float]:
         """Train for so long; return when snapshots were taken."""
-        policy = Policy(SnapshotOptions(**options), lambda value: [value], lambda: self.now < self.written, self.clock)
+        schedule = SnapshotSchedule(
+            SnapshotOptions(**options), lambda value: [value], lambda: self.now < self.written, self.clock
+        )
         taken: list[float] = []
         number = 0
         while self.now < seconds:
             number += 1
             self.now += self.step_s * (self.slower if self.now < self.written else 1.0)
-            if policy.is_due(number):
+            if schedule.is_due(number):
                 taken.append(self.now)
                 self.now += self.stall_s
                 self.written = self.now + self.writing_s
-                policy.taken(self.stall_s)
+                schedule.reset(self.stall_s)
         return taken
 
     def clock(self) -> float:
@@ -44,8 +46,8 @@ def gaps(times: Sequence[float]) -> list[float]:
 
 
 def test_every_n_steps_is_every_n_steps() -> None:
-    policy = Policy(SnapshotOptions(every_steps=5), lambda value: [value])
-    assert [step for step in range(1, 21) if policy.is_due(step)] == [5, 10, 15, 20]
+    schedule = SnapshotSchedule(SnapshotOptions(every_steps=5), lambda value: [value])
+    assert [step for step in range(1, 21) if schedule.is_due(step)] == [5, 10, 15, 20]
 
 
 @pytest.mark.parametrize("step_s", [0.01, 0.3, 7.0])
@@ -95,12 +97,12 @@ def test_every_rank_gives_the_same_answer_whatever_its_clock_says() -> None:
             return values
 
         simulated, steps = Simulated(0.1 + 0.001 * rank), []
-        policy = Policy(SnapshotOptions(overhead=0.01), gather, clock=simulated.clock)
+        schedule = SnapshotSchedule(SnapshotOptions(overhead=0.01), gather, clock=simulated.clock)
         for step in range(1, 2000):
             simulated.now += simulated.step_s
-            if policy.is_due(step):
+            if schedule.is_due(step):
                 steps.append(step)
-                policy.taken(stalls[rank])
+                schedule.reset(stalls[rank])
         return steps
 
     with ThreadPoolExecutor(2) as pool:

@@ -19,13 +19,13 @@ from unit.test_cli import JOB, MODEL, run
 from unit.writers import take
 
 from midstride.engine.errors import SnapshotError, StoreSilent
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire, leases
-from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.weights import load_weights
-from midstride.engine.snapshots.writer import Taking, Writer
-from midstride.engine.storage.retry import Patience
-from midstride.engine.storage.store import Store, Terms
+from midstride.engine.snapshots.writer import PendingSnapshot, Writer
+from midstride.engine.storage.retry import RetryPolicy
+from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.world import World
 
 MIB = 2**20
@@ -118,7 +118,7 @@ def test_sixteen_threads_create_once(bucket: str) -> None:
 
 
 def test_a_store_without_a_lease_is_written_all_the_same(s3: Seaweed, bucket: str) -> None:
-    store = Store.open(f"{bucket}/run", Terms(lease="none"))
+    store = Store.open(f"{bucket}/run", StoreOptions(lease="none"))
     store.ensure_writable()
     assert [acquire(store, None, {}).generation for _ in range(2)] == [1, 2]
     assert [lease.generation for lease in leases(store)] == [1, 2]
@@ -130,7 +130,7 @@ def test_a_store_without_a_lease_is_written_all_the_same(s3: Seaweed, bucket: st
 def test_a_server_that_goes_away_and_comes_back_loses_nothing(
     own_s3: Seaweed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store.open(f"{own_s3.bucket()}/run", Terms(patience_s=60.0))
+    store = Store.open(f"{own_s3.bucket()}/run", StoreOptions(patience_s=60.0))
     store.write("before", b"1")
     draws = random.getstate()
     own_s3.kill()
@@ -148,11 +148,11 @@ def test_a_server_that_goes_away_and_comes_back_loses_nothing(
 def test_a_snapshot_is_dropped_when_patience_ends_and_what_only_it_had_goes_into_the_next(
     own_s3: Seaweed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store.open(f"{own_s3.bucket()}/run", Terms(patience_s=0.5))
+    store = Store.open(f"{own_s3.bucket()}/run", StoreOptions(patience_s=0.5))
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "run", 100)
 
-    def take(step: int) -> Taking:
-        return writer.take(Place(step), {"progress": {"step": step}}, f"step\n{step}\n", {})
+    def take(step: int) -> PendingSnapshot:
+        return writer.take(Position(step), {"progress": {"step": step}}, f"step\n{step}\n", {})
 
     take(1).future.result()
     own_s3.kill()
@@ -168,9 +168,9 @@ def test_a_snapshot_is_dropped_when_patience_ends_and_what_only_it_had_goes_into
     take(3).future.result()
     writer.flush()
     assert writer.close()
-    assert [snapshot.place.step for snapshot in History(store).snapshots()] == [1, 3]
+    assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [1, 3]
     assert store.list("snapshots/000000000002-g000001") == []
-    assert History(store).rows() == ["step\n1\n", "step\n2\n3\n"]
+    assert SnapshotCatalog(store).rows() == ["step\n1\n", "step\n2\n3\n"]
     assert "It is dropped and training goes on; a failure now costs what was done since snapshot" in caplog.text
 
 
@@ -219,12 +219,12 @@ def test_a_snapshot_takes_a_dozen_requests(bucket: str, monkeypatch: pytest.Monk
         take(writer, *range(4, 8))
     assert writer.close()
     assert len(names) == 4 * 10, names
-    assert [snapshot.place.step for snapshot in History(store).snapshots()] == [6, 7]
-    assert len(History(store).rows()) == 7
+    assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [6, 7]
+    assert len(SnapshotCatalog(store).rows()) == 7
 
 
 def test_patience_ends(own_s3: Seaweed) -> None:
-    store = Store.open(f"{own_s3.bucket()}/run", Terms(patience_s=1.0))
+    store = Store.open(f"{own_s3.bucket()}/run", StoreOptions(patience_s=1.0))
     own_s3.kill()
     with pytest.raises(ConnectionError, match=r"http://127.0.0.1:\d+: Connect call failed"):
         store.write("file", b"1")
@@ -243,12 +243,12 @@ def test_pauses_grow_and_differ() -> None:
         raise ConnectionError("no")
 
     with pytest.raises(ConnectionError):
-        Patience(100.0, lambda: now[0], sleep).ask(fail, "somebody")
+        RetryPolicy(100.0, lambda: now[0], sleep).call(fail, "a store")
     assert now[0] == pytest.approx(100.0)
     assert all(limit / 2 <= pause <= limit for pause, limit in zip(pauses, (0.2, 0.4, 0.8, 1.6), strict=False))
     assert max(pauses) <= 10.0
     with pytest.raises(ConnectionError):
-        Patience(0.0, lambda: now[0], sleep).ask(fail, "somebody")
+        RetryPolicy(0.0, lambda: now[0], sleep).call(fail, "a store")
 
 
 def test_what_is_wrong_for_good_is_not_waited_for() -> None:
@@ -256,7 +256,7 @@ def test_what_is_wrong_for_good_is_not_waited_for() -> None:
         raise PermissionError("no")
 
     with pytest.raises(PermissionError):
-        Patience(1e9).ask(fail, "somebody")
+        RetryPolicy(1e9).call(fail, "a store")
 
 
 # --- what a person reads --------------------------------------------------------------------------------------------
@@ -325,4 +325,4 @@ def test_no_secret_is_written_down(
     for secret in (KEY, SECRET):
         assert secret not in shown.out + shown.err + caplog.text
         assert not [key for key, data in written.items() if secret.encode() in data]
-    assert History(Store.open(f"{url}/a")).newest_good() is not None
+    assert SnapshotCatalog(Store.open(f"{url}/a")).newest_good() is not None

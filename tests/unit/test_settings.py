@@ -14,7 +14,7 @@ from midstride.engine import Trainer, TrainingModule
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.runs.markdown import markdown_of
 from midstride.engine.runs.report import report_of
-from midstride.engine.snapshots.catalog import History
+from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 
 
@@ -41,7 +41,7 @@ def fit(run: Path, epochs: int, accept: tuple[str, ...] = (), **arguments: Any) 
 
 def facts(run: Path) -> list[dict[str, Any]]:
     """What run.json and the newest manifest say."""
-    newest = History(Store.open(str(run))).snapshots()[-1]
+    newest = SnapshotCatalog(Store.open(str(run))).snapshots()[-1]
     return [json.loads((run / "run.json").read_text()), newest.manifest["facts"]]
 
 

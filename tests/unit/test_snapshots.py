@@ -31,16 +31,16 @@ from midstride.engine.errors import (
 )
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.snapshots import metric_segments as segments
-from midstride.engine.snapshots.catalog import History, Place, Snapshot, snapshot_name
+from midstride.engine.snapshots.catalog import Position, Snapshot, SnapshotCatalog, snapshot_name
 from midstride.engine.snapshots.lease import BLOCK, Lease, acquire, leases, newest, superseded_by
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.retention import Retention
-from midstride.engine.snapshots.staging import deal
+from midstride.engine.snapshots.staging import assign_ranks
 from midstride.engine.snapshots.weights import load_weights, save_weights
 from midstride.engine.state.codec import differences
-from midstride.engine.storage.checksums import seal, unseal
-from midstride.engine.storage.store import Store, Terms
+from midstride.engine.storage.checksums import decode_document, encode_document
+from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.single import Single
 from midstride.engine.training.checkpointing.run_store import Run
 from midstride.engine.training.trainer import Trainer
@@ -105,7 +105,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 RACER = """
 import sys
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.storage.store import Store, Terms
+from midstride.engine.storage.store import Store, StoreOptions
 assert "torch" not in sys.modules, "reading a run needs no torch"
 sys.stdin.readline()
 print([acquire(Store.open(sys.argv[1]), None, {}).generation for _ in range(int(sys.argv[2]))])
@@ -145,7 +145,7 @@ def test_stores_without_exclusive_creation_are_refused_by_name():
 
 
 def test_whoever_sees_to_it_that_one_world_has_a_run_may_use_any_store():
-    store = Store.open(f"memory://{uuid.uuid4().hex}/runs", Terms(lease="none"))
+    store = Store.open(f"memory://{uuid.uuid4().hex}/runs", StoreOptions(lease="none"))
     store.ensure_writable()
     assert store.at("a").create("b", b"1")
     assert not store.at("a").create("b", b"2")
@@ -160,15 +160,19 @@ def test_a_url_with_a_password_is_refused_without_repeating_it():
     assert "sesame" not in f"{refused.value}{also.value}"
 
 
-def test_any_flipped_byte_of_a_sealed_document_is_found():
-    data = seal({"name": "é", "numbers": [1, 2.5, float("inf")], "nested": {10: (1, 2), 9: None}})
-    assert unseal(data, "here") == {"name": "é", "numbers": [1, 2.5, float("inf")], "nested": {"10": [1, 2], "9": None}}
+def test_any_flipped_byte_of_a_document_is_found():
+    data = encode_document({"name": "é", "numbers": [1, 2.5, float("inf")], "nested": {10: (1, 2), 9: None}})
+    assert decode_document(data, "here") == {
+        "name": "é",
+        "numbers": [1, 2.5, float("inf")],
+        "nested": {"10": [1, 2], "9": None},
+    }
     for index in range(len(data)):
         for bit in (1, 32):
             damaged = bytearray(data)
             damaged[index] ^= bit
             with pytest.raises(SnapshotDamaged, match="here"):
-                unseal(bytes(damaged), "here")
+                decode_document(bytes(damaged), "here")
 
 
 # --- one writer, one reader -----------------------------------------------------------------------------------------
@@ -177,8 +181,8 @@ def test_any_flipped_byte_of_a_sealed_document_is_found():
 def test_a_snapshot_comes_back(store: Store):
     (snapshot,) = take(alone(store), 20)
     assert snapshot.name == "000000000020-g000001"
-    assert History(store).snapshots() == [snapshot]
-    assert History(store).newest_good() == snapshot
+    assert SnapshotCatalog(store).snapshots() == [snapshot]
+    assert SnapshotCatalog(store).newest_good() == snapshot
     back = read(store, snapshot, 0)
     assert differences(state_at(20), back) == []
     assert back["module"]["weight"].data_ptr() == back["module"]["tied"].data_ptr()
@@ -194,18 +198,18 @@ def test_taken_again_at_the_same_place_it_is_the_same_snapshot(store: Store):
     writer = alone(store)
     first, again = take(writer, 5, 5)
     assert first is again
-    between = writer.take(Place(5, 2), state_at(5), "", {}).future.result()
+    between = writer.take(Position(5, 2), state_at(5), "", {}).future.result()
     assert between.name == "000000000005.0002-g000001"
-    assert [snapshot.place for snapshot in History(store).snapshots()] == [Place(5), Place(5, 2)]
+    assert [snapshot.position for snapshot in SnapshotCatalog(store).snapshots()] == [Position(5), Position(5, 2)]
     writer.flush()
     writer.close()
 
 
 def test_names_sort_as_places_do():
-    places = [Place(9), Place(10), Place(10, 1), Place(10, 17), Place(11), Place(123456)]
-    names = [snapshot_name(place, 3) for place in places]
+    positions = [Position(9), Position(10), Position(10, 1), Position(10, 17), Position(11), Position(123456)]
+    names = [snapshot_name(position, 3) for position in positions]
     assert sorted(names) == names
-    assert sorted(places) == places
+    assert sorted(positions) == positions
 
 
 @pytest.mark.parametrize("phase", ["snapshot_write", "before_commit"])
@@ -220,20 +224,20 @@ def test_without_a_manifest_it_never_happened(store: Store, phase: str):
     with pytest.raises(SnapshotError, match="000000000002-g000001 was not taken, rank 0 says: RuntimeError: a fault"):
         take(writer, 2, probe=die)
     assert "manifest.json" not in store.list("snapshots/000000000002-g000001")
-    assert History(store).newest_good() == first
-    assert History(store).aside() == []
-    assert History(store).rows() == ["1,row\n"]
+    assert SnapshotCatalog(store).newest_good() == first
+    assert SnapshotCatalog(store).aside() == []
+    assert SnapshotCatalog(store).rows() == ["1,row\n"]
     with pytest.raises(SnapshotError, match="a fault"):
         writer.check()  # what went wrong is told until the run ends
     take(alone(store, first.name), 3)
     assert store.list("snapshots") == ["000000000001-g000001", "000000000003-g000002"]
-    assert History(store).rows() == ["1,row\n", "3,row\n"]
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "3,row\n"]
 
 
 def test_a_snapshot_that_cannot_be_encoded_leaves_nothing(store: Store):
     writer = alone(store)
     with pytest.raises(UnsupportedState, match=r"rank 0 says.*\n.*module/hook: function"):
-        writer.take(Place(1), {"module": {"hook": lambda: 0}}, "", {})
+        writer.take(Position(1), {"module": {"hook": lambda: 0}}, "", {})
     assert store.list("snapshots") == []
 
 
@@ -264,15 +268,15 @@ def test_damage_is_found_and_the_newest_good_one_is_taken(
 ):
     good, bad = take(alone(store), 1, 2)
     DAMAGES[damage](file_of(store, bad, name))
-    assert History(store).newest_good() == good
-    ((aside, reason),) = History(store).aside()
+    assert SnapshotCatalog(store).newest_good() == good
+    ((aside, reason),) = SnapshotCatalog(store).aside()
     assert aside == bad.name
     assert name in reason
     assert f"snapshot {bad.name} is set aside" in caplog.text
-    assert History(store).snapshots() == [good]
+    assert SnapshotCatalog(store).snapshots() == [good]
     assert file_of(store, bad, name).exists()
     caplog.clear()
-    assert History(store).newest_good() == good
+    assert SnapshotCatalog(store).newest_good() == good
     assert caplog.text == ""
 
 
@@ -326,8 +330,8 @@ def test_what_cannot_be_read_is_set_aside_in_words_of_its_own(
     good, bad = take(alone(store), 1, 2)
     spoil, words = UNREADABLE[how]
     spoil(file_of(store, bad, name))
-    assert History(store).newest_good() == good
-    ((aside, reason),) = History(store).aside()
+    assert SnapshotCatalog(store).newest_good() == good
+    ((aside, reason),) = SnapshotCatalog(store).aside()
     assert aside == bad.name
     assert words in reason
     assert f"snapshot {bad.name} is set aside, an older one is taken" in caplog.text
@@ -340,8 +344,8 @@ def test_a_manifest_nested_deep_and_a_file_instead_of_a_snapshot_are_damage(
     _nest_deep(file_of(store, second, "manifest.json"))
     shutil.rmtree(file_of(store, third, ""))
     file_of(store, third, "").touch()
-    assert History(store).newest_good() == good
-    assert "is not a sealed document: maximum recursion depth" in caplog.text
+    assert SnapshotCatalog(store).newest_good() == good
+    assert "is no JSON document with a checksum: maximum recursion depth" in caplog.text
     assert f"{third.name} cannot be read: it is no folder" in caplog.text
 
 
@@ -352,23 +356,23 @@ def test_a_disk_that_cannot_be_read_is_no_damage(store: Store):
         _unreadable(file_of(store, bad, "").parent),
         pytest.raises(SnapshotDamaged, match="cannot be read: Input/output error"),
     ):
-        History(store).newest_good()
-    assert History(store).aside() == []
+        SnapshotCatalog(store).newest_good()
+    assert SnapshotCatalog(store).aside() == []
     with _unreadable(file_of(store, bad, "")):
-        assert History(store).newest_good() == good
-    assert [name for name, _ in History(store).aside()] == [bad.name]
+        assert SnapshotCatalog(store).newest_good() == good
+    assert [name for name, _ in SnapshotCatalog(store).aside()] == [bad.name]
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "manifest.json"])
 def test_damage_of_an_older_snapshot_stops_no_pruning(store: Store, name: str):
     first, second = take(alone(store), 1, 2)
     _flip(file_of(store, first, name), 0.5)
-    History(store).set_damaged_aside(before=second)
-    assert [aside for aside, _ in History(store).aside()] == [first.name]
+    SnapshotCatalog(store).set_damaged_aside(before=second)
+    assert [aside for aside, _ in SnapshotCatalog(store).aside()] == [first.name]
     third, fourth = take(alone(store, second.name, keep=2), 3, 4)
-    assert History(store).snapshots() == [third, fourth]
+    assert SnapshotCatalog(store).snapshots() == [third, fourth]
     faults: list[str] = []
-    assert History(store).rows(faults) == ["2,row\n", "3,row\n", "4,row\n"]
+    assert SnapshotCatalog(store).rows(faults) == ["2,row\n", "3,row\n", "4,row\n"]
     assert name in faults[0]
 
 
@@ -377,8 +381,8 @@ def test_a_missing_file_is_found(store: Store, name: str):
     good, bad = take(alone(store), 1, 2)
     file_of(store, bad, name).unlink()
     with pytest.raises(SnapshotDamaged, match=rf"{name} is missing, its manifest says \d+ bytes"):
-        History(store).verify(bad)
-    assert History(store).newest_good() == good
+        SnapshotCatalog(store).verify(bad)
+    assert SnapshotCatalog(store).newest_good() == good
 
 
 @pytest.mark.parametrize("name", FILES[:2])
@@ -399,18 +403,18 @@ def test_the_reader_checks_what_it_reads(store: Store, name: str):
 def test_a_missing_manifest_means_it_never_happened(store: Store):
     good, bad = take(alone(store), 1, 2)
     file_of(store, bad, "manifest.json").unlink()
-    assert History(store).newest_good() == good
-    assert History(store).aside() == []
+    assert SnapshotCatalog(store).newest_good() == good
+    assert SnapshotCatalog(store).aside() == []
 
 
 def test_nothing_good_is_nothing(store: Store):
-    assert History(store).newest_good() is None
-    assert History(store).rows() == []
+    assert SnapshotCatalog(store).newest_good() is None
+    assert SnapshotCatalog(store).rows() == []
     for snapshot in take(alone(store), 1, 2):
         file_of(store, snapshot, "metrics.csv").write_text("x")
-    assert History(store).newest_good() is None
-    assert len(History(store).aside()) == 2
-    assert History(store).rows() == []
+    assert SnapshotCatalog(store).newest_good() is None
+    assert len(SnapshotCatalog(store).aside()) == 2
+    assert SnapshotCatalog(store).rows() == []
 
 
 def test_a_snapshot_of_another_run_is_set_aside(store: Store, tmp_path: Path):
@@ -418,43 +422,43 @@ def test_a_snapshot_of_another_run_is_set_aside(store: Store, tmp_path: Path):
     (foreign,) = take(alone(other), 9)
     (good,) = take(alone(store), 1)
     Path(other.url, "snapshots", foreign.name).rename(Path(store.url, "snapshots", foreign.name))
-    assert History(store).snapshots() == [good]
-    assert History(store).newest_good() == good
-    assert [name for name, reason in History(store).aside() if "another run" in reason] == [foreign.name]
-    assert History(store).rows() == ["1,row\n"]
+    assert SnapshotCatalog(store).snapshots() == [good]
+    assert SnapshotCatalog(store).newest_good() == good
+    assert [name for name, reason in SnapshotCatalog(store).aside() if "another run" in reason] == [foreign.name]
+    assert SnapshotCatalog(store).rows() == ["1,row\n"]
 
 
 def test_a_renamed_folder_is_set_aside(store: Store):
     first, second = take(alone(store), 1, 2)
     folder = file_of(store, second, "")
     folder.rename(folder.with_name("000000000005-g000001"))
-    assert History(store).newest_good() == first
-    assert "manifest of snapshot 000000000002-g000001" in dict(History(store).aside())["000000000005-g000001"]
+    assert SnapshotCatalog(store).newest_good() == first
+    assert "manifest of snapshot 000000000002-g000001" in dict(SnapshotCatalog(store).aside())["000000000005-g000001"]
 
 
 def test_a_run_may_be_moved_as_a_whole(store: Store, tmp_path: Path):
     (snapshot,) = take(alone(store), 1)
     Path(store.url).rename(tmp_path / "elsewhere")
-    assert History(Store.open(tmp_path / "elsewhere")).newest_good() == snapshot
+    assert SnapshotCatalog(Store.open(tmp_path / "elsewhere")).newest_good() == snapshot
 
 
 def test_a_newer_format_is_not_damage(store: Store):
     (snapshot,) = take(alone(store), 1)
     manifest = {**snapshot.manifest, "format": 2}
-    file_of(store, snapshot, "manifest.json").write_bytes(seal(manifest))
+    file_of(store, snapshot, "manifest.json").write_bytes(encode_document(manifest))
     with pytest.raises(SnapshotError, match="format 2, this version reads 1"):
-        History(store).newest_good()
-    assert History(store).aside() == []
+        SnapshotCatalog(store).newest_good()
+    assert SnapshotCatalog(store).aside() == []
 
 
 def test_one_set_aside_by_hand_is_not_taken_but_its_rows_count(store: Store):
     first, second, third = take(alone(store), 1, 2, 3)
-    History(store).set_aside(second, "two resumes died")
-    assert History(store).aside() == [(second.name, "two resumes died")]
-    assert History(store).snapshots() == [first, third]
-    assert History(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
-    History(store).prune(1)
-    assert History(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
+    SnapshotCatalog(store).set_aside(second, "two resumes died")
+    assert SnapshotCatalog(store).aside() == [(second.name, "two resumes died")]
+    assert SnapshotCatalog(store).snapshots() == [first, third]
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
+    SnapshotCatalog(store).prune(1)
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
     assert store.list("snapshots") == [second.name, third.name]
 
 
@@ -462,8 +466,8 @@ def test_one_pruned_while_it_is_read_is_not_damaged(store: Store):
     first, second = take(alone(store), 1, 2)
     store.remove(f"snapshots/{second.name}")
     with pytest.raises(SnapshotMissing, match="was removed"):
-        History(store).verify(second)
-    assert History(store).newest_good() == first
+        SnapshotCatalog(store).verify(second)
+    assert SnapshotCatalog(store).newest_good() == first
 
 
 # --- law 5: generations ---------------------------------------------------------------------------------------------
@@ -480,9 +484,9 @@ def test_a_late_commit_of_a_stale_generation_is_never_read(store: Store):
         patch.setattr("midstride.engine.snapshots.committer.ensure_newest", lambda store, lease: None)
         (stray,) = take(late, 3)
     assert store.exists(f"snapshots/{stray.name}/manifest.json")
-    assert History(store).snapshots() == [first, mine]
-    assert History(store).newest_good() == mine
-    assert History(store).rows() == ["1,row\n", "2,row\n"]
+    assert SnapshotCatalog(store).snapshots() == [first, mine]
+    assert SnapshotCatalog(store).newest_good() == mine
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n"]
 
 
 def test_a_superseded_writer_finds_out_and_commits_nothing(store: Store):
@@ -492,9 +496,9 @@ def test_a_superseded_writer_finds_out_and_commits_nothing(store: Store):
     current = alone(store, resumed_from=first.name)
     with pytest.raises(Superseded, match=r"generation 2 advances .* now, this world is generation 1"):
         take(stale, 2)
-    assert History(store).snapshots() == [first]
+    assert SnapshotCatalog(store).snapshots() == [first]
     (mine,) = take(current, 2)
-    assert History(store).snapshots() == [first, mine]
+    assert SnapshotCatalog(store).snapshots() == [first, mine]
     assert superseded_by(store, Lease(1, None)) == newest(store)
     assert store.list("snapshots") == [first.name, mine.name]  # what the stale one left is swept
 
@@ -505,7 +509,7 @@ def test_a_superseded_writer_removes_nothing(store: Store, caplog: pytest.LogCap
     for snapshot in (first, second):
         retention.add(snapshot, "")
     assert "generation 2 advances" in caplog.text
-    assert History(store).snapshots() == [first, second]
+    assert SnapshotCatalog(store).snapshots() == [first, second]
 
 
 def test_a_superseded_run_replaces_nothing_that_others_read(store: Store):
@@ -537,25 +541,25 @@ def test_lineage_follows_the_leases(store: Store):
     (c3,) = take(alone(store, a2.name), 3)
     d4, d5 = take(alone(store, c3.name), 4, 5)
     alone(store, d4.name)
-    assert History(store).snapshots() == [a1, a2, c3, d4]
-    assert History(store).rows() == ["1,row\n", "2,row\n", "3,row\n", "4,row\n"]
-    assert d5 not in History(store).snapshots()
+    assert SnapshotCatalog(store).snapshots() == [a1, a2, c3, d4]
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n", "4,row\n"]
+    assert d5 not in SnapshotCatalog(store).snapshots()
     assert [lease.resumed_from for lease in leases(store)] == [None, a2.name, a2.name, c3.name, d4.name]
 
 
 def test_a_fresh_start_forgets_the_older_generations(store: Store):
     take(alone(store), 1, 2)
     (new,) = take(alone(store, None), 1)
-    assert History(store).snapshots() == [new]
-    assert History(store).rows() == ["1,row\n"]
+    assert SnapshotCatalog(store).snapshots() == [new]
+    assert SnapshotCatalog(store).rows() == ["1,row\n"]
 
 
 def test_places_inside_a_step_cut_the_lineage_too(store: Store):
     writer = alone(store)
     (first,) = take(writer, 5)
-    inside = [writer.take(Place(5, after), state_at(5), "", {}).future.result() for after in (1, 2, 3)]
+    inside = [writer.take(Position(5, after), state_at(5), "", {}).future.result() for after in (1, 2, 3)]
     alone(store, inside[1].name)
-    assert History(store).snapshots() == [first, inside[0], inside[1]]
+    assert SnapshotCatalog(store).snapshots() == [first, inside[0], inside[1]]
 
 
 @pytest.mark.parametrize("damage", [lambda path: _flip(path, 0.5), lambda path: path.unlink()])
@@ -563,10 +567,10 @@ def test_a_damaged_lease_is_named(store: Store, damage: Callable[[Path], None]):
     (first,) = take(alone(store), 1)
     alone(store, first.name)
     damage(Path(store.url, "lease", "000001.json"))
-    assert History(store).newest_good() == first, "the newest lease tells the whole lineage"
+    assert SnapshotCatalog(store).newest_good() == first, "the newest lease tells the whole lineage"
     damage(Path(store.url, "lease", "000002.json"))
     with pytest.raises(SnapshotDamaged, match=r"lease/00000[12]\.json .*start over under another run name"):
-        History(store).newest_good()
+        SnapshotCatalog(store).newest_good()
 
 
 def test_a_lease_that_is_gone_or_of_another_generation_is_named(store: Store):
@@ -578,32 +582,32 @@ def test_a_lease_that_is_gone_or_of_another_generation_is_named(store: Store):
         acquire(store, None, {})
     second.unlink()
     with pytest.raises(SnapshotDamaged, match=r"000002\.json is missing, and snapshot 000000000002-g000002 is of that"):
-        History(store).newest_good()
+        SnapshotCatalog(store).newest_good()
 
 
 def test_leases_as_an_older_version_wrote_them_are_followed_one_by_one(store: Store):
     name = None
     for life in range(1, 5):
         document = {"generation": life, "resumed_from": name, "run_id": "one", "facts": {}, "time": 0.0, "nonce": "n"}
-        store.create(f"lease/{life:06d}.json", seal(document))
-        name = snapshot_name(Place(life), life)
-    assert Lineage.of(store).ends == {4: None, 3: Place(3), 2: Place(2), 1: Place(1)}
+        store.create(f"lease/{life:06d}.json", encode_document(document))
+        name = snapshot_name(Position(life), life)
+    assert Lineage.of(store).ends == {4: None, 3: Position(3), 2: Position(2), 1: Position(1)}
     lease = acquire(store, name, {})
-    assert lease.ancestors == tuple(snapshot_name(Place(life), life) for life in (4, 3, 2, 1))
+    assert lease.ancestors == tuple(snapshot_name(Position(life), life) for life in (4, 3, 2, 1))
     store.remove("lease/000002.json")
-    assert Lineage.of(store).ends == {5: None, **{life: Place(life) for life in range(1, 5)}}
+    assert Lineage.of(store).ends == {5: None, **{life: Position(life) for life in range(1, 5)}}
 
 
 def test_two_leases_tell_the_lineage_of_many_lives(store: Store, monkeypatch: pytest.MonkeyPatch):
     name, lives = None, 3 * BLOCK + 7
     for life in range(1, lives + 1):
         acquire(store, name, {})
-        name = snapshot_name(Place(life), life)
+        name = snapshot_name(Position(life), life)
     asked: list[str] = []
     whole = type(store).read
     monkeypatch.setattr(type(store), "read", lambda self, path: asked.append(path) or whole(self, path))
     ends = Lineage.of(store).ends
-    assert ends == {lives: None, **{life: Place(life) for life in range(1, lives)}}
+    assert ends == {lives: None, **{life: Position(life) for life in range(1, lives)}}
     assert len(asked) == 2
 
 
@@ -613,20 +617,20 @@ def test_two_leases_tell_the_lineage_of_many_lives(store: Store, monkeypatch: py
 def test_pruning_keeps_the_newest_and_every_row(store: Store):
     writer = alone(store, keep=2)
     taken = take(writer, *range(1, 7))
-    assert History(store).snapshots() == taken[-2:]
+    assert SnapshotCatalog(store).snapshots() == taken[-2:]
     assert store.list("snapshots") == [snapshot.name for snapshot in taken[-2:]]
-    assert History(store).rows() == [f"{step},row\n" for step in range(1, 7)]
+    assert SnapshotCatalog(store).rows() == [f"{step},row\n" for step in range(1, 7)]
     (more,) = take(alone(store, taken[4].name, keep=2), 6)
-    assert History(store).snapshots() == [taken[4], more]
-    assert History(store).rows() == [f"{step},row\n" for step in range(1, 7)]
-    assert History(store).prune(1) == [taken[4].name]
+    assert SnapshotCatalog(store).snapshots() == [taken[4], more]
+    assert SnapshotCatalog(store).rows() == [f"{step},row\n" for step in range(1, 7)]
+    assert SnapshotCatalog(store).prune(1) == [taken[4].name]
 
 
 def test_those_named_beside_stay(store: Store):
     taken = take(alone(store), 1, 2, 3, 4)
-    assert History(store).prune(1, also={taken[1].name}) == [taken[0].name, taken[2].name]
-    assert History(store).snapshots() == [taken[1], taken[3]]
-    assert len(History(store).rows()) == 4
+    assert SnapshotCatalog(store).prune(1, also={taken[1].name}) == [taken[0].name, taken[2].name]
+    assert SnapshotCatalog(store).snapshots() == [taken[1], taken[3]]
+    assert len(SnapshotCatalog(store).rows()) == 4
 
 
 class Killed(BaseException):
@@ -651,17 +655,17 @@ def test_a_kill_at_any_moment_of_pruning_loses_nothing(store: Store, tmp_path: P
             for verb in ("write", "remove"):
                 patch.setattr(type(store), verb, count(getattr(type(store), verb)))
             try:
-                History(store).prune(1)
+                SnapshotCatalog(store).prune(1)
                 finished = True
             except Killed:
                 finished = False
-        assert History(store).newest_good() == taken[-1]
-        assert History(store).aside() == []
-        assert History(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
+        assert SnapshotCatalog(store).newest_good() == taken[-1]
+        assert SnapshotCatalog(store).aside() == []
+        assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
         if finished:
             break
     assert finished
-    History(store).prune(1)
+    SnapshotCatalog(store).prune(1)
     assert store.list("snapshots") == [taken[-1].name]
 
 
@@ -674,19 +678,19 @@ def test_a_long_run_does_not_pile_up_files(store: Store, monkeypatch: pytest.Mon
         *(f"folded-1-{taken[last - 1].name}.json" for last in (20, 24, 28)),
         f"folded-2-{taken[15].name}.json",
     ]
-    assert History(store).rows() == [f"{step},row\n" for step in range(1, 31)]
+    assert SnapshotCatalog(store).rows() == [f"{step},row\n" for step in range(1, 31)]
     file = Path(store.url, "metrics", files[0])
     _flip(file, 0.5)
     with pytest.raises(SnapshotDamaged, match=f"metrics/{file.name}"):
-        History(store).rows()
+        SnapshotCatalog(store).rows()
 
 
 @pytest.mark.parametrize("deadly", range(7))
 def test_a_kill_at_any_moment_of_folding_loses_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, deadly: int):
     monkeypatch.setattr(segments, "FOLD", 4)
-    kept = segments.Segments(store)
+    kept = segments.MetricSegments(store)
     for step in range(3):
-        kept.add(snapshot_name(Place(step), 1), f"{step},row\n")
+        kept.add(snapshot_name(Position(step), 1), f"{step},row\n")
     calls = []
 
     def count(verb: str) -> Callable[..., Any]:
@@ -704,13 +708,13 @@ def test_a_kill_at_any_moment_of_folding_loses_nothing(store: Store, monkeypatch
         for verb in ("write", "remove"):
             patch.setattr(type(store), verb, count(verb))
         try:
-            kept.add(snapshot_name(Place(3), 1), "3,row\n")
+            kept.add(snapshot_name(Position(3), 1), "3,row\n")
         except Killed:
             calls.append("killed")
     assert ("killed" in calls) == (deadly < 6)  # two writes, four removals
     assert list(kept.read()[0].values()) == [f"{step},row\n" for step in range(4 if deadly else 3)]
     for step in range(4 if deadly else 3, 12):
-        kept.add(snapshot_name(Place(step), 1), f"{step},row\n")
+        kept.add(snapshot_name(Position(step), 1), f"{step},row\n")
     assert sorted(kept.read()[0].values()) == sorted(f"{step},row\n" for step in range(12))
 
 
@@ -720,7 +724,7 @@ def test_damaged_rows_are_named(store: Store):
     assert file.startswith(taken[0].name)
     _flip(Path(store.url, "metrics", file), 0.5)
     with pytest.raises(SnapshotDamaged, match=f"metrics/{file} has checksum"):
-        History(store).rows()
+        SnapshotCatalog(store).rows()
 
 
 def test_old_snapshots_that_cannot_be_removed_do_not_stop_the_run(
@@ -737,8 +741,8 @@ def test_old_snapshots_that_cannot_be_removed_do_not_stop_the_run(
     monkeypatch.undo()
     assert "could not be removed: not yours" in caplog.text
     (third,) = take(writer, 3)
-    assert History(store).snapshots() == [third]
-    assert len(History(store).rows()) == 3
+    assert SnapshotCatalog(store).snapshots() == [third]
+    assert len(SnapshotCatalog(store).rows()) == 3
 
 
 # --- three ranks ----------------------------------------------------------------------------------------------------
@@ -790,14 +794,14 @@ def take_with(
     def act(world: World, gather: Callable[[object], list[Any]]) -> Snapshot:
         writer = open_writer(store, lease, world, gather, "digits", 3, replicated)
         probe = (probes or {}).get(world.rank, lambda phase: None)
-        return writer.take(Place(4), state(world.rank), "4,row\n", {}, probe).future.result()
+        return writer.take(Position(4), state(world.rank), "4,row\n", {}, probe).future.result()
 
     return Ranks(3).run(act)
 
 
 def test_three_ranks_write_one_snapshot(store: Store):
     taken = take_with(store, acquire(store, None, {}))
-    assert taken[0] == taken[1] == taken[2] == History(store).newest_good()
+    assert taken[0] == taken[1] == taken[2] == SnapshotCatalog(store).newest_good()
     for rank in range(3):
         back = read(store, taken[0], rank)
         assert differences(state_of(rank), back) == []
@@ -816,11 +820,11 @@ def test_replicated_tensors_are_written_once_and_dealt_by_size(store: Store):
 
 def test_dealing_is_fair_and_repeatable():
     sizes = {f"t{number}": number * 10 for number in range(20)}
-    dealt = deal(sizes, 3)
-    assert dealt == deal(dict(reversed(sizes.items())), 3)
+    dealt = assign_ranks(sizes, 3)
+    assert dealt == assign_ranks(dict(reversed(sizes.items())), 3)
     loads = [sum(sizes[name] for name, rank in dealt.items() if rank == mine) for mine in range(3)]
     assert max(loads) - min(loads) <= 30
-    assert deal({}, 3) == {}
+    assert assign_ranks({}, 3) == {}
 
 
 def _fail(words: str, at: str = "snapshot_write") -> Callable[[str], None]:
@@ -840,13 +844,13 @@ def test_an_error_of_one_rank_reaches_all(store: Store, rank: int, phase: str):
         assert f"rank {rank} says: OSError: [Errno 28] No space left" in str(error)
     assert isinstance(errors[rank].__cause__, OSError)
     if phase == "snapshot_write" or rank == 0:
-        assert History(store).snapshots() == []
+        assert SnapshotCatalog(store).snapshots() == []
 
 
 def test_an_error_after_the_commit_does_not_undo_it(store: Store):
     errors = take_with(store, acquire(store, None, {}), probes={2: _fail("too late", "before_commit")})
     assert [type(error) for error in errors] == [SnapshotError] * 3
-    committed = History(store).newest_good()
+    committed = SnapshotCatalog(store).newest_good()
     assert committed is None or differences(state_of(1), read(store, committed, 1)) == []
 
 
@@ -854,7 +858,7 @@ def test_state_that_cannot_be_written_is_the_same_error_everywhere(store: Store)
     errors = take_with(store, acquire(store, None, {}), lambda rank: {"hook": print} if rank == 1 else state_of(rank))
     assert [type(error) for error in errors] == [UnsupportedState] * 3
     assert all("rank 1 says" in str(error) for error in errors)
-    assert History(store).snapshots() == []
+    assert SnapshotCatalog(store).snapshots() == []
 
 
 def test_ranks_that_do_not_agree_on_what_is_replicated_are_refused(store: Store):
@@ -874,7 +878,7 @@ def test_a_store_that_ranks_do_not_share_is_refused(store: Store, tmp_path: Path
         own = store if world.is_first else Store.open(tmp_path / f"node{world.rank}")
         return (
             open_writer(own, lease, world, gather, "digits", 3)
-            .take(Place(4), state_of(world.rank), "", {})
+            .take(Position(4), state_of(world.rank), "", {})
             .future.result()
         )
 

@@ -8,10 +8,10 @@ from seaweed import Seaweed
 from unit.test_cli import run
 from unit.writers import alone, take
 
-from midstride.engine.snapshots.catalog import History
-from midstride.engine.snapshots.inspection import survey
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.inspection import inspect_run
 from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.weights import save_weights
 from midstride.engine.storage.store import Store
 
@@ -24,9 +24,9 @@ def folder(tmp_path: Path) -> Path:
     store = Store.open(tmp_path / "runs" / "digits")
     writer = alone(store)
     take(writer, 0)
-    History(store).prune(1)
+    SnapshotCatalog(store).prune(1)
     take(writer, 1, 2, 3)
-    History(store).prune(3)
+    SnapshotCatalog(store).prune(3)
     save_weights(store, "best", {"loss": 1.0}, {}, {})
     return Path(store.url)
 
@@ -38,13 +38,13 @@ def flip(file: Path) -> None:
 
 
 def states(folder: Path, *, read: bool = True) -> dict[str, str]:
-    return {finding.name: finding.state for finding in survey(Store.open(folder), read=read)}
+    return {finding.name: finding.state for finding in inspect_run(Store.open(folder), read=read)}
 
 
 def test_what_is_whole_is_verified(folder: Path) -> None:
     assert states(folder) == dict.fromkeys(NAMES, "verified")
     assert states(folder, read=False) == dict.fromkeys(NAMES, "committed")
-    assert not [finding for finding in survey(Store.open(folder), read=True) if not finding.is_good]
+    assert not [finding for finding in inspect_run(Store.open(folder), read=True) if not finding.is_good]
 
 
 #: file of the run -> what is found damaged
@@ -90,7 +90,7 @@ def test_what_does_not_count_is_shown_and_is_no_fault(folder: Path) -> None:
     newer = alone(store, NAMES[0])
     take(newer, 2)
     (folder / "snapshots" / "000000000002-g000004" / "manifest.json").unlink()
-    History(store).set_aside(NAMES[0], "somebody said so")
+    SnapshotCatalog(store).set_aside(NAMES[0], "somebody said so")
     assert states(folder) == {
         NAMES[0]: "set aside",
         NAMES[1]: "superseded",
@@ -122,7 +122,7 @@ def test_prune_keeps_what_is_asked_and_what_was_resumed_from(folder: Path, capsy
         "kept": [NAMES[1], "000000000007-g000002"],
     }
     assert run("snapshots", "verify", str(folder)) == 0
-    assert History(Store.open(folder)).rows() == [f"{step},row\n" for step in (0, 1, 2, 5, 6, 7)]
+    assert SnapshotCatalog(Store.open(folder)).rows() == [f"{step},row\n" for step in (0, 1, 2, 5, 6, 7)]
 
 
 def test_the_commands_take_any_url(s3: Seaweed, bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_what_can_be_made_anew_is_said_and_done(
 ) -> None:
     store = Store.open(folder)
     take(alone(store, NAMES[2]), 4, 5)
-    newest, before = History(store).snapshots()[-1], History(store).snapshots()[-2]
+    newest, before = SnapshotCatalog(store).snapshots()[-1], SnapshotCatalog(store).snapshots()[-2]
     (path,) = folder.glob(file)
     if how == "flipped":
         flip(path)
@@ -178,19 +178,19 @@ def test_what_can_be_made_anew_is_said_and_done(
     assert run("snapshots", "repair", str(folder), "--yes") == 0
     assert run("snapshots", "repair", str(folder)) == 0
     assert run("snapshots", "verify", str(folder)) == 0
-    assert History(store).newest_good() == (before if file.startswith("snapshots") else newest)
+    assert SnapshotCatalog(store).newest_good() == (before if file.startswith("snapshots") else newest)
 
 
 def test_steps_without_rows_are_found(folder: Path) -> None:
     store = Store.open(folder)
     writer = alone(store, NAMES[2])
     for step in (4, 5, 6):
-        writer.take(Place(step), {}, f"epoch,step\n0,{step - 1}\n", {})
+        writer.take(Position(step), {}, f"epoch,step\n0,{step - 1}\n", {})
     writer.flush()
     for name in NAMES:
         store.remove(f"snapshots/{name}")
     store.remove("metrics")
     store.remove("snapshots/000000000005-g000002")
-    reasons = [finding.reason for finding in survey(store, read=True) if not finding.is_good]
+    reasons = [finding.reason for finding in inspect_run(store, read=True) if not finding.is_good]
     assert reasons == ["the metric log has no rows of steps 1 to 2, 4"]
     assert run("snapshots", "verify", str(folder)) == 1

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from unit.writers import alone, take
 
 from midstride.engine.errors import SnapshotError, Superseded
-from midstride.engine.snapshots.buffer_pool import LONG_WAIT_S, Arena, Buffer
-from midstride.engine.snapshots.catalog import History, Place
+from midstride.engine.snapshots.buffer_pool import LONG_WAIT_S, Buffer, BufferPool
+from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.staging import Stager
@@ -27,7 +27,7 @@ from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.state.codec import differences
 from midstride.engine.storage import local
-from midstride.engine.storage.checksums import seal, unseal
+from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.s3 import S3Store
 from midstride.engine.storage.store import Store
@@ -58,7 +58,7 @@ def writer(store: Store) -> Iterator[Writer]:
     assert writer.close(100)
 
 
-# --- the arena ------------------------------------------------------------------------------------------------------
+# --- the buffers ---------------------------------------------------------------------------------------------------
 
 
 def test_a_buffer_keeps_its_memory_and_grows_when_it_must() -> None:
@@ -70,18 +70,18 @@ def test_a_buffer_keeps_its_memory_and_grows_when_it_must() -> None:
 
 
 def test_the_second_buffer_is_made_when_it_is_needed_and_then_there_are_two() -> None:
-    arena = Arena()
-    first, waited_s = arena.acquire()
-    arena.release(first)
-    assert arena.acquire() == (first, waited_s) == (first, 0.0)
-    second, _ = arena.acquire()
+    pool = BufferPool()
+    first, waited_s = pool.acquire()
+    pool.release(first)
+    assert pool.acquire() == (first, waited_s) == (first, 0.0)
+    second, _ = pool.acquire()
     assert second is not first
     got: list[Buffer] = []
-    waiting = threading.Thread(target=lambda: got.append(arena.acquire()[0]))
+    waiting = threading.Thread(target=lambda: got.append(pool.acquire()[0]))
     waiting.start()
     waiting.join(0.1)
     assert not got
-    arena.release(second)
+    pool.release(second)
     waiting.join(100)
     assert got == [second]
 
@@ -139,7 +139,7 @@ def test_what_is_committed_is_the_state_at_the_boundary(
             if resized and step == 2:
                 state["0"] = torch.full((17,), 2.0)
             expected.append({k: v.clone() if isinstance(v, torch.Tensor) else list(v) for k, v in state.items()})
-            writer.take(Place(step), state, "", {}, gate)
+            writer.take(Position(step), state, "", {}, gate)
         for value in state.values():
             _filled(value, 7) if isinstance(value, torch.Tensor) else value.clear()
         for gate in gates:
@@ -147,7 +147,7 @@ def test_what_is_committed_is_the_state_at_the_boundary(
         writer.flush()
     finally:
         assert writer.close(100)
-    for snapshot, tree in zip(History(store).snapshots(), expected, strict=True):
+    for snapshot, tree in zip(SnapshotCatalog(store).snapshots(), expected, strict=True):
         assert differences(tree, read(store, snapshot, 0)) == []
 
 
@@ -164,9 +164,9 @@ def test_tensors_that_move_or_come_to_share_memory_are_seen(writer: Writer, stor
     ]
     trees += [trees[0], {"a": torch.randn(2, 3).t()}, {"a": torch.randn(64, 3)[:, 0], "c": torch.eye(2)}]
     for step, tree in enumerate(trees, 1):
-        writer.take(Place(step), tree, "", {})
+        writer.take(Position(step), tree, "", {})
     writer.flush()
-    for snapshot, tree in zip(History(store).snapshots(), trees, strict=True):
+    for snapshot, tree in zip(SnapshotCatalog(store).snapshots(), trees, strict=True):
         back = read(store, snapshot, 0)
         assert differences(tree, back) == []
         if "b" in tree:
@@ -208,35 +208,37 @@ def test_training_goes_on_while_two_are_written_and_waits_with_the_third(
     writer: Writer, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gates = [Gated() for _ in range(3)]
-    takings = [writer.take(Place(n), {"w": torch.full((8,), n)}, "", {}, gates[n]) for n in range(2)]
+    pending = [writer.take(Position(n), {"w": torch.full((8,), n)}, "", {}, gates[n]) for n in range(2)]
     assert gates[0].reached.wait(100)
     assert writer.is_busy
-    assert [taking.wait_s for taking in takings] == [0.0, 0.0]
+    assert [pending.wait_s for pending in pending] == [0.0, 0.0]
     # It is told of a wait that has become long; only then is the first written.
-    monkeypatch.setattr(writer._arena, "_waiting", lambda waited_s, why: gates[0].open.set())
-    third = writer.take(Place(2), {"w": torch.full((8,), 2)}, "", {}, gates[2])
-    assert takings[0].future.done()
+    monkeypatch.setattr(writer._buffers, "_on_wait", lambda waited_s, why: gates[0].open.set())
+    third = writer.take(Position(2), {"w": torch.full((8,), 2)}, "", {}, gates[2])
+    assert pending[0].future.done()
     assert third.stall_s >= third.wait_s > LONG_WAIT_S
     assert re.search(r"training waited \d+\.\d s", caplog.text)
     for gate in gates:
         gate.open.set()
     writer.flush()
     assert not writer.is_busy
-    assert [snapshot.place.step for snapshot in History(store).snapshots()] == [0, 1, 2]
+    assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [0, 1, 2]
 
 
 def test_they_are_told_as_committed_in_the_order_in_which_they_were_taken(writer: Writer, store: Store) -> None:
     told: list[Any] = []
     for step in range(5):
         writer.take(
-            Place(step),
+            Position(step),
             {"w": torch.ones(3)},
             "",
             {},
-            committed=lambda taking, snapshot: told.append((taking.place, snapshot, History(store).newest_good())),
+            committed=lambda pending, snapshot: told.append(
+                (pending.position, snapshot, SnapshotCatalog(store).newest_good())
+            ),
         )
     writer.flush()
-    assert [place.step for place, _, _ in told] == list(range(5))
+    assert [position.step for position, _, _ in told] == list(range(5))
     assert all(snapshot == newest for _, snapshot, newest in told)
     assert threading.get_ident() != writer._thread.ident
 
@@ -248,18 +250,18 @@ def _no_space(*_: object, **__: object) -> None:
 def test_an_error_of_the_writer_reaches_training_with_its_cause(
     writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer.take(Place(1), {"w": torch.ones(3)}, "", {})
+    writer.take(Position(1), {"w": torch.ones(3)}, "", {})
     writer.flush()
     writer.check()
     monkeypatch.setattr(LocalStore, "write", _no_space)
-    failing = writer.take(Place(2), {"w": torch.ones(3)}, "", {})
+    failing = writer.take(Position(2), {"w": torch.ones(3)}, "", {})
     assert isinstance(failing.future.exception(100), SnapshotError)
     monkeypatch.undo()
-    for ask in (writer.check, writer.flush, lambda: writer.take(Place(3), {}, "", {})):
+    for ask in (writer.check, writer.flush, lambda: writer.take(Position(3), {}, "", {})):
         with pytest.raises(SnapshotError, match=r"000000000002-g000001 was not taken.*No space left") as caught:
             ask()
         assert isinstance(caught.value.__cause__, OSError)
-    assert [snapshot.place.step for snapshot in History(store).snapshots()] == [1]
+    assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [1]
 
 
 def test_after_an_error_nothing_newer_is_committed(writer: Writer, store: Store) -> None:
@@ -268,20 +270,20 @@ def test_after_an_error_nothing_newer_is_committed(writer: Writer, store: Store)
         raise OSError(errno.EIO, "a bad disk")
 
     gate = Gated()
-    first = writer.take(Place(1), {"w": torch.ones(3)}, "", {}, fail)
-    second = writer.take(Place(2), {"w": torch.ones(3)}, "", {})
+    first = writer.take(Position(1), {"w": torch.ones(3)}, "", {}, fail)
+    second = writer.take(Position(2), {"w": torch.ones(3)}, "", {})
     gate.open.set()
     assert "a bad disk" in str(first.future.exception(100))
     assert "an older snapshot was not taken" in str(second.future.exception(100))
-    assert History(store).snapshots() == []
+    assert SnapshotCatalog(store).snapshots() == []
 
 
 def test_a_writer_that_hangs_is_left_behind(store: Store) -> None:
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 100)
     gate = Gated()
-    writer.take(Place(1), {"w": torch.ones(3)}, "", {}, gate)
+    writer.take(Position(1), {"w": torch.ones(3)}, "", {}, gate)
     assert not writer.close(0.05)  # else it would wait for the gate, which is opened below
-    assert History(store).snapshots() == []
+    assert SnapshotCatalog(store).snapshots() == []
     gate.open.set()
     assert writer.close(100)
 
@@ -315,17 +317,17 @@ def refuse(error: OSError, prefix: str, store: Store, monkeypatch: pytest.Monkey
 
 def test_weights_are_those_of_the_moment_and_the_newest_win(writer: Writer, store: Store) -> None:
     gate, weights = Gated(), {"w": torch.ones(9)}
-    writer.take(Place(1), {}, "", {}, gate)
+    writer.take(Position(1), {}, "", {}, gate)
     assert gate.reached.wait(100)
     for step in (1, 2, 3):  # they come while the thread is busy
         weights["w"].fill_(step)
-        writer.keep("best", Place(step), weights, {"val/loss": 1.0}, {"step": step})
+        writer.save_weights("best", Position(step), weights, {"val/loss": 1.0}, {"step": step})
     weights["w"].fill_(7)
-    writer.keep("last", Place(7), weights, {}, {"step": 7})
+    writer.save_weights("last", Position(7), weights, {}, {"step": 7})
     weights["w"].fill_(9)
     assert store.list("best") == []
     gate.open.set()
-    writer.deliver()
+    writer.flush_weights()
     assert (value_of(store), value_of(store, "last")) == (3.0, 7.0)
     assert load_weights(store, "best").metrics == {"val/loss": 1.0}
 
@@ -352,7 +354,7 @@ class Interrupted:
 #: the store -> the functions through which it is changed
 SEAMS: dict[str, list[tuple[Any, str]]] = {
     "local": [(os, "open"), (os, "fsync"), (os, "listdir"), (Path, "replace"), (Path, "unlink")],
-    "s3": [(S3Store, "_ask"), (S3Store, "_put")],
+    "s3": [(S3Store, "_retried"), (S3Store, "_put")],
 }
 
 
@@ -372,32 +374,32 @@ def test_a_world_that_sleeps_anywhere_while_it_writes_weights_changes_nothing_th
 def _sleeps(store: Store, seams: list[tuple[Any, str]], number: int, patch: pytest.MonkeyPatch) -> bool:
     """Let a world sleep at its n-th operation, until a newer one has finished the run; return whether it got there."""
     older = alone(store, keep=1)
-    older.keep("best", Place(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    older.save_weights("best", Position(1), {"w": torch.ones(3)}, {}, {"step": 1})
     (first,) = take(older, 1)
 
     def finish() -> None:
         newer = alone(store, first.name, keep=1)
-        newer.keep("best", Place(2), {"w": torch.full((3,), 20.0)}, {}, {"step": 2})
-        newer.keep("last", Place(2), {"w": torch.full((3,), 21.0)}, {}, {"step": 2})
+        newer.save_weights("best", Position(2), {"w": torch.full((3,), 20.0)}, {}, {"step": 2})
+        newer.save_weights("last", Position(2), {"w": torch.full((3,), 21.0)}, {}, {"step": 2})
         take(newer, 2)
 
     sleeper = Interrupted(number, finish)
     for owner, name in seams:
         sleeper.wrap(owner, name, patch)
     sleeper.thread = older._thread.ident or 0
-    older.keep("best", Place(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
-    older.keep("best", Place(4), {"w": torch.full((3,), 4.0)}, {}, {"step": 4})
+    older.save_weights("best", Position(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
+    older.save_weights("best", Position(4), {"w": torch.full((3,), 4.0)}, {}, {"step": 4})
     with contextlib.suppress(Superseded, SnapshotError):
-        older.deliver()
-        older.take(Place(5), {}, "", {})
-        older.keep("best", Place(6), {"w": torch.full((3,), 6.0)}, {}, {"step": 6})
-        older.keep("last", Place(6), {"w": torch.full((3,), 6.0)}, {}, {"step": 6})
-        older.deliver()
+        older.flush_weights()
+        older.take(Position(5), {}, "", {})
+        older.save_weights("best", Position(6), {"w": torch.full((3,), 6.0)}, {}, {"step": 6})
+        older.save_weights("last", Position(6), {"w": torch.full((3,), 6.0)}, {}, {"step": 6})
+        older.flush_weights()
         older.flush()
     if sleeper.left >= 0:
         return False
     assert (value_of(store), value_of(store, "last")) == (20.0, 21.0)
-    last = alone(store, History(store).snapshots()[-1].name, keep=1)
+    last = alone(store, SnapshotCatalog(store).snapshots()[-1].name, keep=1)
     take(last, 7)
     assert sorted(store.find("best")) == sorted(file for file in store.find("best") if "-g000002" in file)
     assert value_of(store) == 20.0
@@ -406,10 +408,10 @@ def _sleeps(store: Store, seams: list[tuple[Any, str]], number: int, patch: pyte
 
 def test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_count(store: Store) -> None:
     older = alone(store)
-    older.keep("best", Place(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    older.save_weights("best", Position(1), {"w": torch.ones(3)}, {}, {"step": 1})
     (first,) = take(older, 1)
-    older.keep("best", Place(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
-    older.deliver()
+    older.save_weights("best", Position(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
+    older.flush_weights()
     assert value_of(store) == 3.0
     alone(store, first.name)
     assert value_of(store) == 1.0
@@ -419,47 +421,47 @@ def test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_coun
 def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
     error: OSError, writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer.keep("best", Place(1), {"w": torch.ones(3)}, {}, {"step": 1})
-    writer.deliver()
+    writer.save_weights("best", Position(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.flush_weights()
     with monkeypatch.context() as patch:
         refuse(error, "best/", store, patch)
-        writer.keep("best", Place(2), {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
+        writer.save_weights("best", Position(2), {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
         with pytest.raises(type(error)):
-            writer.deliver()
+            writer.flush_weights()
         writer.check()  # training goes on
         assert "They are kept, and written before the next snapshot is committed" in caplog.text
-        snapshot = writer.take(Place(2), {}, "", {}).future
+        snapshot = writer.take(Position(2), {}, "", {}).future
         assert isinstance(snapshot.exception(100), SnapshotError)
-        assert History(store).snapshots() == []
+        assert SnapshotCatalog(store).snapshots() == []
         if isinstance(error, ConnectionError):  # that one was dropped, and the training goes on all the same
             writer.check()
     assert value_of(store) == 1.0
     if isinstance(error, ConnectionError):
-        writer.take(Place(3), {}, "", {})
+        writer.take(Position(3), {}, "", {})
         writer.flush()
-        assert [taken.place.step for taken in History(store).snapshots()] == [3]
+        assert [taken.position.step for taken in SnapshotCatalog(store).snapshots()] == [3]
     else:
-        writer.deliver()
+        writer.flush_weights()
     assert value_of(store) == 2.0
 
 
 def test_weights_as_an_older_version_wrote_them_are_read_and_give_way(writer: Writer, store: Store) -> None:
-    writer.keep("best", Place(1), {"w": torch.ones(3)}, {}, {"step": 1})
-    writer.deliver()
+    writer.save_weights("best", Position(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.flush_weights()
     (name,) = [file for file in store.list("best") if file.endswith(".json")]
-    manifest = unseal(store.read(f"best/{name}"), name)
+    manifest = decode_document(store.read(f"best/{name}"), name)
     ((file, facts),) = manifest["files"].items()
     old = f"weights-{1:012d}-{facts['xxh3_128'][:8]}.safetensors"
     store.write(f"best/{old}", store.read(f"best/{file}"))
     known = {key: manifest[key] for key in ("format", "metrics", "facts", "state_dict", "time")}
-    store.write("best/manifest.json", seal({**known, "files": {old: facts}}))
+    store.write("best/manifest.json", encode_document({**known, "files": {old: facts}}))
     for path in (name, file):
         store.remove(f"best/{path}")
     newer = alone(store, keep=1)
     assert value_of(store) == 1.0
     take(newer, 1)
     assert value_of(store) == 1.0
-    newer.keep("best", Place(2), {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
+    newer.save_weights("best", Position(2), {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
     take(newer, 2, 3)
     assert value_of(store) == 2.0
     assert all("-g000002" in path for path in store.list("best"))
@@ -529,7 +531,7 @@ def test_a_file_system_without_it_is_written_through_the_cache(
 
 def test_long_files_are_hashed_while_they_are_written(writer: Writer, store: Store) -> None:
     tree = {"w": torch.randn(600_000)}
-    snapshot = writer.take(Place(1), tree, "", {}).future.result(100)
-    History(store).verify(snapshot)
+    snapshot = writer.take(Position(1), tree, "", {}).future.result(100)
+    SnapshotCatalog(store).verify(snapshot)
     assert differences(tree, read(store, snapshot, 0)) == []
     assert json.loads(json.dumps(snapshot.manifest)) == snapshot.manifest

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from midstride.engine.snapshots.catalog import Place, Snapshot
+from midstride.engine.snapshots.catalog import Position, Snapshot
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.storage.store import Store
@@ -37,7 +37,7 @@ def alone(store: Store, resumed_from: str | None = None, *, keep: int = 100) -> 
 
 def take(writer: Writer, *steps: int, **changes: Any) -> list[Snapshot]:
     taken = [
-        writer.take(Place(step), state_at(step), f"{step},row\n", {"threads": 1}, **changes).future.result()
+        writer.take(Position(step), state_at(step), f"{step},row\n", {"threads": 1}, **changes).future.result()
         for step in steps
     ]
     writer.flush()  # old ones are gone, too

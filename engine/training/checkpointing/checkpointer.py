@@ -11,9 +11,9 @@ from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
 from midstride.engine.session.signals import Asked, Request
 from midstride.engine.snapshots.catalog import Snapshot
-from midstride.engine.snapshots.position import Place, snapshot_name
-from midstride.engine.snapshots.schedule import Policy
-from midstride.engine.snapshots.writer import Taking
+from midstride.engine.snapshots.position import Position, snapshot_name
+from midstride.engine.snapshots.schedule import SnapshotSchedule
+from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import walk
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
 from midstride.engine.training.checkpointing.identity import (
@@ -64,9 +64,9 @@ class Recorder:
 
     def __init__(self, context: FitContext, url: str, options: SnapshotOptions) -> None:
         self._context = context
-        terms = replace(options.terms, waiting=context.reporter.waits)
-        self.run = Run(url, context.strategy, options.keep, context.heartbeat, terms)
-        self._policy = Policy(options, context.strategy.gather, lambda: self.run.is_writing)
+        store_options = replace(options.store_options, on_wait=context.reporter.waits)
+        self.run = Run(url, context.strategy, options.keep, context.heartbeat, store_options)
+        self._schedule = SnapshotSchedule(options, context.strategy.gather, lambda: self.run.is_writing)
         #: everything that decides how the fit goes on, by name
         self.parts = parts_of(context)
         self._watch: Watch | None = None
@@ -122,7 +122,7 @@ class Recorder:
         if not self._is_tried:
             self._is_tried = True
             give_back(self.parts, "after the first step")
-        if self._policy.is_due(progress.val_batch if progress.validating else progress.step):
+        if self._schedule.is_due(progress.val_batch if progress.validating else progress.step):
             self.take()
 
     def answer(self, request: Request) -> None:
@@ -146,16 +146,16 @@ class Recorder:
         """Take a snapshot here and now, to be committed behind training; every rank calls this at the same place."""
         context, progress = self._context, self._context.progress
         began = time.perf_counter()
-        place, epoch = Place(progress.step, progress.after), progress.epoch
+        position, epoch = Position(progress.step, progress.after), progress.epoch
 
         def probe(phase: str) -> None:
-            context.inject_fault(phase, place.step)
+            context.inject_fault(phase, position.step)
 
-        def committed(taking: Taking, snapshot: Snapshot) -> None:
-            self._write_s = taking.stall_s + taking.write_s
-            held = {"stall_s": taking.stall_s, "wait_s": taking.wait_s, "write_s": taking.write_s}
+        def committed(pending: PendingSnapshot, snapshot: Snapshot) -> None:
+            self._write_s = pending.stall_s + pending.write_s
+            held = {"stall_s": pending.stall_s, "wait_s": pending.wait_s, "write_s": pending.write_s}
             context.reporter.emit(
-                "snapshot", name=snapshot.name, step=place.step, epoch=epoch, bytes=snapshot.bytes, **held
+                "snapshot", name=snapshot.name, step=position.step, epoch=epoch, bytes=snapshot.bytes, **held
             )
 
         if self._watch is not None:
@@ -175,8 +175,8 @@ class Recorder:
                 **({"last": self._facts_of_weights()} if progress.finished else {}),
             },
         }
-        self.run.snapshot(place, state_of(self.parts), rows, facts, probe, committed)
-        self._policy.taken(time.perf_counter() - began)
+        self.run.snapshot(position, state_of(self.parts), rows, facts, probe, committed)
+        self._schedule.reset(time.perf_counter() - began)
 
     def finish(self) -> None:
         """Commit the end of the fit, with the last weights and the whole metric log.
@@ -192,7 +192,7 @@ class Recorder:
                 self.take()
             self.run.flush()
             self.save_weights("last")
-            self.run.deliver()
+            self.run.flush_weights()
             self.run.assemble_metric_log()
         except StoreSilent as error:
             raise StoreSilent(
@@ -215,11 +215,11 @@ class Recorder:
         context, progress = self._context, self._context.progress
         facts = self._facts_of_weights()
         weights = context.strategy.weights(context.module)
-        place = Place(progress.step, progress.after)
+        position = Position(progress.step, progress.after)
         if self.generation is not None:
-            self._weights[folder] = snapshot_name(place, self.generation)
+            self._weights[folder] = snapshot_name(position, self.generation)
             self._weights_facts[folder] = dict(facts)
-        self.run.keep_weights(folder, place, context.logged.metrics.without_states(weights), facts)
+        self.run.save_weights(folder, position, context.logged.metrics.without_states(weights), facts)
 
     def _facts_of_weights(self) -> dict[str, Any]:
         """Return what is noted beside weights; snapshots repeat it, so that the weights can be made anew from them."""

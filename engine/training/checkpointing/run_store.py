@@ -9,14 +9,14 @@ from typing import Any, Literal, TypeVar
 from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent
 from midstride.engine.session.attempts import Ledger, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
-from midstride.engine.snapshots.catalog import History, Snapshot
+from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
-from midstride.engine.snapshots.position import Place
+from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
-from midstride.engine.snapshots.writer import Taking, Writer
-from midstride.engine.storage.store import Store, Terms
+from midstride.engine.snapshots.writer import PendingSnapshot, Writer
+from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.side_channel import Channel
 
@@ -38,16 +38,16 @@ class Run:
         strategy: through which the ranks agree.
         keep: snapshots to keep.
         heartbeat: says that this rank waits for the store, as long as it takes.
-        terms: what is asked of the store.
+        options: what is asked of the store.
     """
 
     def __init__(
-        self, url: str, strategy: Strategy, keep: int, heartbeat: Heartbeat, terms: Terms | None = None
+        self, url: str, strategy: Strategy, keep: int, heartbeat: Heartbeat, options: StoreOptions | None = None
     ) -> None:
         self.name = url.rstrip("/").rpartition("/")[2]
-        self.store = Store.open(url, terms)
+        self.store = Store.open(url, options)
         self._strategy, self._keep, self._heartbeat = strategy, keep, heartbeat
-        self._history = History(self.store)
+        self._catalog = SnapshotCatalog(self.store)
         self._writer: Writer | None = None
         self._channel: Channel | None = None
         self.lease: Lease | None = None
@@ -55,7 +55,7 @@ class Run:
 
     def _ensure_writable(self) -> None:
         self.store.ensure_writable()
-        if self.store.terms.lease == "none":
+        if self.store.options.lease == "none":
             log.warning(
                 "snapshots.lease is none: nothing keeps a second world from advancing %s; what two of them "
                 "write is one mess",
@@ -78,13 +78,13 @@ class Run:
             if not faults:
                 self._first(lambda: self._tell_damages(snapshot))
                 return snapshot, tree
-            self._first(lambda: self._history.set_aside(snapshot, faults[0]))  # noqa: B023 - called at once
+            self._first(lambda: self._catalog.set_aside(snapshot, faults[0]))  # noqa: B023 - called at once
         return None
 
     def _tell_damages(self, snapshot: Snapshot) -> None:
         """Name what is damaged beside `snapshot` and does not keep the run from going on."""
-        self._history.set_damaged_aside(before=snapshot)
-        for fault in self._history.log_faults():
+        self._catalog.set_damaged_aside(before=snapshot)
+        for fault in self._catalog.log_faults():
             log.warning("%s: metrics.csv will have a gap. The training goes on", fault)
         for folder in FOLDERS:
             set_damaged_weights_aside(self.store, folder)
@@ -95,7 +95,7 @@ class Run:
         """Return what the newest snapshot says of the run; nothing if there is none."""
 
         def facts() -> dict[str, Any]:
-            snapshots = self._history.snapshots()
+            snapshots = self._catalog.snapshots()
             return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
 
         return self._first(facts)
@@ -105,23 +105,23 @@ class Run:
             return None
         if resume == "auto":
             self._leave_fatal_ones()
-            return self._history.newest_good()
-        found = [snapshot for snapshot in self._history.snapshots() if snapshot.place.step == resume]
+            return self._catalog.newest_good()
+        found = [snapshot for snapshot in self._catalog.snapshots() if snapshot.position.step == resume]
         if not found:
-            steps = ", ".join(str(s.place.step) for s in self._history.snapshots()) or "none"
+            steps = ", ".join(str(s.position.step) for s in self._catalog.snapshots()) or "none"
             raise SnapshotMissing(f"no snapshot of step {resume} in {self.store.url}; there are those of: {steps}")
-        self._history.verify(found[-1])
+        self._catalog.verify(found[-1])
         return found[-1]
 
     def _leave_fatal_ones(self) -> None:
         """Set snapshots aside that attempts kept dying of; never the oldest, or nothing would be left of the run."""
-        older = [snapshot.name for snapshot in self._history.snapshots()][1:]
+        older = [snapshot.name for snapshot in self._catalog.snapshots()][1:]
         for name, attempts in fatal_snapshots(Ledger(self.store).attempts()).items():
             if name in older:
                 numbers = " and ".join(map(str, attempts))
                 reason = f"attempts {numbers} resumed from it and died before their first new step"
                 log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
-                self._history.set_aside(name, reason)
+                self._catalog.set_aside(name, reason)
 
     def _read(self, snapshot: Snapshot) -> tuple[Any, str]:
         world = self._strategy.world
@@ -152,18 +152,18 @@ class Run:
 
     def snapshot(
         self,
-        place: Place,
+        position: Position,
         state: object,
         rows: str,
         facts: dict[str, Any],
         probe: Callable[[str], object],
-        committed: Callable[[Taking, Snapshot], object],
-    ) -> Taking:
+        committed: Callable[[PendingSnapshot, Snapshot], object],
+    ) -> PendingSnapshot:
         """Take a snapshot, to be committed behind training; arguments as those of `Writer.take`."""
         if self._writer is None:
             raise RuntimeError("begin() comes before snapshot()")
         with self._waiting():
-            return self._writer.take(place, state, rows, facts, probe, committed)
+            return self._writer.take(position, state, rows, facts, probe, committed)
 
     @property
     def is_writing(self) -> bool:
@@ -181,19 +181,19 @@ class Run:
             with self._waiting():
                 self._writer.flush()
 
-    def keep_weights(
-        self, folder: Literal["best", "last"], place: Place, state_dict: dict[str, Any], facts: dict[str, Any]
+    def save_weights(
+        self, folder: Literal["best", "last"], position: Position, state_dict: dict[str, Any], facts: dict[str, Any]
     ) -> None:
-        """Have weights written to `folder`, behind training; rank 0 writes. `deliver` sees to it that they are."""
+        """Have weights written to `folder`, behind training; rank 0 writes. `flush_weights` waits for them."""
         metrics = facts.pop("metrics")
         if self._writer is not None and self._strategy.world.is_first:
             with self._waiting():
-                self._writer.keep(folder, place, state_dict, metrics, facts)
+                self._writer.save_weights(folder, position, state_dict, metrics, facts)
 
-    def deliver(self) -> None:
+    def flush_weights(self) -> None:
         """Wait until the weights are written; raises, on every rank, why they are not."""
         if (writer := self._writer) is not None:
-            self._first(writer.deliver)
+            self._first(writer.flush_weights)
 
     def write(self, path: str, text: str) -> None:
         """Replace a small text file of the run; rank 0 writes."""
@@ -201,7 +201,7 @@ class Run:
 
     def assemble_metric_log(self) -> None:
         """Write `metrics.csv` from the committed segments, for people and other programs; nothing here reads it."""
-        self._replace("metrics.csv", lambda: join_segments(self._history.rows(faults=[])))
+        self._replace("metrics.csv", lambda: join_segments(self._catalog.rows(faults=[])))
 
     def resumes_from(self) -> str:
         """Log where the next life of this run begins."""
@@ -243,7 +243,7 @@ class Run:
             except EngineError as error:
                 result = None, error
             except Exception as error:
-                kind = StoreSilent if self.store.is_passing(error) else SnapshotError
+                kind = StoreSilent if self.store.is_transient(error) else SnapshotError
                 result = None, kind(f"{self.store.url}: {type(error).__name__}: {error}")
                 if not isinstance(error, OSError):  # its words say all there is to know
                     log.exception("in %s", self.store.url)

@@ -1,4 +1,4 @@
-"""Pieces of tensors: cut as `torch.chunk` cuts, and the same bits however often they are cut anew."""
+"""Rows of tensors: sharded as `torch.chunk` does, and the same bits however often they are sharded anew."""
 
 from collections import OrderedDict
 
@@ -7,17 +7,17 @@ import torch
 
 from midstride.engine.errors import NotExact
 from midstride.engine.state.codec import decode, differences, encode
-from midstride.engine.state.row_shards import Piece, cut, join, recut
+from midstride.engine.state.row_shards import RowShard, join_rows, reshard_rows, shard_rows
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 6, 33])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_rows_are_dealt_as_chunk_deals_them(rows: int, size: int) -> None:
     whole = torch.randn(rows, 3)
-    pieces = [cut(whole, rank, size) for rank in range(size)]
-    for piece, chunk in zip(pieces, whole.chunk(size), strict=False):
-        assert piece.rows.equal(chunk)
-    assert join(pieces).equal(whole)
+    shards = [shard_rows(whole, rank, size) for rank in range(size)]
+    for shard, chunk in zip(shards, whole.chunk(size), strict=False):
+        assert shard.rows.equal(chunk)
+    assert join_rows(shards).equal(whole)
 
 
 def test_a_tree_is_cut_anew_for_any_number_of_ranks() -> None:
@@ -25,27 +25,27 @@ def test_a_tree_is_cut_anew_for_any_number_of_ranks() -> None:
 
     def trees(size: int) -> list[OrderedDict[str, object]]:
         return [
-            OrderedDict(state={0: {n: cut(w, rank, size) for n, w in whole.items()}}, groups=[(1, "adam")])
+            OrderedDict(state={0: {n: shard_rows(w, rank, size) for n, w in whole.items()}}, groups=[(1, "adam")])
             for rank in range(size)
         ]
 
     now = trees(3)
     for size in (2, 4, 1, 3):
-        now = [recut(now, rank, size) for rank in range(size)]
+        now = [reshard_rows(now, rank, size) for rank in range(size)]
         assert differences(now, trees(size)) == []
 
 
-def test_pieces_that_do_not_make_a_whole_are_refused() -> None:
-    pieces = [cut(torch.randn(4, 2), rank, 2) for rank in range(2)]
-    for wrong in (pieces[:1], pieces[1:], [*pieces, pieces[1]]):
+def test_row_shards_that_do_not_make_a_whole_are_refused() -> None:
+    shards = [shard_rows(torch.randn(4, 2), rank, 2) for rank in range(2)]
+    for wrong in (shards[:1], shards[1:], [*shards, shards[1]]):
         with pytest.raises(NotExact, match="row"):
-            join(wrong)
+            join_rows(wrong)
 
 
 def test_a_piece_is_written_and_read() -> None:
-    tree = {"module": {"weight": cut(torch.randn(5, 2), 1, 2), "none": cut(torch.randn(1), 1, 2)}}
+    tree = {"module": {"weight": shard_rows(torch.randn(5, 2), 1, 2), "none": shard_rows(torch.randn(1), 1, 2)}}
     encoded = encode(tree)
     assert set(encoded.tensors) == {"module/weight", "module/none"}
     found = decode(encoded.document, encoded.tensors)
-    assert type(found["module"]["weight"]) is Piece
+    assert type(found["module"]["weight"]) is RowShard
     assert differences(tree, found) == []

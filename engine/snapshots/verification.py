@@ -1,0 +1,39 @@
+"""Files compared with the manifest that names them. Needs no torch."""
+
+from collections.abc import Mapping
+
+from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
+from midstride.engine.storage.checksums import FileDigest, check_digest, check_size, digest_of
+from midstride.engine.storage.store import Store
+
+__all__ = ["verify_files"]
+
+
+def verify_files(store: Store, manifest: str, files: Mapping[str, FileDigest], *, sizes_only: bool = False) -> None:
+    """Compare `files`, which lie beside `manifest`, with what it says of them.
+
+    Args:
+        store: of the run.
+        manifest: its path, asked for only where a file is missing.
+        files: name -> size and checksum.
+        sizes_only: read no byte of them.
+
+    Raises:
+        SnapshotDamaged: a file is missing or differs; it is named with both values.
+        SnapshotMissing: the manifest is gone, too: all of it was removed meanwhile.
+    """
+    folder = manifest.rpartition("/")[0]
+    for name, expected in files.items():
+        path = f"{folder}/{name}"
+        where = f"{store.url}/{path}"
+        try:
+            if sizes_only:
+                check_size(where, expected, store.size(path))
+                continue
+            with store.reading(path):
+                found = digest_of(store.stream(path))
+        except FileNotFoundError as error:
+            if not store.exists(manifest):
+                raise SnapshotMissing(f"{store.url}/{manifest} was removed while its files were read") from error
+            raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
+        check_digest(where, expected, found)
