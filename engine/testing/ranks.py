@@ -31,7 +31,7 @@ def run_ranks(
     so a world starts in a tenth of a second.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
+    context.set_forkserver_preload([*preload, "midstride.engine.testing.frozen"])
     store = serve_store()
     ranks = []
     for rank in range(processes):
