@@ -69,7 +69,7 @@ time.sleep(600)
 #: The spawner, its ranks such scripts.
 SPAWNER = """
 import runpy, sys
-from midstride.engine.launch.launchers import spawner
+from midstride.engine.launch import fork_server as spawner
 script, folder, mode = sys.argv[1:]
 def rank():
     sys.argv = [script, folder, mode]
