@@ -17,10 +17,10 @@ from typing import Any, Literal, get_args
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from midstride.engine.data.loader import Feed
+from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
 
-__all__ = ["CombinedFeed", "CombinedLoader", "Mode", "leaves"]
+__all__ = ["CombinedLoader", "CombinedResumableLoader", "Mode", "leaves"]
 
 _NOTHING = object()
 Mode = Literal["min_size", "max_size_cycle", "max_size", "sequential"]
@@ -74,7 +74,7 @@ class _Stream:
         position: batches read of the pass that is under way.
     """
 
-    def __init__(self, feed: Feed, first: int, lap: int = 0, position: int = 0) -> None:
+    def __init__(self, feed: ResumableLoader, first: int, lap: int = 0, position: int = 0) -> None:
         self.feed, self.first, self.lap, self.position = feed, first, lap, position
         self._iterator: Iterator[Any] | None = None
 
@@ -103,7 +103,7 @@ class _Stream:
         return {"first": self.first, "lap": self.lap, "position": self.position}
 
 
-class CombinedFeed(Feed):
+class CombinedResumableLoader(ResumableLoader):
     """Several feeds as one.
 
     Args:
@@ -117,7 +117,12 @@ class CombinedFeed(Feed):
     batch_size = None
 
     def __init__(
-        self, name: str, parts: Sequence[Feed], nest: Callable[[Sequence[Any]], Any], mode: Mode, limit: float
+        self,
+        name: str,
+        parts: Sequence[ResumableLoader],
+        nest: Callable[[Sequence[Any]], Any],
+        mode: Mode,
+        limit: float,
     ) -> None:
         self.name, self.parts, self.mode = name, list(parts), mode
         self._nest, self._limit = nest, limit
@@ -214,7 +219,7 @@ class CombinedFeed(Feed):
             streams = zip(self.parts, state_dict["streams"], strict=True)
             self._streams = [_Stream(part, **state) for part, state in streams]
 
-    def clone(self) -> "CombinedFeed":
+    def clone(self) -> "CombinedResumableLoader":
         """Return a feed that can be given a state while this one is read."""
         clone = copy.copy(self)
         clone.parts = [part.clone() for part in self.parts]

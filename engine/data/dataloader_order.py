@@ -11,10 +11,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from midstride.engine.data.map_style import ExactLoader
-from midstride.engine.data.order import InOrder, Order, Sequence, Shard, Shuffled
+from midstride.engine.data.map_style import MapLoader
+from midstride.engine.data.order import BatchOrder, InOrder, Sequence, Shard, Shuffled
 from midstride.engine.data.rng.per_sample import Rng
-from midstride.engine.data.sampler_order import Dealt, Sampled
+from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.seeds import mix
 from midstride.engine.world import World
@@ -27,7 +27,7 @@ _STAGES = ("validate", "test", "predict")
 
 def training_loader(
     loader: DataLoader[Any], world: World, *, seed: int, shard: bool, limit: float, rng: Rng = "lazy"
-) -> ExactLoader:
+) -> MapLoader:
     """Return `loader` in DistributedSampler's order for `world`; `shard` gives every rank its own samples.
 
     Raises:
@@ -37,7 +37,7 @@ def training_loader(
     _check(loader, "train")
     key = mix(seed, 0)
     order = _order(loader, world, what="train", key=key, seed=seed, shard=shard, rest="padded")
-    exact = ExactLoader(loader, order, key, limit, rng=rng, what="train")
+    exact = MapLoader(loader, order, key, limit, rng=rng, what="train")
     if len(exact) == 0:
         rank_samples = order.rank_samples() if isinstance(order, Shard) else 0
         reason = (
@@ -60,7 +60,7 @@ def evaluation_loader(
     shard: bool,
     limit: float,
     rng: Rng = "lazy",
-) -> ExactLoader:
+) -> MapLoader:
     """Return loader `number` of `stage`, every sample once over all ranks and none twice.
 
     Raises:
@@ -69,7 +69,7 @@ def evaluation_loader(
     _check(loader, stage)
     key = mix(mix(seed, 1 + _STAGES.index(stage)), number)
     order = _order(loader, world, what=stage, key=key, seed=seed, shard=shard, rest="kept")
-    return ExactLoader(loader, order, key, limit, rng=rng, what=stage)
+    return MapLoader(loader, order, key, limit, rng=rng, what=stage)
 
 
 def check_loader(loader: DataLoader[Any], what: str) -> None:
@@ -98,13 +98,13 @@ def _order(
     seed: int,
     shard: bool,
     rest: Literal["padded", "kept"],
-) -> Order:
+) -> BatchOrder:
     """Return the order that the samplers of `loader` mean."""
     batches: Any = loader.batch_sampler
     own = world.size > 1 and (not shard or _shards_itself(loader, world, what))
     if batches is not None and type(batches) is not BatchSampler:
-        sampled = Sampled(batches, loader.dataset, key, what, shared=not own)
-        return Dealt(sampled, rank=world.rank, size=world.size, rest=rest, own=own)
+        sampled = SamplerOrder(batches, loader.dataset, key, what, shared=not own)
+        return BatchSamplerOrder(sampled, rank=world.rank, size=world.size, rest=rest, own=own)
     # A BatchSampler of torch given by hand leaves its sampler and sizes to itself.
     sampler, batch_size, drop_last = (
         (loader.sampler, 1, False) if batches is None else (batches.sampler, batches.batch_size, batches.drop_last)
@@ -137,7 +137,7 @@ def _sequence(
     if plain:
         log.warning("the %s loader has shuffle=True: it is read in order, every sample once", what)
         return InOrder(len(sampler))
-    return Sampled(sampler, loader.dataset, key, what, shared=not own)
+    return SamplerOrder(sampler, loader.dataset, key, what, shared=not own)
 
 
 def _shards_itself(loader: DataLoader[Any], world: World, what: str) -> bool:

@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-__all__ = ["Feed", "Feeds"]
+__all__ = ["FitLoaders", "ResumableLoader"]
 
 
-class Feed(ABC):
+class ResumableLoader(ABC):
     """Batches of one rank, the same ones whether it came to a place by walking or by resuming there.
 
     Its place is not its own: the loop counts, and says where to start.
@@ -85,10 +85,10 @@ class Feed(ABC):
         return copy.copy(self)
 
 
-class Feeds:
+class FitLoaders:
     """The feeds of a fit as one part of a run's state."""
 
-    def __init__(self, training: Feed, validation: Sequence[Feed] = ()) -> None:
+    def __init__(self, training: ResumableLoader, validation: Sequence[ResumableLoader] = ()) -> None:
         self.training, self.validation = training, list(validation)
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,6 +104,6 @@ class Feeds:
         for feed, state in zip(self.validation, state_dict["validation"], strict=True):
             feed.load_state_dict(state)
 
-    def clone(self) -> "Feeds":
+    def clone(self) -> "FitLoaders":
         """Return feeds that can be given a state while these are read."""
-        return Feeds(self.training.clone(), [feed.clone() for feed in self.validation])
+        return FitLoaders(self.training.clone(), [feed.clone() for feed in self.validation])

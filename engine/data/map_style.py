@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from midstride.engine.data.loader import Feed
-from midstride.engine.data.order import Fetch, Order, Shard
-from midstride.engine.data.rng.isolation import MainGeneratorsKept
-from midstride.engine.data.rng.per_sample import Rng, Seeds
-from midstride.engine.data.sampler_order import Dealt, Sampled
+from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.order import BatchOrder, BatchRequest, Shard
+from midstride.engine.data.rng.isolation import RngIsolation
+from midstride.engine.data.rng.per_sample import Rng, SampleSeeder
+from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import SeededCollate, SeededDataset, few
-from midstride.engine.data.workers import TiedWorker, fetched, started
+from midstride.engine.data.workers import RankBoundWorker, fetched, started
 from midstride.engine.seeds import mix
 
-__all__ = ["ExactLoader"]
+__all__ = ["MapLoader"]
 
 
 #: samples that are read twice in each life: what draws where it cannot be found may do so for few of them
@@ -33,7 +33,7 @@ COUNTED = 10_000_000
 class _Places:
     """The batch sampler: what to fetch, from a place that is set before each pass."""
 
-    def __init__(self, order: Order, key: int, *, probe: bool) -> None:
+    def __init__(self, order: BatchOrder, key: int, *, probe: bool) -> None:
         self.order, self.key, self._probe = order, key, PROBED if probe else 0
         self.epoch = self.start = self.count = 0
         #: the indices of what is fetched and not yet handed out
@@ -42,7 +42,7 @@ class _Places:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Fetch]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         self.under_way.clear()
         # No more than will be consumed: what workers fetch beyond a limit is time lost.
         for fetch in islice(self.order.fetches(mix(self.key, self.epoch), self.start), self.count):
@@ -52,7 +52,7 @@ class _Places:
             yield fetch._replace(probe=probe) if probe else fetch
 
 
-class ExactLoader(Feed):
+class MapLoader(ResumableLoader):
     """A map-style DataLoader that can begin at any batch of any epoch.
 
     Args:
@@ -67,7 +67,7 @@ class ExactLoader(Feed):
     def __init__(
         self,
         loader: DataLoader[Any],
-        order: Order,
+        order: BatchOrder,
         key: int,
         limit: float = 1.0,
         *,
@@ -76,10 +76,10 @@ class ExactLoader(Feed):
     ) -> None:
         self.order, self.source = order, loader
         self._limit, self._rng, self._what = limit, rng, what
-        self._seeds = Seeds(rng, shared=loader.num_workers > 0)
+        self._seeds = SampleSeeder(rng, shared=loader.num_workers > 0)
         self._places = _Places(order, key, probe=rng == "lazy")
         self._in_main = loader.num_workers == 0
-        self._kept = MainGeneratorsKept()
+        self._kept = RngIsolation()
         self._loader = self._rebuilt(loader, key)
         self.longest = len(self)
         self.batch_size = order.batch_size
@@ -105,7 +105,7 @@ class ExactLoader(Feed):
     @property
     def fixed_world(self) -> str | None:  # type: ignore[override]
         """Why the order or the random numbers would be others at another number of ranks."""
-        if isinstance(self.order, Dealt):
+        if isinstance(self.order, BatchSamplerOrder):
             return f"the batches of its {type(self.source.batch_sampler).__name__} are dealt to the ranks whole"
         if getattr(self.order, "own", False):
             return "every rank reads samples of its own, by use_distributed_sampler=False or a sampler of its own"
@@ -168,7 +168,11 @@ class ExactLoader(Feed):
     def shared_order(self) -> str | None:
         """Return a digest of what a sampler gives all ranks in the epoch that is open."""
         order = self.order
-        if not isinstance(order.sequence, Sampled) or getattr(order, "own", False) or getattr(order, "size", 1) == 1:
+        if (
+            not isinstance(order.sequence, SamplerOrder)
+            or getattr(order, "own", False)
+            or getattr(order, "size", 1) == 1
+        ):
             return None
         return order.sequence.digest()
 
@@ -188,7 +192,7 @@ class ExactLoader(Feed):
         self.order.sequence.load_state_dict(state_dict["sampler"])
         self._seeds.collate_drew = state_dict["random_collate"]
 
-    def clone(self) -> "ExactLoader":
+    def clone(self) -> "MapLoader":
         """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)
         clone.order = replace(self.order, sequence=self.order.sequence.clone())  # type: ignore[type-var]  # a dataclass
@@ -204,7 +208,7 @@ class ExactLoader(Feed):
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=TiedWorker(loader.worker_init_fn),
+            worker_init_fn=RankBoundWorker(loader.worker_init_fn),
             multiprocessing_context=loader.multiprocessing_context,
             # iter() draws from this generator: the main one must not be moved by a restart.
             generator=torch.Generator().manual_seed(key),

@@ -13,13 +13,13 @@ import numpy as np
 
 from midstride.engine.data.permutation import Permutation, Places, permutation
 
-__all__ = ["Fetch", "InOrder", "Order", "Sequence", "Shard", "Shuffled"]
+__all__ = ["BatchOrder", "BatchRequest", "InOrder", "Sequence", "Shard", "Shuffled"]
 
 #: indices that are computed at once
 BLOCK = 16_384
 
 
-class Fetch(NamedTuple):
+class BatchRequest(NamedTuple):
     """What travels to the data set for one batch.
 
     Args:
@@ -115,7 +115,7 @@ class Shuffled(InOrder):
         return list(self._permutation(places).tolist())
 
 
-class Order(ABC):
+class BatchOrder(ABC):
     """Which samples one rank reads, batch by batch.
 
     Args:
@@ -132,12 +132,12 @@ class Order(ABC):
         """Return the batches this rank reads in an epoch."""
 
     @abstractmethod
-    def fetches(self, key: int, start: int) -> Iterator[Fetch]:
+    def fetches(self, key: int, start: int) -> Iterator[BatchRequest]:
         """Yield the batches of the epoch that is open, from batch `start` on."""
 
 
 @dataclass(frozen=True)
-class Shard(Order):
+class Shard(BatchOrder):
     """Every size-th sample, in batches of a fixed size.
 
     Args:
@@ -185,7 +185,7 @@ class Shard(Order):
         self.sequence.open(epoch, resumed=False)
         return self._indices(np.arange(self.rank_samples()))
 
-    def fetches(self, key: int, start: int) -> Iterator[Fetch]:
+    def fetches(self, key: int, start: int) -> Iterator[BatchRequest]:
         """Yield the batches of the epoch that is open from batch `start` on, at a cost that does not depend on `start`.
 
         Sample j of batch p sits at global position p * G + rank + j * size, with G the global batch size:
@@ -199,7 +199,7 @@ class Shard(Order):
             for batch in range(block, end):
                 first = (batch - block) * batch_size
                 place = batch * self.global_batch_size + self.rank
-                yield Fetch(key, place, self.size, indices[first : first + batch_size])
+                yield BatchRequest(key, place, self.size, indices[first : first + batch_size])
 
     def _indices(self, numbers: Places) -> list[Any]:
         if self.own:

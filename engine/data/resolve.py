@@ -7,16 +7,16 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.data.combined import CombinedFeed, CombinedLoader, leaves
+from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoader, leaves
 from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
-from midstride.engine.data.iterable.loader import IterableFeed
-from midstride.engine.data.loader import Feed
+from midstride.engine.data.iterable.loader import IterableLoader
+from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix
 from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
-__all__ = ["Agrees", "LoaderSettings", "Loaders"]
+__all__ = ["Agrees", "LoaderResolver", "LoaderSettings"]
 
 _METHODS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
 _STAGES = tuple(_METHODS)
@@ -54,7 +54,7 @@ class LoaderSettings:
         return self.options.use_distributed_sampler and self.world.size > 1
 
 
-class Loaders:
+class LoaderResolver:
     """The loaders that were given, and for what was not those of a DataModule or of the module itself.
 
     Args:
@@ -78,7 +78,7 @@ class Loaders:
                 f"val_dataloaders is a {type(evaluate).__name__}; a DataLoader, or a list or dict of them, is needed."
             )
 
-    def training(self) -> Feed:
+    def training(self) -> ResumableLoader:
         """Return what is trained on."""
         given = self._call("train_dataloader") if self._train_on is None else self._train_on
         if given is None:
@@ -89,7 +89,7 @@ class Loaders:
         if isinstance(given, CombinedLoader):
             named, nest = leaves(given.loaders, "the training loader")
             parts = [self._train(loader, name, i, 1.0) for i, (name, loader) in enumerate(named)]
-            feed: Feed = CombinedFeed("the training loaders", parts, nest, given.mode, limit)
+            feed: ResumableLoader = CombinedResumableLoader("the training loaders", parts, nest, given.mode, limit)
         else:
             feed = self._train(given, "the training loader", 0, limit)
         if feed.expected == 0 and limit != 1.0:
@@ -113,7 +113,7 @@ class Loaders:
         needed = "a DataLoader, a list or dict of them, or what has a train_dataloader"
         return f"fit was given a {kind} to train on; {needed}, is needed."
 
-    def _train(self, loader: Any, name: str, number: int, limit: float) -> Feed:
+    def _train(self, loader: Any, name: str, number: int, limit: float) -> ResumableLoader:
         """Return training loader `number`; the first is ordered by the run's seed, each other by one of its own."""
         settings, rng = self._settings, self._options.rng
         seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
@@ -121,10 +121,10 @@ class Loaders:
             check_loader(loader, "train")
             key = mix(mix(seed, 0), settings.world.rank)
             tries, agree = rng == "lazy", self._ranks.all_agree
-            return IterableFeed(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
+            return IterableLoader(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
         return training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
 
-    def evaluation(self, stage: str) -> list[Feed]:
+    def evaluation(self, stage: str) -> list[ResumableLoader]:
         """Return the feeds of `stage`, one for each `dataloader_idx`; none if there are none."""
         given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
         limit = getattr(self._options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
@@ -138,19 +138,23 @@ class Loaders:
             feed.set_longest(max((count for count in ranks if count is not None), default=0))
         return feeds
 
-    def _evaluation(self, given: Any, stage: str, limit: float) -> list[Feed]:
+    def _evaluation(self, given: Any, stage: str, limit: float) -> list[ResumableLoader]:
         mode = given.mode if isinstance(given, CombinedLoader) else "sequential"
         named, nest = leaves(given.loaders if isinstance(given, CombinedLoader) else given, f"the {stage} loader")
         evaluate = partial(self._evaluate, stage=stage, limit=limit if mode == "sequential" else 1.0)
         feeds = [evaluate(loader, name, i) for i, (name, loader) in enumerate(named)]
-        return feeds if mode == "sequential" else [CombinedFeed(f"the {stage} loaders", feeds, nest, mode, limit)]
+        return (
+            feeds
+            if mode == "sequential"
+            else [CombinedResumableLoader(f"the {stage} loaders", feeds, nest, mode, limit)]
+        )
 
-    def _evaluate(self, loader: Any, name: str, number: int, *, stage: str, limit: float) -> Feed:
+    def _evaluate(self, loader: Any, name: str, number: int, *, stage: str, limit: float) -> ResumableLoader:
         settings, rng = self._settings, self._options.rng
         if _is_iterable(loader):
             check_loader(loader, stage)
             key = mix(mix(mix(settings.seed, 1 + _STAGES.index(stage)), number), settings.world.rank)
-            return IterableFeed(loader, name=name, key=key, limit=limit, tries=rng == "lazy")
+            return IterableLoader(loader, name=name, key=key, limit=limit, tries=rng == "lazy")
         return evaluation_loader(
             loader,
             settings.world,

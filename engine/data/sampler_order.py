@@ -11,15 +11,15 @@ from typing import Any, Literal
 import numpy as np
 
 from midstride.engine.data.items import Items, as_items, digest_of_items, pack_items, unpack_items
-from midstride.engine.data.order import Fetch, Order, Sequence
+from midstride.engine.data.order import BatchOrder, BatchRequest, Sequence
 from midstride.engine.data.permutation import Places
-from midstride.engine.data.rng.isolation import private_generators
+from midstride.engine.data.rng.isolation import seeded_rng
 from midstride.engine.data.sampler_state import SamplerState, wrapped
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.seeds import mix
 from midstride.engine.state.codec import differences
 
-__all__ = ["Dealt", "Sampled"]
+__all__ = ["BatchSamplerOrder", "SamplerOrder"]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _ENDLESS = 100
 _WAY_OUT = "Keep counters and generators as attributes made in __init__, or give it state_dict and load_state_dict."
 
 
-class Sampled(Sequence):
+class SamplerOrder(Sequence):
     """What a sampler gives, epoch by epoch: drawn whole at an epoch's start, from the sampler as it is then.
 
     In each epoch the main generators are seeded by (key, epoch) while it runs, and put back. The items of the epoch
@@ -181,7 +181,7 @@ class Sampled(Sequence):
             self._items = unpack_items(packed)
         self._state.put(state_dict["now"])
 
-    def clone(self) -> "Sampled":
+    def clone(self) -> "SamplerOrder":
         """Return this order with a copy of its sampler, as the sampler was built."""
         clone = copy.copy(self)
         clone._sampler = _copied(self._sampler, self._dataset)
@@ -190,7 +190,7 @@ class Sampled(Sequence):
 
     def _run(self, sampler: Any, epoch: int) -> Items:
         try:
-            with private_generators(mix(self._key, epoch)):
+            with seeded_rng(mix(self._key, epoch)):
                 for one in wrapped(sampler):
                     if callable(set_epoch := getattr(one, "set_epoch", None)):
                         set_epoch(epoch)
@@ -217,7 +217,7 @@ def _copied(sampler: Any, dataset: Any) -> Any:
 
 
 @dataclass
-class Dealt(Order):
+class BatchSamplerOrder(BatchOrder):
     """Whole batches, as a batch sampler makes them, dealt to the ranks in turn.
 
     Args:
@@ -228,7 +228,7 @@ class Dealt(Order):
         own: the sequence holds this rank's batches alone.
     """
 
-    sequence: Sampled
+    sequence: SamplerOrder
     rank: int = 0
     size: int = 1
     rest: Literal["padded", "kept"] = "padded"
@@ -243,7 +243,7 @@ class Dealt(Order):
             return batches
         return -(-batches // self.size) if self.rest == "padded" else len(range(self.rank, batches, self.size))
 
-    def fetches(self, key: int, start: int) -> Iterator[Fetch]:
+    def fetches(self, key: int, start: int) -> Iterator[BatchRequest]:
         """Yield the batches of the epoch that is open, from batch `start` on.
 
         Samples stand where they stand in all batches one after the other; a repeated batch stands where it stood.
@@ -252,7 +252,7 @@ class Dealt(Order):
         firsts = np.cumsum([0, *map(len, batches)])
         for number in range(start, len(self)):
             if self.own:  # places of ranks alternate
-                yield Fetch(key, int(firsts[number]) * self.size + self.rank, self.size, batches[number])
+                yield BatchRequest(key, int(firsts[number]) * self.size + self.rank, self.size, batches[number])
             else:
                 batch = (number * self.size + self.rank) % len(batches)
-                yield Fetch(key, int(firsts[batch]), 1, batches[batch])
+                yield BatchRequest(key, int(firsts[batch]), 1, batches[batch])

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from midstride.engine.data.in_place import filled
 from midstride.engine.errors import NotExact, UnsupportedState
-from midstride.engine.objects.generators import Generator, attributes_of, get_state, held_generators, set_state
+from midstride.engine.objects.generators import Generator, attributes_of, find_generators, get_state, set_state
 from midstride.engine.state.codec import differences, walk
 
 __all__ = ["SamplerState", "wrapped"]
@@ -72,13 +72,13 @@ class SamplerState:
             for name, value in attributes_of(owner):
                 if _is_plain(value):
                     state[f"{path}/{name}"] = _copied(value)
-        generators = held_generators(self._sampler, beside=self._dataset)
+        generators = find_generators(self._sampler, beside=self._dataset)
         return state | {_GENERATORS + name: get_state(g) for name, g in generators.items()}
 
     def fill(self, wanted: State) -> None:
         """Put the sampler where it was when `whole` returned `wanted`."""
         owners, now = self._owners(), self.whole()
-        generators = held_generators(self._sampler, beside=self._dataset)
+        generators = find_generators(self._sampler, beside=self._dataset)
         for path in now.keys() - wanted.keys():
             owner, _, name = path.rpartition("/")
             if owner in owners:

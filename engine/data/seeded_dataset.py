@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
-from midstride.engine.data.order import Fetch
-from midstride.engine.data.rng.per_sample import Seeds
+from midstride.engine.data.order import BatchRequest
+from midstride.engine.data.rng.per_sample import SampleSeeder
 from midstride.engine.errors import EngineError, UserCodeError, UserError
 
 __all__ = ["Failure", "SeededCollate", "SeededDataset", "few"]
@@ -25,13 +25,13 @@ class _Fetched(NamedTuple):
     """The samples of one batch, and what was asked for, on their way to collate."""
 
     samples: list[Any]
-    fetch: Fetch
+    fetch: BatchRequest
 
 
 class SeededDataset(Dataset[Any]):
     """The user's data set, each sample read with random numbers of its own."""
 
-    def __init__(self, dataset: Any, seeds: Seeds) -> None:
+    def __init__(self, dataset: Any, seeds: SampleSeeder) -> None:
         self.dataset = dataset
         self.seeds = seeds
         #: what went wrong when the worker was started
@@ -53,7 +53,7 @@ class SeededDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, fetch: Fetch) -> _Fetched | Failure:
+    def __getitems__(self, fetch: BatchRequest) -> _Fetched | Failure:
         if self.failure is not None:
             return self.failure
         try:
@@ -65,7 +65,7 @@ class SeededDataset(Dataset[Any]):
             where = f"{name}, reading samples {few(fetch.indices)}{_worker()}{self._out_of_range(error, fetch)}"
             return Failure(UserCodeError, str(UserCodeError.of(where, error)))
 
-    def _out_of_range(self, error: Exception, fetch: Fetch) -> str:
+    def _out_of_range(self, error: Exception, fetch: BatchRequest) -> str:
         length = len(self.dataset) if hasattr(self.dataset, "__len__") else None
         beyond = [index for index in fetch.indices if type(index) is int and length is not None and index >= length]
         if not beyond or not isinstance(error, (IndexError, KeyError)):
@@ -82,7 +82,7 @@ class SeededCollate:
         single: it is given one sample, not a list, as with `batch_size=None`.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], seeds: Seeds, *, single: bool = False) -> None:
+    def __init__(self, collate: Callable[[Any], Any], seeds: SampleSeeder, *, single: bool = False) -> None:
         self.collate, self.seeds, self.single = collate, seeds, single
 
     def __call__(self, fetched: _Fetched | Failure) -> Any:

@@ -11,10 +11,10 @@ from midstride.engine.data.seeded_dataset import Failure
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
 from midstride.engine.processes.lifetime import die_with_parent, end_with
 
-__all__ = ["TiedWorker", "fetched", "lost_workers", "started", "unwatch"]
+__all__ = ["RankBoundWorker", "fetched", "lost_workers", "started", "unwatch"]
 
 
-class TiedWorker:
+class RankBoundWorker:
     """Starts a worker as the user wants, and ties it to its rank: one that is killed must not leave it behind."""
 
     def __init__(self, init: Callable[[int], None] | None) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Generator", "attributes_of", "get_state", "held_generators", "seeder", "set_state", "shared_generators"]
+__all__ = ["Generator", "attributes_of", "find_generators", "get_state", "seeder", "set_state", "shared_generators"]
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -35,7 +35,7 @@ _LIBRARIES = frozenset(
 )
 
 
-def held_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
+def find_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
     """Return the generators that `owner` uses when it is read, by their paths in it.
 
     Looked through: attributes, those of classes and in slots, containers, wrapped data sets, transforms, and of the
@@ -61,7 +61,7 @@ def held_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
 
 def shared_generators(owner: object) -> list[Any]:
     """Return the generators that copies of `owner` share with it: globals, class attributes, closures."""
-    return [generator for path, generator in sorted(held_generators(owner).items()) if _OUTSIDE in path]
+    return [generator for path, generator in sorted(find_generators(owner).items()) if _OUTSIDE in path]
 
 
 def attributes_of(value: object) -> Iterator[tuple[str, Any]]:

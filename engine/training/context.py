@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from midstride.engine.config.options import SnapshotOptions, TrainerOptions
-from midstride.engine.data.loader import Feeds
+from midstride.engine.data.loader import FitLoaders
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.metrics.logger import Logged
 from midstride.engine.modules.callbacks import Callback
@@ -121,7 +121,7 @@ class FitContext(EvaluationContext):
         step: the training step, wrapped by the strategy.
     """
 
-    feeds: Feeds
+    feeds: FitLoaders
     source: object
     samples: SampleAccount
     optimizers: list[Optimizer]

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import torch
 
-from midstride.engine.data.loader import Feed
-from midstride.engine.data.resolve import Loaders
+from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.resolve import LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.training.context import EvaluationContext
@@ -14,7 +14,9 @@ from midstride.engine.training.uneven_ranks import turns, without_trace
 __all__ = ["evaluation_feeds", "predict"]
 
 
-def evaluation_feeds(context: EvaluationContext, stage: Literal["validate", "test"], loaders: Loaders) -> list[Feed]:
+def evaluation_feeds(
+    context: EvaluationContext, stage: Literal["validate", "test"], loaders: LoaderResolver
+) -> list[ResumableLoader]:
     """Bring the module to where it is evaluated, and return what `stage` reads."""
     _ensure_written(context.module, f"{'validation' if stage == 'validate' else stage}_step")
     context.strategy.place(context.module)
@@ -30,7 +32,7 @@ def _ensure_written(module: TrainingModule, step: str) -> None:
         raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Write it.")
 
 
-def predict(context: EvaluationContext, loaders: Loaders) -> list[Any]:
+def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
     """Return what `predict_step` returns for every batch of this rank."""
     context.strategy.place(context.module)
     context.logged.begin("predict")

@@ -7,8 +7,8 @@ from typing import Literal
 from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.data.loader import Feeds
-from midstride.engine.data.resolve import Loaders
+from midstride.engine.data.loader import FitLoaders
+from midstride.engine.data.resolve import LoaderResolver
 from midstride.engine.errors import JobError, WorldError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
@@ -45,7 +45,7 @@ class Fit:
         loaders: what is read.
     """
 
-    def __init__(self, ready: EvaluationContext, loaders: Loaders) -> None:
+    def __init__(self, ready: EvaluationContext, loaders: LoaderResolver) -> None:
         self.context = _put_together(ready, loaders)
         #: takes the snapshots of a fit that is kept
         self.recorder: Recorder | None = None
@@ -145,10 +145,10 @@ class Fit:
         return f"{place}; batches of {training.batch_size}{windows} make {samples * accumulated} samples a step"
 
 
-def _put_together(ready: EvaluationContext, loaders: Loaders) -> FitContext:
+def _put_together(ready: EvaluationContext, loaders: LoaderResolver) -> FitContext:
     """Return what a fit works with: what is read, the optimizers, and the wrapped training step."""
     module, strategy, options = ready.module, ready.strategy, ready.options
-    feeds = Feeds(loaders.training(), loaders.evaluation("validate"))
+    feeds = FitLoaders(loaders.training(), loaders.evaluation("validate"))
     if lazy := lazy_tensors(module):
         raise JobError(lazy)
     strategy.place(module, lambda: ready.to_device(next(feeds.training.batches(0))))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from midstride.engine.data.loader import Feed
+from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.modules.hooks import step_end
 from midstride.engine.session.heartbeat import Phase
@@ -174,7 +174,7 @@ class EvaluationLoop:
         self,
         context: EvaluationContext,
         stage: Literal["validate", "test"],
-        loaders: Sequence[Feed],
+        loaders: Sequence[ResumableLoader],
         recorder: Recorder | None = None,
     ) -> None:
         self.context, self.stage, self.loaders = context, stage, loaders

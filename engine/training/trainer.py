@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from midstride.engine.config.options import SnapshotOptions, TrainerOptions, checked_options, short_precision
-from midstride.engine.data.resolve import Loaders, LoaderSettings
+from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.hooks import unheard
@@ -259,6 +259,6 @@ class Trainer(TrainerState):
             finally:
                 self.context = ready  # the fit before keeps its place
 
-    def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> Loaders:
+    def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:
         settings = LoaderSettings(self.strategy.readers, self.options, self.settings.seed)
-        return Loaders(settings, self.strategy, module, train=train, evaluate=evaluate)
+        return LoaderResolver(settings, self.strategy, module, train=train, evaluate=evaluate)

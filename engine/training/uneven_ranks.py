@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from midstride.engine.data.loader import Feed
+from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.seeds import Generators
 from midstride.engine.state.stateful import Stateful, state_of
@@ -24,7 +24,7 @@ __all__ = ["turns", "without_trace"]
 _NONE = object()  # a batch may be None
 
 
-def turns(context: EvaluationContext, feed: Feed, start: int = 0) -> Iterator[tuple[Any, bool]]:
+def turns(context: EvaluationContext, feed: ResumableLoader, start: int = 0) -> Iterator[tuple[Any, bool]]:
     """Yield the batches of this rank from batch `start` on, and whether it is this rank's turn.
 
     If not, the batch is one to repeat where that is needed, and nothing elsewhere.

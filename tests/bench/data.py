@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.data.dataloader_order import training_loader
-from midstride.engine.data.iterable.loader import IterableFeed
+from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.world import World
 
 BATCH = 32
@@ -101,7 +101,7 @@ def plain(dataset: Data, workers: int) -> Iterator[Any]:
 def ours(dataset: Data, workers: int) -> Iterator[Any]:
     loader: DataLoader[Any] = DataLoader(dataset, BATCH, shuffle=isinstance(dataset, Rows), num_workers=workers)
     if isinstance(dataset, Stream):
-        return IterableFeed(loader, name="the training loader", key=0, limit=1.0).batches(0)
+        return IterableLoader(loader, name="the training loader", key=0, limit=1.0).batches(0)
     return training_loader(loader, World(), seed=0, shard=False, limit=1.0).batches(0)
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 from midstride.engine import Trainer
 from midstride.engine.data.dataloader_order import evaluation_loader, training_loader
-from midstride.engine.data.loader import Feed
+from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.seeds import Generators
@@ -28,7 +28,7 @@ from midstride.engine.world import World
 EPOCHS = 3
 
 
-def feed_of(kind: str, stage: str, *, rank: int = 0, ranks: int = 1, workers: int = 0) -> Feed:
+def feed_of(kind: str, stage: str, *, rank: int = 0, ranks: int = 1, workers: int = 0) -> ResumableLoader:
     """Return what a rank of a new life reads."""
     data: Any = LOADERS[kind](ranks, workers)
     data.rank = rank
@@ -39,13 +39,13 @@ def feed_of(kind: str, stage: str, *, rank: int = 0, ranks: int = 1, workers: in
     return evaluation_loader(loader, World(rank=rank, size=ranks), stage=stage, number=0, **arguments)
 
 
-def written(feed: Feed) -> Any:
+def written(feed: ResumableLoader) -> Any:
     """Return the state of `feed` as a snapshot would give it back."""
     encoded = encode(feed.state_dict())
     return decode(encoded.document, encoded.tensors)
 
 
-def read(feed: Feed, epoch: int, start: int, end: int | None = None) -> list[Any]:
+def read(feed: ResumableLoader, epoch: int, start: int, end: int | None = None) -> list[Any]:
     batches = feed.batches(epoch, start)
     found = [next(batches) for _ in range((len(feed) if end is None else end) - start)]
     batches.close()  # type: ignore[attr-defined]

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, default_collate
 
 from midstride.engine import Trainer
-from midstride.engine.data.loader import Feed
-from midstride.engine.data.resolve import Loaders, LoaderSettings
+from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.testing import run_ranks
@@ -40,11 +40,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", cases, ids=lambda case: "-".join(str(v).replace(" ", "_") for v in case.values()))
 
 
-def feed_of(loaders: Any) -> Feed:
+def feed_of(loaders: Any) -> ResumableLoader:
     """Return the training feed of a single process."""
     trainer = Trainer(strategy="single", max_epochs=1, seed=SEED, enable_progress_bar=False)
     settings = LoaderSettings(trainer.strategy.readers, trainer.options, trainer.settings.seed)
-    return Loaders(settings, trainer.strategy, None, train=loaders).training()
+    return LoaderResolver(settings, trainer.strategy, None, train=loaders).training()
 
 
 def same(ours: Any, theirs: Any) -> bool:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from midstride.engine import CombinedLoader, Trainer, TrainingModule
-from midstride.engine.data.combined import CombinedFeed, Mode
-from midstride.engine.data.loader import Feed
-from midstride.engine.data.resolve import Loaders, LoaderSettings
+from midstride.engine.data.combined import CombinedResumableLoader, Mode
+from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix
 
@@ -40,17 +40,17 @@ class Count(IterableDataset[int]):
         return iter(range(self.samples))
 
 
-def loaders_of(trainer: Trainer, module: Any, **given: Any) -> Loaders:
+def loaders_of(trainer: Trainer, module: Any, **given: Any) -> LoaderResolver:
     settings = LoaderSettings(trainer.strategy.readers, trainer.options, trainer.settings.seed)
-    return Loaders(settings, trainer.strategy, module, **given)
+    return LoaderResolver(settings, trainer.strategy, module, **given)
 
 
-def feed_of(loaders: Any, **options: Any) -> Feed:
+def feed_of(loaders: Any, **options: Any) -> ResumableLoader:
     trainer = Trainer(max_epochs=1, seed=SEED, enable_progress_bar=False, **options)
     return loaders_of(trainer, None, train=loaders).training()
 
 
-def read(feed: Feed, epoch: int, start: int = 0) -> list[Any]:
+def read(feed: ResumableLoader, epoch: int, start: int = 0) -> list[Any]:
     return [plain(batch) for batch in feed.batches(epoch, start)]
 
 
@@ -112,7 +112,7 @@ def test_every_mode_is_its_hand_written_loop_from_any_place(
 def test_unknown_lengths_end_where_known_ones_would(
     mode: Mode, sizes: list[tuple[int, int, bool]], deaths: list[int], limit: float
 ) -> None:
-    def make(known: bool) -> Feed:
+    def make(known: bool) -> ResumableLoader:
         loaders = [
             DataLoader(Numbers(samples) if known or sized else Count(samples), batch_size)
             for samples, batch_size, sized in sizes
@@ -158,7 +158,7 @@ def test_an_evaluation_side_by_side_is_one_loader(mode: Mode) -> None:
 
     feeds = loaders_of(Trainer(max_epochs=1, enable_progress_bar=False), Module()).evaluation("validate")
     assert len(feeds) == (2 if mode == "sequential" else 1)
-    assert isinstance(feeds[0], CombinedFeed) == (mode != "sequential")
+    assert isinstance(feeds[0], CombinedResumableLoader) == (mode != "sequential")
     if mode == "max_size_cycle":
         rows = zip([[0, 1], [2, 3]], cycle([[0, 1]]), strict=False)
         assert read(feeds[0], 0) == [list(row) for row in rows]

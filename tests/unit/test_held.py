@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from midstride.engine.objects.generators import get_state, held_generators, seeder, set_state
+from midstride.engine.objects.generators import find_generators, get_state, seeder, set_state
 from midstride.engine.state.codec import decode, differences, encode
 
 GLOBAL = np.random.default_rng(1)
@@ -136,12 +136,12 @@ HOLDERS: dict[str, tuple[Any, list[str]]] = {
 @pytest.mark.parametrize("name", HOLDERS)
 def test_generators_are_found(name: str) -> None:
     owner, paths = HOLDERS[name]
-    assert list(held_generators(owner)) == paths
+    assert list(find_generators(owner)) == paths
 
 
 def test_what_is_beside_is_left_out() -> None:
     dataset = Plain(rng=GENERATOR)
-    assert not held_generators(Plain(data_source=dataset), beside=dataset)
+    assert not find_generators(Plain(data_source=dataset), beside=dataset)
 
 
 GENERATORS = [

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, ge
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data.iterable import trial
-from midstride.engine.data.iterable.loader import IterableFeed
+from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.iterable.shard import STATE_BYTES
 from midstride.engine.data.iterable.shard_state import Note
-from midstride.engine.data.loader import Feed
+from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.state.codec import differences
 
@@ -77,9 +77,9 @@ class Drawn(Lines):
         return number
 
 
-def feed_of(dataset: Any, batch_size: int | None = 4, *, tries: bool = False, **options: Any) -> Feed:
+def feed_of(dataset: Any, batch_size: int | None = 4, *, tries: bool = False, **options: Any) -> ResumableLoader:
     loader: DataLoader[Any] = DataLoader(dataset, batch_size, **options)
-    return IterableFeed(loader, name="the training loader", key=3, limit=1.0, tries=tries, agree=bool)
+    return IterableLoader(loader, name="the training loader", key=3, limit=1.0, tries=tries, agree=bool)
 
 
 def resumed(dataset: Any, state: dict[str, Any], start: int) -> list[Any]:
@@ -180,7 +180,7 @@ def test_shards_are_dealt_in_turn_and_left_out_where_they_ended(
     if not expected:
         return
 
-    def make() -> Feed:
+    def make() -> ResumableLoader:
         dataset = Lines(samples)
         dataset.virtual_shards = shards  # type: ignore[attr-defined]
         return feed_of(dataset, batch_size, drop_last=drop_last)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from midstride.engine.data.dataloader_order import training_loader
-from midstride.engine.data.map_style import ExactLoader
+from midstride.engine.data.map_style import MapLoader
 from midstride.engine.errors import NotExact
 from midstride.engine.seeds import Generators, mix, rank_seed
 from midstride.engine.state.codec import differences
@@ -51,7 +51,7 @@ class Noisy:
         return [samples, self.draw()]
 
 
-def loader(source: str, *, first: int = 0, rank: int = 0, size: int = 1, **options: Any) -> ExactLoader:
+def loader(source: str, *, first: int = 0, rank: int = 0, size: int = 1, **options: Any) -> MapLoader:
     draw = SOURCES[source]
     plain = DataLoader(Drawn(draw, first), 4 // size, shuffle=True, collate_fn=Noisy(draw), **options)
     return training_loader(plain, World(rank=rank, size=size), seed=5, shard=size > 1, limit=1.0)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data.items import as_items, pack_items, unpack_items
-from midstride.engine.data.sampler_order import Sampled
+from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.data.sampler_state import SamplerState
 from midstride.engine.errors import NotExact
 from midstride.engine.state.codec import decode, differences, encode
@@ -104,11 +104,11 @@ def test_items_come_back_as_they_were(name: str) -> None:
     assert not differences(ITEMS[name], found if isinstance(found, list) else found.tolist())
 
 
-def sampled(sampler: Any) -> Sampled:
-    return Sampled(sampler, range(SAMPLES), 5, "train")
+def sampled(sampler: Any) -> SamplerOrder:
+    return SamplerOrder(sampler, range(SAMPLES), 5, "train")
 
 
-def resumed(first: Sampled, sampler: Any) -> Sampled:
+def resumed(first: SamplerOrder, sampler: Any) -> SamplerOrder:
     """Return the sequence of another life, in the middle of epoch 0 of `first`."""
     encoded = encode(first.state_dict())
     again = sampled(sampler)

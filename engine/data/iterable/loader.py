@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterDataPipe
 
-from midstride.engine.data.iterable.schedule import Asks, Place, Turn, shards_in_turn
-from midstride.engine.data.iterable.shard_state import Ended, Note
+from midstride.engine.data.iterable.schedule import Place, ShardBatch, ShardRequestSampler, shards_in_turn
+from midstride.engine.data.iterable.shard_state import Note, ShardExhausted
 from midstride.engine.data.iterable.shards import ShardReader
-from midstride.engine.data.loader import Feed
-from midstride.engine.data.rng.isolation import MainGeneratorsKept
-from midstride.engine.data.workers import TiedWorker, fetched, started
+from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.rng.isolation import RngIsolation
+from midstride.engine.data.workers import RankBoundWorker, fetched, started
 from midstride.engine.errors import NotExact, UserError
 
-__all__ = ["IterableFeed"]
+__all__ = ["IterableLoader"]
 
 log = logging.getLogger(__name__)
 
 
-class IterableFeed(Feed):
+class IterableLoader(ResumableLoader):
     """A DataLoader over an iterable data set, which can go on in the middle.
 
     The shards are dealt like cards: a batch of each in turn, leaving out those that have ended. That is the order in
@@ -63,7 +63,7 @@ class IterableFeed(Feed):
         self._expected, self._limit = self._limited(len(loader) if hasattr(dataset, "__len__") else None, limit)
         self._workers = loader.num_workers
         self._persistent = loader.persistent_workers
-        self._kept = MainGeneratorsKept()
+        self._kept = RngIsolation()
         self._reader = ShardReader(
             dataset,
             batch_size=loader.batch_size,
@@ -74,7 +74,7 @@ class IterableFeed(Feed):
             where=self.name,
         )
         self._reader.tries = tries
-        self._asks = Asks()
+        self._asks = ShardRequestSampler()
         self._loader = _rebuilt(loader, self._reader, self._asks, key)
         self._place = Place.start(max(1, self.shards))
         self._passes = 0
@@ -153,7 +153,7 @@ class IterableFeed(Feed):
         read, ended = list(state_dict["read"]), list(state_dict["ended"])
         self._place = Place(read, ended, state_dict["turn"], digests=list(digests), before=notes)
 
-    def _read(self, epoch: int, place: Place) -> Iterator[Turn]:
+    def _read(self, epoch: int, place: Place) -> Iterator[ShardBatch]:
         """Read ahead of `place`, in turn."""
         self._passes += 1
         self._tell_replay(place.behind())
@@ -176,12 +176,12 @@ class IterableFeed(Feed):
             shard = next(turns)
             if shard is None or ended[shard]:
                 continue
-            if isinstance(answer, Ended):
+            if isinstance(answer, ShardExhausted):
                 ended[shard] = True
                 news.append(shard)
                 continue
             batch, digest, notes = answer
-            yield Turn(batch, shard, digest, notes, tuple(news))
+            yield ShardBatch(batch, shard, digest, notes, tuple(news))
             news.clear()
 
     def _where(self, epoch: int) -> str:
@@ -190,7 +190,7 @@ class IterableFeed(Feed):
     def _every_rank(self, value: bool) -> bool:
         return value if self._agree is None else self._agree(value)
 
-    def _check_first(self, number: int, first: Turn | None) -> None:
+    def _check_first(self, number: int, first: ShardBatch | None) -> None:
         if self._agree is not None and not self._agree(first is not None):
             what = "no batch" if number == 0 else f"no batch after batch {number}, which the run has trained on"
             raise UserError(f"{self.name} has {what} {'on this' if first is None else 'on another'} rank.")
@@ -210,7 +210,7 @@ class IterableFeed(Feed):
             )
 
 
-def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: Asks, key: int) -> DataLoader[Any]:
+def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: ShardRequestSampler, key: int) -> DataLoader[Any]:
     return DataLoader(
         reader,
         batch_size=None,
@@ -219,7 +219,7 @@ def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: Asks, key: int)
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=TiedWorker(None),
+        worker_init_fn=RankBoundWorker(None),
         multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator().manual_seed(key),
         prefetch_factor=loader.prefetch_factor,

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from midstride.engine.data.iterable.shard_state import Ask, Note
+from midstride.engine.data.iterable.shard_state import Note, ShardRequest
 
-__all__ = ["Asks", "Place", "Turn", "shards_in_turn"]
+__all__ = ["Place", "ShardBatch", "ShardRequestSampler", "shards_in_turn"]
 
 
-class Turn(NamedTuple):
+class ShardBatch(NamedTuple):
     """A batch on its way to the loop, and how the place changes once it is there."""
 
     batch: Any
@@ -45,7 +45,7 @@ class Place:
         """Return that of a pass of which nothing was read."""
         return cls([0] * shards, [False] * shards, digests=[0] * shards)
 
-    def consumed(self, turn: Turn) -> None:
+    def consumed(self, turn: ShardBatch) -> None:
         """Move on by one turn."""
         self.read[turn.shard] += 1
         self.turn = (turn.shard + 1) % len(self.read)
@@ -83,17 +83,17 @@ def shards_in_turn(place: Place, workers: int) -> Iterator[int | None]:
         yield shard if shard < shards and turn >= place.turn else None
 
 
-class Asks:
+class ShardRequestSampler:
     """The sampler: what is asked for, in turn, without end."""
 
     def __init__(self) -> None:
-        self._asks: Iterator[Ask | None] = iter(())
+        self._asks: Iterator[ShardRequest | None] = iter(())
 
     def begin(self, number: int, epoch: int, place: Place, turns: Iterator[int | None]) -> None:
         """Ask for what comes after `place`."""
         self._asks = self._of(number, epoch, list(place.read), _resumed(place), list(place.ended), turns)
 
-    def __iter__(self) -> Iterator[Ask | None]:
+    def __iter__(self) -> Iterator[ShardRequest | None]:
         return self._asks
 
     @staticmethod
@@ -104,12 +104,12 @@ class Asks:
         resumed: dict[int, tuple[Note | None, int | None]],
         ended: list[bool],
         turns: Iterator[int | None],
-    ) -> Iterator[Ask | None]:
+    ) -> Iterator[ShardRequest | None]:
         for shard in turns:
             if shard is None or ended[shard]:
                 yield None
             else:
-                yield Ask(number, epoch, shard, read[shard], *resumed.pop(shard, (None, None)))
+                yield ShardRequest(number, epoch, shard, read[shard], *resumed.pop(shard, (None, None)))
                 read[shard] += 1
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data._utils import worker as torch_worker
 
 from midstride.engine.data.iterable.content_digest import content_digest
-from midstride.engine.data.iterable.shard_state import Ask, Ended, Note
+from midstride.engine.data.iterable.shard_state import Note, ShardExhausted, ShardRequest
 from midstride.engine.data.iterable.sources import Source, replayed, source_of
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.errors import EngineError, NotExact, UserCodeError
@@ -46,7 +46,13 @@ class Shard:
     """
 
     def __init__(
-        self, reader: "ShardReader", ask: Ask, note: Note | None, *, states: int = sys.maxsize, copied: bool = False
+        self,
+        reader: "ShardReader",
+        ask: ShardRequest,
+        note: Note | None,
+        *,
+        states: int = sys.maxsize,
+        copied: bool = False,
     ) -> None:
         self.reader, self.number, self.shard, self.states = reader, ask.number, ask.shard, states
         self.key = mix(mix(reader.key, ask.epoch), ask.shard)
@@ -87,7 +93,7 @@ class Shard:
         """Return the next batch, the digest of all up to it, and the notes that were due."""
         samples = self._next()
         if samples is None:
-            return Ended()
+            return ShardExhausted()
         reader = self.reader
         if reader.collate_draws:
             seed_generators(mix(self.key, 2 * self.position + 1))

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-__all__ = ["Ask", "Ended", "Note"]
+__all__ = ["Note", "ShardExhausted", "ShardRequest"]
 
 
 class Note(NamedTuple):
@@ -21,7 +21,7 @@ class Note(NamedTuple):
     digest: int | None = None
 
 
-class Ask(NamedTuple):
+class ShardRequest(NamedTuple):
     """A batch that is wanted.
 
     Args:
@@ -41,5 +41,5 @@ class Ask(NamedTuple):
     digest: int | None = None
 
 
-class Ended(NamedTuple):
+class ShardExhausted(NamedTuple):
     """The answer where a shard has no batch left."""

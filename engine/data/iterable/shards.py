@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
 from midstride.engine.data.iterable.shard import Shard
-from midstride.engine.data.iterable.shard_state import Ask, Note
+from midstride.engine.data.iterable.shard_state import Note, ShardRequest
 from midstride.engine.data.iterable.trial import Trial, try_stream
 from midstride.engine.data.seeded_dataset import Failure
 from midstride.engine.errors import EngineError
@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class ShardReader(Dataset[Any]):
-    """A data set of answers: to an `Ask` `(batch, digest, notes)`, `Ended` or a `Failure`; to None, None.
+    """A data set whose answer to a `ShardRequest` is `(batch, digest, notes)`, `ShardExhausted` or a `Failure`.
+
+    To None it answers None.
 
     Args:
         dataset: the user's, iterable.
@@ -63,7 +65,7 @@ class ShardReader(Dataset[Any]):
         self._trial: Trial | None = None
         self._open: dict[int, Shard] = {}
 
-    def __getitem__(self, ask: Ask | None) -> Any:
+    def __getitem__(self, ask: ShardRequest | None) -> Any:
         if ask is None:
             return None
         shard = self._open.get(ask.shard)
@@ -80,7 +82,7 @@ class ShardReader(Dataset[Any]):
         finally:
             torch_worker._worker_info = outer
 
-    def _opened(self, ask: Ask) -> Shard:
+    def _opened(self, ask: ShardRequest) -> Shard:
         """Return a shard where `ask` wants it: from its state if that passed, else from its start."""
         if self._trial is None:
             self._trial = self._tried(ask) if self.tries else Trial()
@@ -96,7 +98,7 @@ class ShardReader(Dataset[Any]):
             )
             return Shard(self, ask, None, states=0)
 
-    def _tried(self, ask: Ask) -> Trial:
+    def _tried(self, ask: ShardRequest) -> Trial:
         """Try the stream on copies, and say if its state is of no use."""
         begin = ask._replace(batch=0, note=None, digest=None)
         self.fresh(copied=True)

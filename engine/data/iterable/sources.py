@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch.utils.data import Sampler
 
 from midstride.engine.data.rng.fast_state import seed_generators
-from midstride.engine.data.rng.isolation import MainGeneratorsKept
+from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.errors import NotExact
 from midstride.engine.seeds import mix
 from midstride.engine.state.codec import encode
@@ -172,7 +172,7 @@ class _CountedSampler(Sampler[Any]):
 
     def _blocks(self) -> Iterator[list[Any]]:
         """Draw ahead, so that what the sampler draws does not depend on what the data set draws between."""
-        kept = MainGeneratorsKept()
+        kept = RngIsolation()
         iterator: Iterator[Any] = iter(())
         for number in count():
             with kept:

@@ -18,11 +18,11 @@ from midstride.engine.data.rng.fast_state import (
     seed_generators,
 )
 
-__all__ = ["MainGeneratorsKept", "private_generators"]
+__all__ = ["RngIsolation", "seeded_rng"]
 
 
 @contextmanager
-def private_generators(seed: int) -> Iterator[None]:
+def seeded_rng(seed: int) -> Iterator[None]:
     """Seed torch, numpy and `random` for what runs within, and put them back."""
     before = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
     seed_generators(seed)
@@ -34,7 +34,7 @@ def private_generators(seed: int) -> Iterator[None]:
         random.setstate(before[2])
 
 
-class MainGeneratorsKept:
+class RngIsolation:
     """Leaves the main process's generators as they were, for data that are read in it.
 
     Reading numpy's whole state costs 40 us, so it is read only when a look at its words says
@@ -49,7 +49,7 @@ class MainGeneratorsKept:
         self.before: Peeks
         self.after: Peeks | None = None
 
-    def __enter__(self) -> "MainGeneratorsKept":
+    def __enter__(self) -> "RngIsolation":
         self.before, self.after = peeks(), None
         words = self.before[1]
         if words != self._numpy_words or self._numpy_state["has_gauss"]:

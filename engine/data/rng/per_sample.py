@@ -17,14 +17,14 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from midstride.engine.data.order import Fetch
+from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.fast_state import SEED, Peeks, moved, peeks
-from midstride.engine.data.rng.repeatability import is_same
+from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.errors import NotExact
-from midstride.engine.objects.generators import held_generators, seeder
+from midstride.engine.objects.generators import find_generators, seeder
 from midstride.engine.seeds import mix
 
-__all__ = ["Rng", "Seeds"]
+__all__ = ["Rng", "SampleSeeder"]
 
 #: "lazy": numbers of its own for every sample, by whom it is read as may be; "batch": one seed for a whole batch
 Rng = Literal["lazy", "batch"]
@@ -40,8 +40,8 @@ _NOT_REPEATABLE = (
 )
 
 
-class Seeds:
-    """Seeds for the samples and the collation of a batch, for the generators that the data turn out to use.
+class SampleSeeder:
+    """Seeds of the samples and the collation of a batch, for the generators that the data turn out to use.
 
     Args:
         rng: what a seed is for.
@@ -51,8 +51,8 @@ class Seeds:
     def __init__(self, rng: Rng = "lazy", *, shared: bool = False) -> None:
         self._rng = rng
         self._used = [False, False, False]  # torch, numpy, random
-        self._held = _Held()
-        self._held_by_collate = _Held()
+        self._held = _OwnedGenerators()
+        self._held_by_collate = _OwnedGenerators()
         #: the last look at the generators, if nothing can have moved them since: a look costs 8 us
         self.seen: Peeks | None = None
         #: whether nothing has drawn so far: then one look, after collate, is for a whole batch
@@ -71,7 +71,7 @@ class Seeds:
     def collate_drew(self, drew: bool) -> None:
         self._collate_drew.fill_(drew)
 
-    def samples(self, fetch: Fetch, dataset: Any) -> list[Any]:
+    def samples(self, fetch: BatchRequest, dataset: Any) -> list[Any]:
         """Return the samples of one batch, each read as if it were alone in the world.
 
         Raises:
@@ -110,10 +110,10 @@ class Seeds:
 
     def _compare(self, sample: Any, again: Any, dataset: Any, index: Any) -> None:
         self.seen = None
-        if not is_same(sample, again):
+        if not is_repeatable(sample, again):
             raise NotExact(_NOT_REPEATABLE.format(dataset=type(dataset).__name__, index=index))
 
-    def collate(self, fetch: Fetch, samples: list[Any], collate: Callable[[list[Any]], T]) -> T:
+    def collate(self, fetch: BatchRequest, samples: list[Any], collate: Callable[[list[Any]], T]) -> T:
         """Return `collate(samples)` with the random numbers of the batch."""
         if self._unseen is not None:
             (before, dataset), self._unseen = self._unseen, None
@@ -166,7 +166,7 @@ def _read(dataset: Any, indices: list[Any]) -> list[Any]:
     return list(many(indices)) if many else [dataset[index] for index in indices]
 
 
-class _Held:
+class _OwnedGenerators:
     """The seeders of what one object holds, found where it is read: in a worker that is a copy."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class _Held:
 
     def of(self, owner: object) -> _Seeders:
         if self.seeders is None:
-            self.seeders = [seeder(generator) for _, generator in sorted(held_generators(owner).items())]
+            self.seeders = [seeder(generator) for _, generator in sorted(find_generators(owner).items())]
         return self.seeders
 
     def grew(self, owner: object) -> bool:

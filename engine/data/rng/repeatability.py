@@ -8,12 +8,12 @@ from torch import Tensor
 
 from midstride.engine.state.codec import differences
 
-__all__ = ["is_same"]
+__all__ = ["is_repeatable"]
 
 _KNOWN = (Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
 
 
-def is_same(a: Any, b: Any, deep: int = 8) -> bool:
+def is_repeatable(a: Any, b: Any, deep: int = 8) -> bool:
     """Return whether `a` and `b` have the same bits; objects of unknown kinds are compared by their attributes.
 
     Args:
@@ -28,7 +28,7 @@ def is_same(a: Any, b: Any, deep: int = 8) -> bool:
     if deep == 0:
         return True
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(is_same(a[key], b[key], deep - 1) for key in a)
+        return a.keys() == b.keys() and all(is_repeatable(a[key], b[key], deep - 1) for key in a)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(is_same(left, right, deep - 1) for left, right in zip(a, b, strict=True))
-    return is_same(dict(getattr(a, "__dict__", {})), dict(getattr(b, "__dict__", {})), deep - 1)
+        return len(a) == len(b) and all(is_repeatable(left, right, deep - 1) for left, right in zip(a, b, strict=True))
+    return is_repeatable(dict(getattr(a, "__dict__", {})), dict(getattr(b, "__dict__", {})), deep - 1)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from midstride.engine.code_origin import is_users
-from midstride.engine.data.loader import Feeds
+from midstride.engine.data.loader import FitLoaders
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.digest import beside
@@ -76,7 +76,7 @@ def _is_plain(value: object) -> bool:
     return type(value).__module__ in ("builtins", "collections", "numpy", "torch") and not isinstance(value, Generator)
 
 
-def _data_of(feeds: Feeds, source: object) -> dict[str, Any]:
+def _data_of(feeds: FitLoaders, source: object) -> dict[str, Any]:
     """Return the objects of the user's that data are read from in the main process, by name."""
     found: dict[str, Any] = {"module": source} if isinstance(source, DataModule) else {}
     for name, loader in _loaders(feeds).items():
@@ -95,14 +95,14 @@ def _users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
         yield name, dataset
 
 
-def _sampler_roots(feeds: Feeds) -> Iterator[Root]:
+def _sampler_roots(feeds: FitLoaders) -> Iterator[Root]:
     """Yield what samplers of the user's hold; their state is part of their loader's."""
     for name, loader in _loaders(feeds).items():
         if not isinstance(loader, DataLoader) and is_users(type(loader)):
             yield Root("samplers", name, dict(vars(loader)))
 
 
-def _loaders(feeds: Feeds) -> dict[str, Any]:
+def _loaders(feeds: FitLoaders) -> dict[str, Any]:
     """Return every loader and sampler of `feeds`, by name."""
     named = {"training": feeds.training, **{f"validation {n}": feed for n, feed in enumerate(feeds.validation)}}
     loaders: dict[str, Any] = {}

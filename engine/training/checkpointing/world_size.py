@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstride.engine.data.loader import Feed, Feeds
+from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.errors import NotExact
 from midstride.engine.state.stateful import Reshardable, Stateful
 
@@ -50,7 +50,7 @@ class Start:
     validation: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, feeds: Feeds, size: int) -> "Start":
+    def of(cls, feeds: FitLoaders, size: int) -> "Start":
         """Return how `feeds` are cut now."""
         return cls(size, feeds.training.batch_size, tuple(feed.batch_size for feed in feeds.validation))
 
@@ -64,7 +64,7 @@ class Start:
         return cls(facts["size"], facts["batch_size"], tuple(facts["validation"]))
 
 
-def fit_feeds(feeds: Feeds, start: Start, *, was: int, size: int, validating: bool, where: str) -> None:
+def fit_feeds(feeds: FitLoaders, start: Start, *, was: int, size: int, validating: bool, where: str) -> None:
     """Cut the global batches of a run that began as `start` for `size` ranks; it goes on from one of `was`.
 
     Raises:
@@ -82,7 +82,7 @@ def fit_feeds(feeds: Feeds, start: Start, *, was: int, size: int, validating: bo
             _fit(feed, name, start.size, batch_size, was=was, size=size, where=where)
 
 
-def _check_place(feed: Feed, name: str, began: int, batch_size: int | None, size: int, where: str) -> None:
+def _check_place(feed: ResumableLoader, name: str, began: int, batch_size: int | None, size: int, where: str) -> None:
     now = feed.batch_size
     if batch_size is not None and now is not None and now * size != batch_size * began:
         raise NotExact(
@@ -92,7 +92,9 @@ def _check_place(feed: Feed, name: str, began: int, batch_size: int | None, size
         )
 
 
-def _fit(feed: Feed, name: str, began: int, batch_size: int | None, *, was: int, size: int, where: str) -> None:
+def _fit(
+    feed: ResumableLoader, name: str, began: int, batch_size: int | None, *, was: int, size: int, where: str
+) -> None:
     if was != size and feed.fixed_world is not None:
         raise NotExact(
             f"{where} was taken by {was} processes, this world has {size}, and the {name} loader can go on with {was} "
