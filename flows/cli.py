@@ -17,7 +17,7 @@ from midstride.engine.cli.champions import listeners
 from midstride.engine.cli.output import busy, show_error
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
-from midstride.engine.registry.nightly import faults_of_night
+from midstride.engine.registry.nightly import nightly_errors
 from midstride.flows.rollback_event import tell_rolled_back
 
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
@@ -74,7 +74,7 @@ def nightly(
 
     loaded = load(job, overrides, accepted)
     date = date or datetime.now().strftime("%Y-%m-%d")
-    if faults := faults_of_night(loaded, date):
+    if faults := nightly_errors(loaded, date):
         raise JobError.of(job, faults)
     quiet()
     screen = Screen(bar=loaded.trainer.enable_progress_bar)

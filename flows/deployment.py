@@ -18,7 +18,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.yaml_file import apply_overrides
 from midstride.engine.errors import JobError
 from midstride.engine.jobs.portability import relative_paths
-from midstride.engine.registry.nightly import faults_of_night
+from midstride.engine.registry.nightly import nightly_errors
 from midstride.flows.serve import serve_until_asked
 from midstride.flows.server import need_server
 
@@ -88,7 +88,7 @@ def _deployment(
     schedule = _schedule(cron, timezone, faults)
     faults += relative_paths(job)
     if flow == "nightly":
-        faults += faults_of_night(job)
+        faults += nightly_errors(job)
     if faults:
         raise JobError.of(f"deployment {name} of job {job.name}", faults)
     return RunnerDeployment.from_flow(

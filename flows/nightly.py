@@ -7,12 +7,12 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.registry.nightly import DATE, Night
+from midstride.engine.registry.nightly import DATE, NightlyRun
 from midstride.engine.registry.report import NightReport
 from midstride.flows.train import as_deployed, attempts_so_far, launched, prepared
-from midstride.tasks.compare import judge_challenger
+from midstride.tasks.compare import compare_and_promote
 from midstride.tasks.credentials import credentials_of
-from midstride.tasks.nightly_report import publish_night
+from midstride.tasks.nightly_report import publish_nightly_report
 from midstride.tasks.report import publish_report
 
 __all__ = ["nightly"]
@@ -35,14 +35,14 @@ def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData =
     """
     as_deployed(job)
     with credentials_of(job):
-        night = Night.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
+        night = NightlyRun.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
         if decision := night.decision():
-            return publish_night(night, decision)
+            return publish_nightly_report(night, decision)
         forgiven = attempts_so_far(night.job, night.run)
         data = prepared(night.job)
         if if_new_data and not night.is_new(data):
-            return publish_night(night)
+            return publish_nightly_report(night)
         launched(night.job, night.run, forgiven)
-        decision = judge_challenger(night, data)
+        decision = compare_and_promote(night, data)
         publish_report(night.job, night.run, decision.challenger)
-        return publish_night(night, decision)
+        return publish_nightly_report(night, decision)

@@ -1,13 +1,13 @@
 """What Prefect's server hears of `midstride champion rollback`, which itself needs no Prefect."""
 
-from midstride.engine.registry.registry import Champion, Line
+from midstride.engine.registry.registry import Champion, ModelRegistry
 
 __all__ = ["tell_rolled_back"]
 
 _TELLING_S = 10.0
 
 
-def tell_rolled_back(line: Line, left: Champion, back: Champion) -> None:
+def tell_rolled_back(line: ModelRegistry, left: Champion, back: Champion) -> None:
     """Let automations know which champion is back, where a server is configured; the roll-back is done in any case."""
     from midstride.flows.terminal import quiet
 

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from midstride.engine.formatting import format_number, format_seconds
-from midstride.engine.registry.comparison import Decision
+from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.report import NightReport
 from midstride.engine.runs.markdown import facts_of, lost_steps
 from midstride.engine.runs.report import Report
@@ -100,7 +100,7 @@ def show_night(console: Console, report: NightReport) -> None:
         console.print(f"{'go back':>12}  midstride champion rollback {escape(store)}", highlight=False, soft_wrap=True)
 
 
-def _tests(decision: Decision) -> Table:
+def _tests(decision: PromotionDecision) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("test", "challenger", "champion"):
         table.add_column(column, justify="left" if column == "test" else "right")

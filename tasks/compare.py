@@ -8,13 +8,13 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from midstride.engine.errors import Overtaken
 from midstride.engine.jobs.isolated import run_errand
-from midstride.engine.registry.comparison import Decision
-from midstride.engine.registry.nightly import Night
+from midstride.engine.registry.comparison import PromotionDecision
+from midstride.engine.registry.nightly import NightlyRun
 from midstride.engine.storage.listing import Manifest
 from midstride.tasks.events import ModelPromoted, emit
 from midstride.tasks.resources import model
 
-__all__ = ["judge_challenger"]
+__all__ = ["compare_and_promote"]
 
 
 def _was_overtaken(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
@@ -28,7 +28,7 @@ def _was_overtaken(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -
     retries=10,
     retry_condition_fn=_was_overtaken,
 )
-def judge_challenger(night: Night, data: Manifest) -> Decision:
+def compare_and_promote(night: NightlyRun, data: Manifest) -> PromotionDecision:
     """Compare the night's run with the champion on the same test data; promote it if it is better.
 
     Another night may promote meanwhile: then this one is told, and compares again, with the new champion.

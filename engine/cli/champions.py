@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from midstride.engine.errors import UserError
-from midstride.engine.registry.registry import FOLDER, Champion, Line
+from midstride.engine.registry.registry import FOLDER, Champion, ModelRegistry
 from midstride.engine.storage.store import Store
 
 __all__ = ["champion", "listeners"]
@@ -22,7 +22,7 @@ Job = Annotated[str | None, Parameter(help="Name of the job, where the store has
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
 
 #: who else hears of a roll-back: the line, who left, who is back. `midstride` tells Prefect's server
-listeners: list[Callable[[Line, Champion, Champion], object]] = []
+listeners: list[Callable[[ModelRegistry, Champion, Champion], object]] = []
 
 champion = App(name="champion", help="See whose weights are in charge of a job, or go back to those before.")
 
@@ -69,7 +69,7 @@ def rollback(url: Url, *, job: Job = None) -> int:
     return 0
 
 
-def _lines(url: str, job: str | None) -> list[Line]:
+def _lines(url: str, job: str | None) -> list[ModelRegistry]:
     store = Store.open(url)
     with store.errors_explained("read"):
         names = store.list(FOLDER)
@@ -77,10 +77,10 @@ def _lines(url: str, job: str | None) -> list[Line]:
         raise UserError(f"{url} has no champions: name the store of all runs, the folder above those of the runs.")
     if job is not None and job not in names:
         raise UserError(f"{url} has no champion of a job {job!r}; it has those of {', '.join(names)}.")
-    return [Line(store.at(f"{FOLDER}/{name}")) for name in names if job in (None, name)]
+    return [ModelRegistry(store.at(f"{FOLDER}/{name}")) for name in names if job in (None, name)]
 
 
-def _only(url: str, job: str | None) -> Line:
+def _only(url: str, job: str | None) -> ModelRegistry:
     lines = _lines(url, job)
     if len(lines) > 1:
         raise UserError(
@@ -89,14 +89,14 @@ def _only(url: str, job: str | None) -> Line:
     return lines[0]
 
 
-def _current(line: Line) -> Champion:
+def _current(line: ModelRegistry) -> Champion:
     found = line.current()
     if found is None:  # its weights were copied, and then it was killed
         raise UserError(f"{line.name} has no champion yet")
     return found
 
 
-def _described(line: Line, one: Champion) -> dict[str, Any]:
+def _described(line: ModelRegistry, one: Champion) -> dict[str, Any]:
     why = one.decision.why if one.decision else "rolled back to"
     promoted = datetime.fromtimestamp(one.time).strftime("%Y-%m-%d %H:%M:%S")
     decision = one.decision and one.decision.model_dump()

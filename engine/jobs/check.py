@@ -10,7 +10,7 @@ from midstride.engine.errors import EngineError, JobError, UserCodeError
 from midstride.engine.jobs.build import build_data, build_module, build_trainer
 from midstride.engine.jobs.dry_run import rehearse
 from midstride.engine.modules.module import DataModule, TrainingModule
-from midstride.engine.registry.nightly import dated, faults_of_night, is_nightly, metric_of
+from midstride.engine.registry.nightly import is_nightly, metric_of, nightly_errors, with_date
 from midstride.engine.storage.store import Store
 
 __all__ = ["faults_in"]
@@ -31,8 +31,8 @@ def faults_in(job: TrainingJob, date: str | None = None) -> list[str]:
     faults, judged_by = [], ""
     if date is not None or is_nightly(job):
         date = date or datetime.now().strftime("%Y-%m-%d")
-        faults, judged_by = faults_of_night(job, date), metric_of(job) if job.monitor else ""
-        job = dated(job, date)
+        faults, judged_by = nightly_errors(job, date), metric_of(job) if job.monitor else ""
+        job = with_date(job, date)
     module = _collect(faults, "building the module", partial(build_module, job))
     data = _collect(faults, "building the data", partial(build_data, job))
     _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())

@@ -9,7 +9,7 @@ from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import NoLoss
 from midstride.engine.jobs.build import build_trainer
 from midstride.engine.modules.module import DataModule, TrainingModule
-from midstride.engine.registry.comparison import lacking
+from midstride.engine.registry.comparison import missing_metric
 from midstride.engine.training.trainer import Trainer
 
 __all__ = ["rehearse"]
@@ -36,7 +36,7 @@ def rehearse(job: TrainingJob, module: TrainingModule, data: DataModule, *, judg
         trainer = _fitted(job, module, data)
         if type(module).test_step is not TrainingModule.test_step:
             tested = trainer.test(module, data)
-    faults = lacking(tested, judged_by) if judged_by else []
+    faults = missing_metric(tested, judged_by) if judged_by else []
     if job.monitor is not None and trainer.last_fit is not None and not trainer.last_fit.context.feeds.validation:
         where = f"{job.data} needs a val_dataloader"
         faults.append(f"monitor: {job.monitor.metric} is looked at after a validation, and there is none: {where}")

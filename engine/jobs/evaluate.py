@@ -6,7 +6,7 @@ from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.jobs.build import build_data, build_module
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.registry.registry import Line
+from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights_index import newest_weights
 from midstride.engine.storage.store import Store
@@ -33,7 +33,7 @@ def compare(job: TrainingJob, run: str) -> dict[str, Any]:
     Returns:
         {"challenger": values, "weights": "best" or "last", "champion": values or None, "over": its number or None}
     """
-    line = Line.of(job)
+    line = ModelRegistry.of(job)
     champion = line.current()
     theirs = None
     if champion is not None:

@@ -9,10 +9,10 @@ from midstride.engine.config.options import Options
 from midstride.engine.errors import JobError
 from midstride.engine.formatting import format_number
 
-__all__ = ["Decision", "decide", "lacking"]
+__all__ = ["PromotionDecision", "compare", "missing_metric"]
 
 
-class Decision(Options):
+class PromotionDecision(Options):
     """What a night came to."""
 
     promoted: bool
@@ -25,7 +25,7 @@ class Decision(Options):
     over: int | None = Field(None, description="Number of the champion it was compared with; none if there was none.")
 
 
-def decide(
+def compare(
     challenger: dict[str, float],
     champion: dict[str, float] | None,
     *,
@@ -33,10 +33,10 @@ def decide(
     mode: Literal["min", "max"],
     margin: float = 0.0,
     over: int | None = None,
-) -> Decision:
+) -> PromotionDecision:
     """Compare two tests on the same data.
 
-    >>> decide({"acc": 0.93}, {"acc": 0.91}, metric="acc", mode="max", margin=0.01).why
+    >>> compare({"acc": 0.93}, {"acc": 0.91}, metric="acc", mode="max", margin=0.01).why
     'acc 0.93 against 0.91: better by 0.02, more than the margin of 0.01'
 
     Args:
@@ -52,7 +52,7 @@ def decide(
     """
     new, old = _value(challenger, metric), None if champion is None else _value(champion, metric)
     promoted, why = _judge(new, old, mode, margin)
-    return Decision(
+    return PromotionDecision(
         promoted=promoted,
         why=f"{metric} {format_number(new)}{'' if old is None else f' against {format_number(old)}'}: {why}",
         metric=metric,
@@ -80,12 +80,12 @@ def _judge(new: float, old: float | None, mode: Literal["min", "max"], margin: f
 
 
 def _value(values: dict[str, float], metric: str) -> float:
-    if faults := lacking(values, metric):
+    if faults := missing_metric(values, metric):
         raise JobError(faults[0])
     return values[metric]
 
 
-def lacking(values: dict[str, float], metric: str) -> list[str]:
+def missing_metric(values: dict[str, float], metric: str) -> list[str]:
     """Return a message that a test did not log `metric`; nothing if it did."""
     if metric in values:
         return []

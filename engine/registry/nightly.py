@@ -14,20 +14,20 @@ from typing import Any, Self
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
-from midstride.engine.registry.comparison import Decision, decide
-from midstride.engine.registry.registry import Line
+from midstride.engine.registry.comparison import PromotionDecision, compare
+from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.listing import Manifest
 from midstride.engine.storage.store import Store
 
-__all__ = ["DATE", "Night", "dated", "faults_of_night", "is_nightly", "metric_of"]
+__all__ = ["DATE", "NightlyRun", "is_nightly", "metric_of", "nightly_errors", "with_date"]
 
 #: 2026-03-01, or 2026-03-01T1400 where data come more than once a day
 DATE = r"\d{4}-\d{2}-\d{2}(T\d{2}(\d{2})?)?"
 _PLACE = "{date}"
 
 
-class Night:
+class NightlyRun:
     """A night that was begun.
 
     Args:
@@ -38,7 +38,7 @@ class Night:
 
     def __init__(self, job: TrainingJob, date: str, run: str) -> None:
         self.job, self.date, self.run = job, date, run
-        self.line = Line.of(job)
+        self.line = ModelRegistry.of(job)
         self._store = Store.open(job.run_url(run), job.store_terms)
 
     @classmethod
@@ -48,9 +48,9 @@ class Night:
         Raises:
             JobError: the date is none, or the job lacks what a night needs.
         """
-        if faults := faults_of_night(job, date):
+        if faults := nightly_errors(job, date):
             raise JobError.of(f"job {job.name}", faults)
-        night = cls(dated(job, date), date, f"{job.name}-{date}")
+        night = cls(with_date(job, date), date, f"{job.name}-{date}")
         with night._store.errors_explained("written"):
             champion = night.line.current() if job.nightly.warm_start else None
             plan = {"date": date, "champion": champion and champion.number, "time": time.time()}
@@ -66,12 +66,12 @@ class Night:
         """Where the run lives."""
         return self._store.url
 
-    def decision(self) -> Decision | None:
+    def decision(self) -> PromotionDecision | None:
         """Return what the night came to; None if it is not over."""
         found = _read(self._store, "decision.json")
-        return Decision.model_validate(found["decision"]) if found else None
+        return PromotionDecision.model_validate(found["decision"]) if found else None
 
-    def decide(self, compared: Mapping[str, Any]) -> Decision:
+    def decide(self, compared: Mapping[str, Any]) -> PromotionDecision:
         """Promote the run if it is better; a night that did so before has done so.
 
         Args:
@@ -84,7 +84,7 @@ class Night:
         if done := self.line.promoted(self.run):
             assert done.decision is not None
             return done.decision
-        decision = decide(
+        decision = compare(
             compared["challenger"],
             compared["champion"],
             metric=metric_of(self.job),
@@ -96,7 +96,7 @@ class Night:
             self.line.promote(self.job, self.run, compared["weights"], decision)
         return decision
 
-    def close(self, decision: Decision, data: Manifest) -> None:
+    def close(self, decision: PromotionDecision, data: Manifest) -> None:
         """Write down what the night came to, and on which data."""
         self._store.write(
             "decision.json", encode_document({"decision": decision.model_dump(), "data": data, "time": time.time()})
@@ -131,7 +131,7 @@ def metric_of(job: TrainingJob) -> str:
     return job.nightly.metric or re.sub(r"^val(?![a-zA-Z])", "test", job.monitor.metric)
 
 
-def faults_of_night(job: TrainingJob, date: str | None = None) -> list[str]:
+def nightly_errors(job: TrainingJob, date: str | None = None) -> list[str]:
     """Return messages on what keeps `job` from being trained nightly, and `date` from being one."""
     faults = []
     if date is not None and not _is_date(date):
@@ -145,10 +145,10 @@ def faults_of_night(job: TrainingJob, date: str | None = None) -> list[str]:
 
 def is_nightly(job: TrainingJob) -> bool:
     """Whether `job` is meant for nights: it says how they are judged, or has the date in its arguments."""
-    return "nightly" in job.model_fields_set or dated(job, "") != job
+    return "nightly" in job.model_fields_set or with_date(job, "") != job
 
 
-def dated(job: TrainingJob, date: str) -> TrainingJob:
+def with_date(job: TrainingJob, date: str) -> TrainingJob:
     """Return `job` with `date` where its arguments have "{date}"."""
     arguments = {key: _filled(getattr(job, key), date) for key in ("module_args", "data_args")}
     return job.model_copy(update=arguments)

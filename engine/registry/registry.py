@@ -14,12 +14,12 @@ from uuid import uuid4
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import Overtaken, SnapshotDamaged, SnapshotMissing, UserError
-from midstride.engine.registry.comparison import Decision
+from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.snapshots.weights_index import COPY, newest_weights
 from midstride.engine.storage.checksums import check_digest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 
-__all__ = ["FOLDER", "Champion", "Line"]
+__all__ = ["FOLDER", "Champion", "ModelRegistry"]
 
 FOLDER = "_champions"
 
@@ -43,11 +43,11 @@ class Champion:
     module: str
     module_args: dict[str, Any]
     before: int | None
-    decision: Decision | None
+    decision: PromotionDecision | None
     time: float
 
 
-class Line:
+class ModelRegistry:
     """The champions of one job.
 
     Args:
@@ -58,7 +58,7 @@ class Line:
         self._store = store
 
     @classmethod
-    def of(cls, job: TrainingJob) -> "Line":
+    def of(cls, job: TrainingJob) -> "ModelRegistry":
         """Return the line of `job`, in its store."""
         return cls(Store.open(f"{job.store_url}/{FOLDER}/{job.name}", job.store_terms))
 
@@ -88,7 +88,7 @@ class Line:
             found = decode_document(self._store.read(path), where)
         except FileNotFoundError as error:
             raise SnapshotDamaged(f"{where} is missing: put it back") from error
-        decision = found["decision"] and Decision.model_validate(found["decision"])
+        decision = found["decision"] and PromotionDecision.model_validate(found["decision"])
         known = {key: found[key] for key in ("number", "run", "module", "module_args", "before", "time")}
         return Champion(**known, decision=decision)
 
@@ -101,7 +101,7 @@ class Line:
         found = [one for one in self.champions() if one.run == run and one.decision]
         return found[-1] if found else None
 
-    def promote(self, job: TrainingJob, run: str, weights: str, decision: Decision) -> Champion:
+    def promote(self, job: TrainingJob, run: str, weights: str, decision: PromotionDecision) -> Champion:
         """Make `run` the champion, in one step: no reader sees none or two.
 
         Args:
@@ -138,7 +138,7 @@ class Line:
         module: str,
         module_args: dict[str, Any],
         before: int | None,
-        decision: Decision | None,
+        decision: PromotionDecision | None,
     ) -> Champion:
         champion = Champion((over or 0) + 1, run, module, module_args, before, decision, time.time())
         document = {**asdict(champion), "decision": decision and decision.model_dump(), "nonce": uuid4().hex}

@@ -4,8 +4,8 @@ from pydantic import Field
 
 from midstride.engine.config.options import Options
 from midstride.engine.formatting import format_number
-from midstride.engine.registry.comparison import Decision
-from midstride.engine.registry.nightly import Night
+from midstride.engine.registry.comparison import PromotionDecision
+from midstride.engine.registry.nightly import NightlyRun
 
 __all__ = ["NightReport", "markdown_of_night", "report_of_night"]
 
@@ -17,7 +17,7 @@ class NightReport(Options):
     date: str
     run: str
     url: str
-    decision: Decision | None = Field(None, description="None where there was nothing new to train on.")
+    decision: PromotionDecision | None = Field(None, description="None where there was nothing new to train on.")
     champion: str = Field("", description="The run that is champion now.")
     weights: str = Field("", description="Where its weights are.")
 
@@ -31,7 +31,7 @@ class NightReport(Options):
         return f"{self.champion or 'no run'} stays champion: {self.decision.why}"
 
 
-def report_of_night(night: Night, decision: Decision | None) -> NightReport:
+def report_of_night(night: NightlyRun, decision: PromotionDecision | None) -> NightReport:
     """Return the report of `night`, with the champion as of now."""
     champion = night.line.current()
     return NightReport(
@@ -57,7 +57,7 @@ def markdown_of_night(report: NightReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _values(decision: Decision) -> str:
+def _values(decision: PromotionDecision) -> str:
     lines = ["| test | challenger | champion |", "| --- | --- | --- |"]
     for name in sorted({*decision.challenger, *decision.champion}):
         both = (values.get(name) for values in (decision.challenger, decision.champion))

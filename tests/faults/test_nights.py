@@ -14,9 +14,9 @@ from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.jobs.build import build_data, build_module, build_trainer
 from midstride.engine.jobs.evaluate import compare
 from midstride.engine.jobs.prepare import prepare
-from midstride.engine.registry.comparison import Decision
-from midstride.engine.registry.nightly import Night
-from midstride.engine.registry.registry import Line
+from midstride.engine.registry.comparison import PromotionDecision
+from midstride.engine.registry.nightly import NightlyRun
+from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.testing import run_ranks
 
 
@@ -36,10 +36,10 @@ class Nights(House):
         self.plan = FaultPlan(folder / "faults")
         self.codes: list[int] = []
 
-    def begin(self, day: int, *overrides: str) -> Night:
-        return Night.begin(self.job(*overrides), self.date(day))
+    def begin(self, day: int, *overrides: str) -> NightlyRun:
+        return NightlyRun.begin(self.job(*overrides), self.date(day))
 
-    def night(self, day: int, *overrides: str) -> Decision:
+    def night(self, day: int, *overrides: str) -> PromotionDecision:
         night = self.begin(day, *overrides)
         self.codes = []
         if decision := night.decision():
@@ -49,7 +49,7 @@ class Nights(House):
         night.close(decision, data)
         return decision
 
-    def train(self, night: Night) -> dict[str, object]:
+    def train(self, night: NightlyRun) -> dict[str, object]:
         """Give the night's run lives until one comes to the end; return what comparing it gave."""
         path = self.folder / f"{night.run}.json"
         self.codes = []
@@ -106,7 +106,7 @@ def test_ten_nights(house: Nights) -> None:
     assert house.reigning() == (3, "level-2026-03-07")
 
     # A person does not like it and goes back; the same night once more does not bring it back.
-    Line.of(house.job()).roll_back()
+    ModelRegistry.of(house.job()).roll_back()
     house.night(7)
     assert house.reigning() == (4, "level-2026-03-03")
 

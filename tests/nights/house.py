@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.registry.registry import Line
+from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.session.attempts import Ledger
 from midstride.engine.storage.store import Store
 
@@ -45,7 +45,7 @@ class House:
 
     def reigning(self) -> tuple[int, str]:
         """Return the champion's number and the run it came from."""
-        champion = Line.of(self.job()).current()
+        champion = ModelRegistry.of(self.job()).current()
         assert champion is not None
         return champion.number, champion.run
 

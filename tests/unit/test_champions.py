@@ -11,9 +11,9 @@ from unit.test_cli import run as command
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, Overtaken, SnapshotDamaged, UserError
-from midstride.engine.registry.comparison import Decision, decide
-from midstride.engine.registry.nightly import Night, faults_of_night, metric_of
-from midstride.engine.registry.registry import Line
+from midstride.engine.registry.comparison import PromotionDecision, compare
+from midstride.engine.registry.nightly import NightlyRun, metric_of, nightly_errors
+from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.storage.checksums import digest_of, encode_document
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
@@ -51,12 +51,12 @@ def keep_weights(job: TrainingJob, run: str) -> None:
 
 def promote(job: TrainingJob, run: str, over: int | None) -> None:
     keep_weights(job, run)
-    decision = Decision(promoted=True, why="", metric="acc", mode="max", margin=0, challenger={}, over=over)
-    Line.of(job).promote(job, run, "best", decision)
+    decision = PromotionDecision(promoted=True, why="", metric="acc", mode="max", margin=0, challenger={}, over=over)
+    ModelRegistry.of(job).promote(job, run, "best", decision)
 
 
 def reigning(job: TrainingJob) -> str | None:
-    champion = Line.of(job).current()
+    champion = ModelRegistry.of(job).current()
     return champion and champion.run
 
 
@@ -85,14 +85,14 @@ def test_only_the_better_one_is_promoted(
     new: float, old: float | None, mode: Any, margin: float, promoted: bool
 ) -> None:
     champion = None if old is None else {"acc": old}
-    decision = decide({"acc": new}, champion, metric="acc", mode=mode, margin=margin)
+    decision = compare({"acc": new}, champion, metric="acc", mode=mode, margin=margin)
     assert decision.promoted is promoted, decision.why
     assert f"{new:.4g}" in decision.why
 
 
 def test_a_test_that_does_not_log_the_metric_is_named() -> None:
     with pytest.raises(JobError, match="the test logs no acc; it logs loss"):
-        decide({"loss": 1.0}, None, metric="acc", mode="max")
+        compare({"loss": 1.0}, None, metric="acc", mode="max")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_metric_follows_from_the_monitor(monitor: str, chosen: str | None, m
 
 def test_the_last_promoted_is_champion_and_a_roll_back_goes_back_one_by_one(store_url: str) -> None:
     job = job_at(store_url)
-    line = Line.of(job)
+    line = ModelRegistry.of(job)
     assert line.current() is None
     for over, run in enumerate(["first", "second", "third"]):
         promote(job, run, over or None)
@@ -166,9 +166,9 @@ def test_damaged_weights_are_not_promoted(tmp_path: Path) -> None:
     promote(job, "first", None)
     keep_weights(job, "second")
     Path(job.run_url("second"), "best", "weights.safetensors").write_bytes(b"others, alike long")
-    decision = Decision(promoted=True, why="", metric="acc", mode="max", margin=0, challenger={}, over=1)
+    decision = PromotionDecision(promoted=True, why="", metric="acc", mode="max", margin=0, challenger={}, over=1)
     with pytest.raises(SnapshotDamaged):
-        Line.of(job).promote(job, "second", "best", decision)
+        ModelRegistry.of(job).promote(job, "second", "best", decision)
     assert reigning(job) == "first"
 
 
@@ -176,7 +176,7 @@ def test_damaged_weights_are_not_promoted(tmp_path: Path) -> None:
 
 
 def test_a_night_has_its_date_in_its_run_and_its_arguments(tmp_path: Path) -> None:
-    night = Night.begin(job_at(str(tmp_path)), "2026-03-01")
+    night = NightlyRun.begin(job_at(str(tmp_path)), "2026-03-01")
     assert night.run == "digits-2026-03-01"
     assert night.job.data_args == {"folder": "/data/2026-03-01", "windows": ["2026-03-01", 7]}
     assert night.job.weights is None
@@ -184,31 +184,33 @@ def test_a_night_has_its_date_in_its_run_and_its_arguments(tmp_path: Path) -> No
 
 def test_a_warm_start_is_planned_once(tmp_path: Path) -> None:
     job = job_at(str(tmp_path), nightly={"warm_start": True})
-    assert Night.begin(job, "2026-03-01").job.weights is None, "nobody reigned"
+    assert NightlyRun.begin(job, "2026-03-01").job.weights is None, "nobody reigned"
     promote(job, "first", None)
-    planned = Night.begin(job, "2026-03-02").job.weights
+    planned = NightlyRun.begin(job, "2026-03-02").job.weights
     promote(job, "second", 1)
-    assert planned == Line.of(job).weights_url(Line.of(job).champion(1))
-    assert Night.begin(job, "2026-03-02").job.weights == planned, "a retry begins where the first try began"
-    assert Night.begin(job, "2026-03-01").job.weights is None
-    assert Night.begin(job, "2026-03-03").job.weights == Line.of(job).weights_url(Line.of(job).champion(2))
+    assert planned == ModelRegistry.of(job).weights_url(ModelRegistry.of(job).champion(1))
+    assert NightlyRun.begin(job, "2026-03-02").job.weights == planned, "a retry begins where the first try began"
+    assert NightlyRun.begin(job, "2026-03-01").job.weights is None
+    assert NightlyRun.begin(job, "2026-03-03").job.weights == ModelRegistry.of(job).weights_url(
+        ModelRegistry.of(job).champion(2)
+    )
 
 
 def test_a_night_that_was_killed_after_it_promoted_has_promoted(tmp_path: Path) -> None:
     job = job_at(str(tmp_path))
-    night = Night.begin(job, "2026-03-01")
+    night = NightlyRun.begin(job, "2026-03-01")
     keep_weights(job, night.run)
     first = {"challenger": {"test/acc": 0.5}, "champion": None, "over": None, "weights": "best"}
     assert night.decide(first).promoted
     again = {**first, "champion": {"test/acc": 0.5}, "over": 1}
     assert night.decide(again).why == "test/acc 0.5: the first champion"
-    assert len(Line.of(job).champions()) == 1
+    assert len(ModelRegistry.of(job).champions()) == 1
 
 
 def test_data_are_new_that_differ_from_the_last_decided_nights(tmp_path: Path) -> None:
     job, data = job_at(str(tmp_path)), {"folder": "/data/1", "files": 1, "bytes": 3, "checksum": "a"}
-    kept = decide({"acc": math.nan}, None, metric="acc", mode="max")
-    first, second = (Night.begin(job, f"2026-03-0{day}") for day in (1, 2))
+    kept = compare({"acc": math.nan}, None, metric="acc", mode="max")
+    first, second = (NightlyRun.begin(job, f"2026-03-0{day}") for day in (1, 2))
     assert first.is_new(data), "there was no night before"
     first.close(kept, data)
     assert not second.is_new({**data, "folder": "/data/2"})
@@ -219,9 +221,9 @@ def test_data_are_new_that_differ_from_the_last_decided_nights(tmp_path: Path) -
 
 def test_what_keeps_a_job_from_nights_is_told_at_once(tmp_path: Path) -> None:
     job = job_at(str(tmp_path)).model_copy(update={"monitor": None, "snapshots": None})
-    assert [fault.partition(":")[0] for fault in faults_of_night(job, "yesterday")] == ["date", "monitor", "snapshots"]
-    assert faults_of_night(job_at("runs"), "2026-02-30")
-    assert not faults_of_night(job_at("runs"), "2026-02-28T1400")
+    assert [fault.partition(":")[0] for fault in nightly_errors(job, "yesterday")] == ["date", "monitor", "snapshots"]
+    assert nightly_errors(job_at("runs"), "2026-02-30")
+    assert not nightly_errors(job_at("runs"), "2026-02-28T1400")
 
 
 # --- the command line -----------------------------------------------------------------------------------------------
