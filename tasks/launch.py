@@ -12,7 +12,7 @@ from midstride.engine.errors import StopRequested, UserError, WorldError
 from midstride.engine.jobs.isolated import check_outcome
 from midstride.engine.launch.launch import launch
 from midstride.engine.launch.recovery import settle_lost
-from midstride.engine.runs.report import cause_of
+from midstride.engine.runs.report import summarize_error
 from midstride.engine.session.attempts import Ledger, Verdict
 from midstride.engine.storage.store import Store
 from midstride.tasks.monitor import Watch, say
@@ -35,7 +35,7 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
     else:  # no world came to be: the store or this machine has a problem
         count = task_run.run_count
         verdict = Verdict(count <= job.retries, f"attempt {count} of {job.retries + 1} to launch a world")
-    say(f"{cause_of(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
+    say(f"{summarize_error(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
     return verdict.retry
 
 

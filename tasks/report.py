@@ -12,7 +12,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.recovery import settle_lost
 from midstride.engine.runs.curves import draw
 from midstride.engine.runs.markdown import headline, markdown_of
-from midstride.engine.runs.report import Report, cause_of, metric_rows, report_of
+from midstride.engine.runs.report import Report, metric_rows, report_of, summarize_error
 from midstride.engine.storage.store import Store
 from midstride.tasks.events import Happened, RunFailed, RunFinished, RunStopped, emit
 from midstride.tasks.resources import artifact_key
@@ -52,7 +52,7 @@ def tell_stopped(job: TrainingJob, run: str) -> None:
 
 
 def _ended(report: Report) -> Happened:
-    job, cause = report.job, cause_of(report.error)
+    job, cause = report.job, summarize_error(report.error)
     if report.outcome == "done":
         test, restarts = report.test, report.restarts
         return RunFinished(run=report.url, job=job, steps=report.steps, restarts=restarts, test=test)

@@ -75,16 +75,16 @@ def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> 
 @app.command
 def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overrides: Overrides | None = None) -> int:
     """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
-    from midstride.engine.cli.resume_check import faults_in_resuming
-    from midstride.engine.jobs.check import faults_in
+    from midstride.engine.cli.resume_check import resume_errors
+    from midstride.engine.jobs.check import job_errors
     from midstride.engine.jobs.portability import doubts_elsewhere, faults_elsewhere
 
     loaded = TrainingJob.load(job, overrides or ())
     if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
         print("trying a step of it, and a batch of each evaluation", file=sys.stderr)
-    if faults := faults_in(loaded, date):
+    if faults := job_errors(loaded, date):
         raise JobError.of(job, faults)
-    if resume and (faults := faults_in_resuming(loaded)):
+    if resume and (faults := resume_errors(loaded)):
         raise JobError.of(job, faults)
     print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
     if elsewhere := [*faults_elsewhere(loaded), *doubts_elsewhere(loaded)]:

@@ -8,7 +8,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.jobs.build import build_data, build_module, build_trainer
 from midstride.engine.testing.resume_check import assert_resumes_exactly
 
-__all__ = ["faults_in_resuming"]
+__all__ = ["resume_errors"]
 
 #: what the check says itself, or what has no place in a few steps
 _LEFT_OUT = frozenset(
@@ -16,7 +16,7 @@ _LEFT_OUT = frozenset(
 )
 
 
-def faults_in_resuming(job: TrainingJob) -> list[str]:
+def resume_errors(job: TrainingJob) -> list[str]:
     """Return what ends otherwise when a few steps of `job`, which has no other faults, are broken off and resumed.
 
     They are taken on the CPU, in processes of their own one after the other; nothing is kept.

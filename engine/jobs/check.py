@@ -8,17 +8,17 @@ from typing import TypeVar
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, UserCodeError
 from midstride.engine.jobs.build import build_data, build_module, build_trainer
-from midstride.engine.jobs.dry_run import rehearse
+from midstride.engine.jobs.dry_run import dry_run
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.registry.nightly import is_nightly, metric_of, nightly_errors, with_date
 from midstride.engine.storage.store import Store
 
-__all__ = ["faults_in"]
+__all__ = ["job_errors"]
 
 T = TypeVar("T")
 
 
-def faults_in(job: TrainingJob, date: str | None = None) -> list[str]:
+def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
     """Return a message for every fault of `job`: imports, arguments, store, and what a step or an evaluation shows.
 
     The data is prepared on the way, as a run would do first. The store gets one small file, which is
@@ -58,4 +58,4 @@ def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
 def _training_faults(job: TrainingJob, module: TrainingModule, data: DataModule, judged_by: str) -> list[str]:
     data.prepare_data()
     refused = build_trainer(job).check(module, data, processes=job.world.processes)
-    return refused or rehearse(job, module, data, judged_by=judged_by)
+    return refused or dry_run(job, module, data, judged_by=judged_by)

@@ -12,7 +12,7 @@ from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.registry.comparison import missing_metric
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["rehearse"]
+__all__ = ["dry_run"]
 
 #: strategies whose modules train on one device of one process as well
 _ALONE = ("single", "dp", "ddp", "ddp2", "horovod")
@@ -20,7 +20,7 @@ _ALONE = ("single", "dp", "ddp", "ddp2", "horovod")
 _SKIPPED = 9
 
 
-def rehearse(job: TrainingJob, module: TrainingModule, data: DataModule, *, judged_by: str = "") -> list[str]:
+def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judged_by: str = "") -> list[str]:
     """Return what is missed where nothing raises; what a step or an evaluation of `job` raises is raised.
 
     Args:

@@ -17,7 +17,7 @@ from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import metrics_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["Failure", "Report", "cause_of", "metric_rows", "report_of"]
+__all__ = ["Failure", "Report", "metric_rows", "report_of", "summarize_error"]
 
 METRICS = "metrics.csv"
 _RUNS_COMPARED = 100  # a file is read of each
@@ -128,7 +128,7 @@ def _failure(attempt: Attempt, later: Sequence[Attempt]) -> Failure:
     ended = attempt.ended
     return Failure(
         attempt=attempt.number,
-        cause=cause_of(attempt.error) or _UNSAID.get(attempt.outcome, attempt.outcome),
+        cause=summarize_error(attempt.error) or _UNSAID.get(attempt.outcome, attempt.outcome),
         rank=attempt.rank if attempt.outcome in ("died", "user_error") else None,
         step=attempt.step,
         resumed_step=resumed,
@@ -138,10 +138,10 @@ def _failure(attempt: Attempt, later: Sequence[Attempt]) -> Failure:
     )
 
 
-def cause_of(error: str) -> str:
+def summarize_error(error: str) -> str:
     r"""Return an error in one line: of a traceback the exception itself, of our own words the first line.
 
-    >>> cause_of("Traceback (most recent call last):\n  File ...\nValueError: 3 is odd\nraised in training_step")
+    >>> summarize_error("Traceback (most recent call last):\n  File ...\nValueError: 3 is odd\nraised in training_step")
     'ValueError: 3 is odd'
     """
     lines = [line for line in error.strip().splitlines() if line.strip()]

@@ -128,10 +128,10 @@ def test_python_blocks_name_what_they_use(page: Path) -> None:
 NEWCOMER = """
 import runpy
 runpy.run_path("train.py", run_name="__main__")
-from midstride.engine.jobs.check import faults_in
+from midstride.engine.jobs.check import job_errors
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.yaml_file import parse_yaml
-assert not (faults := faults_in(TrainingJob.load("job.yaml"))), faults
+assert not (faults := job_errors(TrainingJob.load("job.yaml"))), faults
 runpy.run_path("test_model.py")["test_resumes_exactly"]()
 """
 
