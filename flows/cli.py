@@ -44,13 +44,13 @@ def train(
     accepted: Accepted | None = None,
 ) -> int:
     """Train as a Prefect flow, here and now; without a server configured, on an embedded one."""
-    from midstride.flows.terminal import Screen, quiet, show_report
+    from midstride.flows.terminal import FlowView, quiet_prefect, show_report
 
     loaded = load(job, overrides, accepted)
     if run is not None:
         loaded.run_url(run)  # its faults now, not after the server has started
-    quiet()
-    screen = Screen(bar=loaded.trainer.enable_progress_bar)
+    quiet_prefect()
+    screen = FlowView(bar=loaded.trainer.enable_progress_bar)
     result = _run_flow("train", (loaded, run), screen)
     if not isinstance(result, BaseException):
         show_report(screen.console, result)
@@ -70,14 +70,14 @@ def nightly(
     accepted: Accepted | None = None,
 ) -> int:
     """Train on the data of a date, here and now; what comes of it replaces the champion if it is better."""
-    from midstride.flows.terminal import Screen, quiet, show_night
+    from midstride.flows.terminal import FlowView, quiet_prefect, show_night
 
     loaded = load(job, overrides, accepted)
     date = date or datetime.now().strftime("%Y-%m-%d")
     if faults := nightly_errors(loaded, date):
         raise JobError.of(job, faults)
-    quiet()
-    screen = Screen(bar=loaded.trainer.enable_progress_bar)
+    quiet_prefect()
+    screen = FlowView(bar=loaded.trainer.enable_progress_bar)
     result = _run_flow("nightly", (loaded, date, if_new_data), screen)
     if not isinstance(result, BaseException):
         show_night(screen.console, result)
@@ -114,10 +114,10 @@ def deploy(
     ] = None,
 ) -> int:
     """Deploy a job to a Prefect server, for the workers of a pool; on a schedule, if one is given."""
-    from midstride.flows.terminal import quiet
+    from midstride.flows.terminal import quiet_prefect
 
     loaded = _for_elsewhere(job, overrides, flow)
-    quiet()
+    quiet_prefect()
     with busy("asking Prefect's server"):
         from midstride.flows.deployment import deploy as to_server
 
@@ -151,10 +151,10 @@ def setup_server(
     """Give a self-hosted Prefect server what it lacks for unattended runs; again changes nothing."""
     with busy("asking Prefect's server"):
         from midstride.flows.server import need_server
-        from midstride.flows.server_setup import crash_zombies, create_pool
+        from midstride.flows.server_setup import create_pool, ensure_zombie_automation
 
         need_server()
-        done = crash_zombies()
+        done = ensure_zombie_automation()
     print(done)
     if pool is not None:
         print(create_pool(pool))

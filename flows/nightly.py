@@ -9,7 +9,7 @@ from pydantic import Field
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.registry.nightly import DATE, NightlyRun
 from midstride.engine.registry.report import NightReport
-from midstride.flows.train import as_deployed, attempts_so_far, launched, prepared
+from midstride.flows.train import as_deployed, attempts_so_far, run_launch, run_prepare
 from midstride.tasks.compare import compare_and_promote
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.nightly_report import publish_nightly_report
@@ -39,10 +39,10 @@ def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData =
         if decision := night.decision():
             return publish_nightly_report(night, decision)
         forgiven = attempts_so_far(night.job, night.run)
-        data = prepared(night.job)
+        data = run_prepare(night.job)
         if if_new_data and not night.is_new(data):
             return publish_nightly_report(night)
-        launched(night.job, night.run, forgiven)
+        run_launch(night.job, night.run, forgiven)
         decision = compare_and_promote(night, data)
         publish_report(night.job, night.run, decision.challenger)
         return publish_nightly_report(night, decision)

@@ -9,9 +9,9 @@ _TELLING_S = 10.0
 
 def tell_rolled_back(line: ModelRegistry, left: Champion, back: Champion) -> None:
     """Let automations know which champion is back, where a server is configured; the roll-back is done in any case."""
-    from midstride.flows.terminal import quiet
+    from midstride.flows.terminal import quiet_prefect
 
-    quiet()
+    quiet_prefect()
     from prefect.events.worker import EventsWorker
     from prefect.settings import get_current_settings
 

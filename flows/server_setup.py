@@ -14,7 +14,7 @@ from prefect.settings import get_current_settings
 from midstride.engine.errors import JobError
 from midstride.flows.deployment import TAG
 
-__all__ = ["ZOMBIES", "crash_zombies", "create_pool"]
+__all__ = ["ZOMBIES", "create_pool", "ensure_zombie_automation"]
 
 #: the name of the automation
 ZOMBIES = "midstride: a flow run without a heartbeat has crashed"
@@ -24,7 +24,7 @@ _HEARTBEAT = "prefect.flow-run.heartbeat"
 _ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
 
 
-def crash_zombies(within_s: float | None = None) -> str:
+def ensure_zombie_automation(within_s: float | None = None) -> str:
     """Have the server call a run crashed whose process is gone with its worker; return what was done, as text.
 
     Without it such a run stays Running for ever: it cannot be retried, and it keeps the place of the nights after it.

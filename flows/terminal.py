@@ -16,7 +16,7 @@ from midstride.engine.runs.markdown import facts_of, lost_steps
 from midstride.engine.runs.report import Report
 from midstride.engine.session.terminal_view import TerminalView
 
-__all__ = ["Screen", "quiet", "show_night", "show_report"]
+__all__ = ["FlowView", "quiet_prefect", "show_night", "show_report"]
 
 #: what Prefect should do under this command, unless the user has said something else
 _DEFAULTS = {
@@ -33,13 +33,13 @@ _LOOKS = {
 }
 
 
-def quiet() -> None:
+def quiet_prefect() -> None:
     """Have Prefect say what a person needs and nothing more; before it is imported."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
-class Screen(TerminalView):
+class FlowView(TerminalView):
     """Shows the worlds of one flow.
 
     Args:

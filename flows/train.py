@@ -11,14 +11,14 @@ from midstride.engine.session.attempts import Ledger
 from midstride.engine.storage.listing import Manifest, is_unchanged
 from midstride.engine.storage.store import Store
 from midstride.flows.detach import detach
-from midstride.flows.log_filters import spare_stacks
+from midstride.flows.log_filters import hide_engine_tracebacks
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.evaluate import evaluate_best
 from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
 from midstride.tasks.report import publish_report, tell_stopped
 
-__all__ = ["as_deployed", "attempts_so_far", "launched", "prepared", "train"]
+__all__ = ["as_deployed", "attempts_so_far", "run_launch", "run_prepare", "train"]
 
 
 @flow(name="train")
@@ -35,8 +35,8 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
     name = run or str(flow_run.id)
     with credentials_of(job):
         forgiven = attempts_so_far(job, name)
-        prepared(job)
-        launched(job, name, forgiven)
+        run_prepare(job)
+        run_launch(job, name, forgiven)
         return publish_report(job, name, evaluate_best(job, name))
 
 
@@ -51,7 +51,7 @@ def as_deployed(job: TrainingJob) -> None:
     if faults := relative_paths(job):
         raise JobError.of(f"job {job.name}", faults)
     detach()
-    spare_stacks()
+    hide_engine_tracebacks()
 
 
 def attempts_so_far(job: TrainingJob, run: str) -> int:
@@ -62,7 +62,7 @@ def attempts_so_far(job: TrainingJob, run: str) -> int:
     return tried[-1].number if tried else 0
 
 
-def prepared(job: TrainingJob) -> Manifest:
+def run_prepare(job: TrainingJob) -> Manifest:
     """Have the job's data prepared; return the manifest of data that are there."""
     manifest = prepare_data(job)
     if is_unchanged(manifest):
@@ -70,7 +70,7 @@ def prepared(job: TrainingJob) -> Manifest:
     return prepare_data.with_options(refresh_cache=True)(job)  # it came from a cache, the data are gone
 
 
-def launched(job: TrainingJob, run: str, forgiven: int) -> None:
+def run_launch(job: TrainingJob, run: str, forgiven: int) -> None:
     """Train `run` to its end; where that fails, report what came of it."""
     try:
         launch_world(job, run, after=forgiven)

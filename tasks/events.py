@@ -9,7 +9,7 @@ from midstride.tasks.resources import resource
 
 __all__ = [
     "EVENTS",
-    "Happened",
+    "Event",
     "ModelPromoted",
     "ModelRolledBack",
     "RunFailed",
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-class Happened(BaseModel):
+class Event(BaseModel):
     """What every event says; its resource is the run, `midstride.run.NAME`."""
 
     model_config = ConfigDict(frozen=True)
@@ -32,7 +32,7 @@ class Happened(BaseModel):
     run: str = Field(description="URL of the run, with snapshots, weights and report.md.")
 
 
-class RunResumed(Happened):
+class RunResumed(Event):
     """A world took the run up again from a snapshot."""
 
     event = "midstride.run.resumed"
@@ -42,7 +42,7 @@ class RunResumed(Happened):
     step: int = Field(description="Optimizer steps taken by then.")
 
 
-class SnapshotCommitted(Happened):
+class SnapshotCommitted(Event):
     """A snapshot is whole in the store, seen from outside; at most every ten seconds, several at once."""
 
     event = "midstride.snapshot.committed"
@@ -57,7 +57,7 @@ class SnapshotCommitted(Happened):
     state: str = Field(description="What was found: its files and sizes, or that it has been pruned meanwhile.")
 
 
-class StoreAwaited(Happened):
+class StoreAwaited(Event):
     """The store does not answer, or takes less than is written; at most every thirty seconds."""
 
     event = "midstride.store.awaited"
@@ -67,7 +67,7 @@ class StoreAwaited(Happened):
     why: str = Field(description="What the store says, or does not say.")
 
 
-class RunFinished(Happened):
+class RunFinished(Event):
     """The training came to its end, and its best weights were tested."""
 
     event = "midstride.run.finished"
@@ -78,7 +78,7 @@ class RunFinished(Happened):
     test: dict[str, float] = Field(description="What the test of the best weights gave.")
 
 
-class RunStopped(Happened):
+class RunStopped(Event):
     """It was stopped before its end: on request, after a last snapshot, or by a newer attempt. A retry resumes."""
 
     event = "midstride.run.stopped"
@@ -88,7 +88,7 @@ class RunStopped(Happened):
     steps: int = Field(description="Optimizer steps taken.")
 
 
-class RunFailed(Happened):
+class RunFailed(Event):
     """It gave up: every attempt that makes sense has been made. Retry the flow run once the cause is gone."""
 
     event = "midstride.run.failed"
@@ -99,7 +99,7 @@ class RunFailed(Happened):
     steps: int = Field(description="Optimizer steps taken.")
 
 
-class ModelPromoted(Happened):
+class ModelPromoted(Event):
     """A challenger took the champion's place; the resource is the model, `midstride.model.NAME` of the job."""
 
     event = "midstride.model.promoted"
@@ -116,7 +116,7 @@ class ModelPromoted(Happened):
     over: int | None = Field(description="Number of the champion before; null at first.")
 
 
-class ModelRolledBack(Happened):
+class ModelRolledBack(Event):
     """The champion before took its place again, by hand; the resource is the model, as for a promotion."""
 
     event = "midstride.model.rolled_back"
@@ -126,7 +126,7 @@ class ModelRolledBack(Happened):
     after: str = Field(description="Name of the run whose weights were the champion until then.")
 
 
-EVENTS: tuple[type[Happened], ...] = (
+EVENTS: tuple[type[Event], ...] = (
     RunResumed,
     SnapshotCommitted,
     StoreAwaited,
@@ -138,11 +138,11 @@ EVENTS: tuple[type[Happened], ...] = (
 )
 
 
-def emit(happened: Happened, about: dict[str, str] | None = None) -> None:
+def emit(event: Event, about: dict[str, str] | None = None) -> None:
     """Tell Prefect's server; it is sent from behind, and costs a fraction of a millisecond.
 
     Args:
-        happened: what did, and its payload.
+        event: what did, and its payload.
         about: the event's resource; the run itself if empty.
     """
-    emit_event(happened.event, resource=about or resource(happened.run), payload=happened.model_dump(mode="json"))
+    emit_event(event.event, resource=about or resource(event.run), payload=event.model_dump(mode="json"))

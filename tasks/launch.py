@@ -15,7 +15,7 @@ from midstride.engine.launch.recovery import settle_lost
 from midstride.engine.runs.report import summarize_error
 from midstride.engine.session.attempts import Ledger, Verdict
 from midstride.engine.storage.store import Store
-from midstride.tasks.monitor import Watch, say
+from midstride.tasks.monitor import RunMonitor, warn
 
 __all__ = ["launch_world"]
 
@@ -35,7 +35,7 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
     else:  # no world came to be: the store or this machine has a problem
         count = task_run.run_count
         verdict = Verdict(count <= job.retries, f"attempt {count} of {job.retries + 1} to launch a world")
-    say(f"{summarize_error(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
+    warn(f"{summarize_error(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
     return verdict.retry
 
 
@@ -59,7 +59,7 @@ def launch_world(job: TrainingJob, run: str, after: int = 0) -> int | None:
         after: attempts up to this number are forgiven: another try was asked for, with them known.
     """
     settle_lost(job, run)
-    with Watch(job.run_url(run)) as watch:
+    with RunMonitor(job.run_url(run)) as watch:
         outcome = launch(job, run, on_line=watch.line, on_event=watch.event)
     check_outcome(outcome)
     return outcome.step

@@ -18,7 +18,7 @@ from midstride.tasks.events import RunResumed, StoreAwaited, emit
 from midstride.tasks.progress import Progress
 from midstride.tasks.snapshot import record_snapshot
 
-__all__ = ["View", "Watch", "say", "shown_by"]
+__all__ = ["RunMonitor", "View", "shown_by", "warn"]
 
 SNAPSHOTS_EVERY_S = 10.0
 WAITING_EVERY_S = 30.0
@@ -54,14 +54,14 @@ def shown_by(view: View) -> Iterator[None]:
         _view.reset(token)
 
 
-def say(text: str) -> None:
+def warn(text: str) -> None:
     """Warn on the page of the run, and on the terminal if the run is shown there."""
     get_run_logger().warning("%s", text)
     if view := _view.get():
         view.line(text)
 
 
-class Watch:
+class RunMonitor:
     """Hands a world's lines and events on to Prefect and to the view, if there is one.
 
     Args:
@@ -79,7 +79,7 @@ class Watch:
         if self._view:
             self._view.begin(url)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "RunMonitor":
         """Return the watch."""
         return self
 

@@ -14,7 +14,7 @@ from midstride.engine.runs.curves import draw
 from midstride.engine.runs.markdown import headline, markdown_of
 from midstride.engine.runs.report import Report, metric_rows, report_of, summarize_error
 from midstride.engine.storage.store import Store
-from midstride.tasks.events import Happened, RunFailed, RunFinished, RunStopped, emit
+from midstride.tasks.events import Event, RunFailed, RunFinished, RunStopped, emit
 from midstride.tasks.resources import artifact_key
 
 __all__ = ["publish_report", "tell_stopped"]
@@ -51,7 +51,7 @@ def tell_stopped(job: TrainingJob, run: str) -> None:
             EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit
 
 
-def _ended(report: Report) -> Happened:
+def _ended(report: Report) -> Event:
     job, cause = report.job, summarize_error(report.error)
     if report.outcome == "done":
         test, restarts = report.test, report.restarts

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 from flow_runs import wait_for
 
-from midstride.tasks.events import EVENTS, Happened
+from midstride.tasks.events import EVENTS, Event
 
 __all__ = ["BY_NAME", "payload", "told"]
 
@@ -24,7 +24,7 @@ def told(server: str, resource: str, name: str) -> list[dict[str, Any]]:
     return wait_for(found, f"{name} about {resource}")  # type: ignore[no-any-return]
 
 
-def payload(event: dict[str, Any]) -> Happened:
+def payload(event: dict[str, Any]) -> Event:
     """Return what it says, which is all that is documented and nothing else."""
     kind = BY_NAME[event["event"]]
     assert set(event["payload"]) == set(kind.model_fields)

@@ -16,7 +16,7 @@ from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.flows.train import train
-from midstride.tasks.events import EVENTS, Happened
+from midstride.tasks.events import EVENTS, Event
 
 Make = Callable[..., TrainingJob]
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
@@ -98,7 +98,7 @@ def _waits() -> bool:
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.event)
-def test_the_page_says_what_each_event_says(kind: type[Happened]) -> None:
+def test_the_page_says_what_each_event_says(kind: type[Event]) -> None:
     page = PAGE.read_text()
     assert f"## `{kind.event}`" in page
     for name, field in kind.model_fields.items():

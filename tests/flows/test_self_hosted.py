@@ -11,7 +11,7 @@ from midstride.engine.cli.app import main
 from midstride.flows.cli import app
 from midstride.flows.deployment import TAG
 from midstride.flows.server import ServerError, need_server
-from midstride.flows.server_setup import ZOMBIES, crash_zombies
+from midstride.flows.server_setup import ZOMBIES, ensure_zombie_automation
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,12 @@ def automations() -> list[Automation]:
 
 
 def test_it_is_made_once_and_changed_when_the_beat_does(server: str) -> None:
-    assert crash_zombies(540).startswith("automation created")
+    assert ensure_zombie_automation(540).startswith("automation created")
     [first] = automations()
     assert first.trigger.match_related.model_dump() == {"prefect.resource.id": [f"prefect.tag.{TAG}"]}
-    assert crash_zombies(540).startswith("automation is there")
+    assert ensure_zombie_automation(540).startswith("automation is there")
     assert [one.id for one in automations()] == [first.id]
-    assert crash_zombies(90).startswith("automation changed")
+    assert ensure_zombie_automation(90).startswith("automation changed")
     [changed] = automations()
     assert (changed.id, changed.trigger.within.total_seconds()) == (first.id, 90)
 
