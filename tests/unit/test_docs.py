@@ -190,3 +190,31 @@ def test_the_words_are_plain() -> None:
     ]
     assert len(WRITTEN) > 200
     assert found == []
+
+
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+FILES = [
+    path.relative_to(ROOT).as_posix() for part in ("engine", "tasks", "flows") for path in (ROOT / part).rglob("*.py")
+]
+CODE = {word for file in FILES for word in re.findall(r"\w+", (ROOT / file).read_text())}
+
+
+def test_the_drawings_name_files_that_are_there() -> None:
+    named = set(re.findall(r"[\w/]+\.py\b", ARCHITECTURE))
+    assert len(named) > 40
+    assert [name for name in sorted(named) if not any(f"/{file}".endswith(f"/{name}") for file in FILES)] == []
+
+
+def test_the_drawings_name_every_package_of_the_engine() -> None:
+    packages = {f"engine/{path.parent.name}" for path in (ROOT / "engine").glob("*/__init__.py")}
+    named = set(re.findall(r"\bengine/\w+\b(?!\.py)", ARCHITECTURE))
+    assert named == packages
+
+
+def test_the_page_on_the_code_names_what_is_in_it() -> None:
+    quoted = [*re.findall(r"`([^`\n]+)`", ARCHITECTURE), *re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)+\b", ARCHITECTURE)]
+    words = {
+        word for name in quoted for word in re.findall(r"[A-Za-z_]\w+", name.replace(".py", "")) if "://" not in name
+    }
+    folders = {part for file in FILES for part in re.findall(r"\w+", file)}
+    assert [word for word in sorted(words) if word not in CODE | folders] == []
