@@ -46,7 +46,7 @@ def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, 
     for rank in range(processes):
         own = log.partition(f"--- rank {rank}, process")[2].partition("--- rank")[0]
         assert "training_step" in own or "in batch" in own or "in run" in own, f"rank {rank} has no stack"
-    assert "faults.py" in log, "the stack shows where it hung"
+    assert "fault_injection.py" in log, "the stack shows where it hung"
     assert Ledger(store).verdict(job.retries).retry
 
     if processes == 2:
