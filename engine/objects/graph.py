@@ -54,6 +54,11 @@ class GraphWalk:
         """Note that `value` stands at `path`; it stays alive until the walk ends, so that no id is used twice."""
         self.seen[id(value)] = path, value
 
+    def root_attributes(self, values: Mapping[str, Any], path: str, *, is_small: bool) -> dict[str, Any]:
+        """Return the nodes of a root's attributes; `is_small`: what is large is left out from here on."""
+        self.is_small = is_small
+        return self.attributes(values, path)
+
     def attributes(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
         """Return the nodes of attributes, in an order that does not depend on when each was set."""
         return {

@@ -119,8 +119,7 @@ class Objects:
         """Note what every life sets up alike."""
         walk, roots = self._walk()
         for root in roots:
-            walk.is_small = root.is_data
-            nodes = walk.attributes(root.values, root.path)
+            nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
             self._built[root.path] = set(root.values)
             if root.owner is None or is_users(type(root.owner)):
                 built = built_by(nodes, root.path)
@@ -143,8 +142,7 @@ class Objects:
         state: Nodes = {}
         deleted: list[list[str]] = []
         for root in roots:
-            walk.is_small = root.is_data
-            nodes = walk.attributes(root.values, root.path)
+            nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
             if root.is_setup or root.is_data:
                 nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
             if nodes:
@@ -197,8 +195,7 @@ class Objects:
 
     def _saved(self, root: Root, state: dict[str, Any], walk: GraphWalk) -> dict[str, Any]:
         """Return what `root` shall hold: as saved, and else as it was set up."""
-        walk.is_small = root.is_data
-        nodes = walk.attributes(root.values, root.path)
+        nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
         setup = {
             name: _copied(self._setup[f"{root.path}/{name}"])
             for name, node in nodes.items()
@@ -249,9 +246,8 @@ class Objects:
     def tell_opaque(self, roots: Iterable[Root]) -> None:
         """Name what cannot be written of objects that another part of the state keeps."""
         walk, _ = self._walk()
-        walk.is_small = True
         for root in roots:
-            walk.attributes(root.values, root.path)
+            walk.root_attributes(root.values, root.path, is_small=True)
         self._tell_opaque(walk)
 
     def _tell_opaque(self, walk: GraphWalk) -> None:

@@ -201,12 +201,10 @@ class Trainer(TrainerState):
 
         It is tried on a copy: this Trainer stays what it is, and may fit afterwards.
         """
-        trial, meant, trainers = copy.copy(self), copy.copy(self.strategy), module._trainer
+        meant, alone, trainers = copy.copy(self.strategy), build_strategy("single"), module._trainer
         meant.attach(World(size=processes, local_size=processes), self.strategy.devices)
-        trial.strategy, trial.last_fit = meant, None
-        refused = trial._refusals(module)
-        trial.strategy = build_strategy("single")
-        trial.strategy.attach(World(), meant.devices)
+        alone.attach(World(), self.strategy.devices)
+        refused, trial = self.with_strategy(meant)._refusals(module), self.with_strategy(alone)
         try:
             with trial._ready(module, data, "fit") as ready:
                 fit = Fit(ready, trial._loaders(module, train=data))

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -176,6 +176,12 @@ class TrainerState(TrainerInterface):
         self.progress.load_state_dict(result["progress"])
         for callback, state in zip(self.callbacks, result["callbacks"], strict=True):
             callback.load_state_dict(state)
+
+    def with_strategy(self, strategy: Strategy) -> Self:
+        """Return a Trainer that has fitted nothing, like this one but for its strategy, which has a world."""
+        other = copy.copy(self)
+        other.strategy, other.last_fit = strategy, None
+        return other
 
     def reset_callbacks(self) -> None:
         """Let callbacks stand where they stood when they were given: nothing of an earlier fit goes on."""

@@ -1,0 +1,108 @@
+"""What holds the house together: who may set whose attributes, and how large things grow."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text())
+    for package in ("engine", "tasks", "flows")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+#: what only looks like an attribute of ours, and pairs of files that are one mechanism
+SET_FROM_OUTSIDE = {
+    "engine/metrics/torchmetrics_state.py: collection._groups": "torchmetrics' own",
+    "engine/modules/module_state.py: module.training": "torch's own",
+    "engine/modules/structure.py: held.data": "torch's own",
+    "engine/objects/generators.py: generator.bit_generator.state": "numpy's own",
+    "engine/storage/s3.py: files.retries": "s3fs' own",
+    "engine/strategies/replicas.py: ctx.count": "what torch's autograd hands from forward to backward",
+    "engine/data/iterable/loader.py: self._reader.copies": "a loader and its reader",
+    "engine/data/iterable/loader.py: self._reader.tries": "a loader and its reader",
+    "engine/data/map_style.py: kept.after": "a loader and its generators, on the path of every batch",
+    "engine/data/map_style.py: self._seeds.collate_drew": "a loader and its generators",
+    "engine/data/map_style.py: self._seeds.seen": "a loader and its generators, on the path of every batch",
+    "engine/data/workers.py: dataset.failure": "the user's data set, as a worker holds it",
+}
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS, MOST_LOOSE_FILES = 350, 45, 25, 6, 12
+#: what is larger: arguments that a user chooses by name, or that a worker process is handed one by one
+LARGE = {
+    "engine/training/trainer.py: __init__": "a user's choices, completed by an editor",
+    "engine/modules/module.py: log": "Lightning's arguments",
+    "engine/metrics/logger.py: _understood": "those of log",
+    "flows/cli.py: deploy": "options of a command",
+    "flows/deployment.py: deploy": "options of a command",
+    "engine/data/dataloader_order.py: evaluation_loader": "how a loader is read",
+    "engine/data/dataloader_order.py: _order": "how a loader is read",
+    "engine/data/dataloader_order.py: _sequence": "how a loader is read",
+    "engine/data/iterable/loader.py: __init__": "refuses what cannot be read, first",
+    "engine/data/iterable/shard.py: __init__": "makes the iterator within its worker's generators",
+    "engine/data/iterable/shards.py: __init__": "how a loader is read",
+    "engine/ranks/placement.py: _of_this_rank": "what is asked, and what is here",
+    "engine/snapshots/writer.py: __init__": "what a snapshot is written with",
+    "engine/training/checkpointing/world_size.py: _fit": "the world before and the world now",
+}
+
+
+def attributes_set(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """Yield every attribute that is assigned, augmented, bound by a loop or a `with`, or deleted."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield node
+
+
+def declared(tree: ast.Module) -> set[str]:
+    """Return the attributes of the classes of a file: those in their bodies, and those that they set on `self`."""
+    names = {node.attr for node in attributes_set(tree) if is_own(node)}
+    for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for node in kind.body:
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def test_no_attribute_is_set_outside_the_file_of_its_class() -> None:
+    ours = {file: declared(tree) for file, tree in SOURCES.items()}
+    everyones = set().union(*ours.values())
+    found = {
+        f"{file}: {ast.unparse(node)}"
+        for file, tree in SOURCES.items()
+        for node in attributes_set(tree)
+        if not is_own(node) and node.attr in everyones - ours[file]
+    }
+    assert found == set(SET_FROM_OUTSIDE)
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield every function with the file and the name by which `LARGE` knows it."""
+    for file, tree in SOURCES.items():
+        yield from ((f"{file}: {node.name}", node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def lines(function: ast.FunctionDef) -> int:
+    """Return the lines of a function from its first statement on, docstring aside."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def parameters(function: ast.FunctionDef) -> int:
+    given = function.args
+    return len([a for a in (*given.posonlyargs, *given.args, *given.kwonlyargs) if a.arg not in ("self", "cls")])
+
+
+def test_files_and_functions_fit_the_eye() -> None:
+    long = [file for file in SOURCES if len((ROOT / file).read_text().splitlines()) > LONGEST_FILE]
+    large = {
+        name
+        for name, function in functions()
+        if lines(function) > (LONGEST_CONSTRUCTOR if function.name == "__init__" else LONGEST_FUNCTION)
+        or parameters(function) > MOST_PARAMETERS
+    }
+    assert (long, large) == ([], set(LARGE))
+    assert len(list((ROOT / "engine").glob("*.py"))) <= MOST_LOOSE_FILES
