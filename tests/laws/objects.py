@@ -715,7 +715,7 @@ class Wrapped(DataModule):
 
 class TellingWrapped(Small):
     def factor(self, batch: Tensor) -> Any:
-        data = self.trainer.loop.loader.source.dataset.dataset.datasets[1]  # type: ignore[union-attr, attr-defined]
+        data = self.trainer.last_fit.context.feeds.training.source.dataset.dataset.datasets[1]  # type: ignore[union-attr, attr-defined]
         data.scale *= 1.5
         return data.scale
 
@@ -757,7 +757,7 @@ class OfTensors(DataModule):
 
 class WritesTensors(Small):
     def factor(self, batch: Tensor) -> Any:
-        self.trainer.loop.loader.source.dataset.tensors[0].mul_(1.1)  # type: ignore[union-attr, attr-defined]
+        self.trainer.last_fit.context.feeds.training.source.dataset.tensors[0].mul_(1.1)  # type: ignore[union-attr, attr-defined]
         return 1.0
 
 

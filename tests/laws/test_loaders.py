@@ -111,7 +111,7 @@ class Importance(Tangled):
     """Tells the sampler of its rank alone what it found out there."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        sampler = self.trainer.loop.loader.source.sampler  # type: ignore[union-attr, attr-defined]
+        sampler = self.trainer.last_fit.context.feeds.training.source.sampler  # type: ignore[union-attr, attr-defined]
         sampler.weights[self.trainer.world.rank] += 9
 
 
