@@ -163,15 +163,13 @@ def setup_server(
 
 def _for_elsewhere(job: Path, overrides: list[str] | None, flow: str) -> TrainingJob:
     """Load a job that has to hold in other folders and processes than this."""
-    from midstride.engine.jobs.portability import doubts_elsewhere, faults_elsewhere
+    from midstride.engine.jobs.portability import portability_errors
 
     loaded = load(job, overrides, None)
     with busy("importing its code as a deployment would"):
-        faults = faults_elsewhere(loaded, nightly=flow == "nightly")
+        faults = portability_errors(loaded, nightly=flow == "nightly")
     if faults:
         raise JobError.of(job, faults)
-    for doubt in doubts_elsewhere(loaded):
-        print(f"take care: {doubt}")
     return loaded
 
 

@@ -77,7 +77,7 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
     from midstride.engine.cli.resume_check import resume_errors
     from midstride.engine.jobs.check import job_errors
-    from midstride.engine.jobs.portability import doubts_elsewhere, faults_elsewhere
+    from midstride.engine.jobs.portability import portability_errors
 
     loaded = TrainingJob.load(job, overrides or ())
     if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
@@ -87,7 +87,7 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     if resume and (faults := resume_errors(loaded)):
         raise JobError.of(job, faults)
     print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
-    if elsewhere := [*faults_elsewhere(loaded), *doubts_elsewhere(loaded)]:
+    if elsewhere := portability_errors(loaded):
         print("\n  ".join(["in a deployment it would not be:", *elsewhere]))
     return 0
 

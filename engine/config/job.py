@@ -15,8 +15,9 @@ from midstride.engine.config.import_paths import IMPORT_PATH, import_path
 from midstride.engine.config.json_schema import job_schema
 from midstride.engine.config.options import MonitorOptions, NightlyOptions, Options, SnapshotOptions, TrainerOptions
 from midstride.engine.config.strategies import STRATEGIES, Choice, conflicts
+from midstride.engine.config.validation import validation_errors
 from midstride.engine.config.world import WorldOptions
-from midstride.engine.config.yaml_file import apply_overrides, faults_of, read_mapping
+from midstride.engine.config.yaml_file import apply_overrides, read_mapping
 from midstride.engine.errors import JobError
 from midstride.engine.storage.store import StoreOptions
 
@@ -125,7 +126,7 @@ class TrainingJob(Options):
         try:
             job = cls.model_validate(document)
         except ValidationError as error:
-            faults += faults_of(error, cls)
+            faults += validation_errors(error, cls)
         if faults:
             raise JobError.of(path, faults)
         return job.resolved(path.absolute().parent)

@@ -4,7 +4,6 @@ Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +18,7 @@ from pydantic import (
 )
 
 from midstride.engine.config.json_schema import snapshots_schema
-from midstride.engine.config.lightning_names import HABITS
+from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError
 from midstride.engine.storage.store import PASSWORD, StoreOptions, holds_password
 
@@ -191,27 +190,13 @@ def checked_options(
     """
     faults = list(others)
     checked: list[Any] = []
-    for kind, given in ((TrainerOptions, options), (SnapshotOptions, snapshots)):
+    for group, kind, given in (("", TrainerOptions, options), ("snapshots", SnapshotOptions, snapshots)):
         try:
             checked.append(given if given is None or isinstance(given, kind) else kind.model_validate(dict(given)))
         except ValidationError as error:
-            known = ", ".join(kind.model_fields)
-            for fault in error.errors():
-                where = ".".join(str(part) for part in fault["loc"][:1]) or "snapshots"
-                faults.append(f"{where}: {_words(fault, known)}")
+            faults += validation_errors(error, kind, group)
     if not faults and checked[0].max_epochs is None and checked[0].max_steps is None:
         checked[0] = checked[0].model_copy(update={"max_epochs": 1000})
     if faults:
         raise JobError.of("Trainer(...)", faults)
     return checked[0], checked[1]
-
-
-def _words(fault: Mapping[str, Any], known: str) -> str:
-    if fault["type"] == "value_error":  # worded here; the value may be a secret
-        return str(fault["msg"]).removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        name = str(fault["loc"][-1])
-        close = get_close_matches(name, known.split(", "), n=1)
-        words = f", did you mean {close[0]}?" if close else f"; there are: {known}"
-        return f"is unknown here: {HABITS[name]}" if name in HABITS else f"is unknown{words}"
-    return f"{fault['msg']}, not {fault['input']!r}"

@@ -1,15 +1,13 @@
 """What of a job would not hold elsewhere: in another folder and another process, as a deployment starts it."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
 from midstride.engine.jobs.isolated import run_errand
 
-__all__ = ["doubts_elsewhere", "faults_elsewhere", "relative_paths"]
+__all__ = ["portability_errors", "relative_paths"]
 
 
 def relative_paths(job: TrainingJob) -> list[str]:
@@ -32,7 +30,7 @@ def relative_paths(job: TrainingJob) -> list[str]:
     ]
 
 
-def faults_elsewhere(job: TrainingJob, *, nightly: bool = False) -> list[str]:
+def portability_errors(job: TrainingJob, *, nightly: bool = False) -> list[str]:
     """Return messages on what would fail in a deployment of `job` although it works here.
 
     It imports the job's code in a process that knows nothing of this shell's folder and PYTHONPATH. With `nightly`,
@@ -46,18 +44,6 @@ def faults_elsewhere(job: TrainingJob, *, nightly: bool = False) -> list[str]:
     except EngineError as error:
         faults.append(f"{error}\n  it is importable from here only: put it into {job.folder}, or install it")
     return faults
-
-
-def doubts_elsewhere(job: TrainingJob) -> list[str]:
-    """Return messages on what may be a path that holds from here only: it leads to something, and is not written so."""
-    return [
-        f"{key}: {text!r} leads to {here}/{text} from here only; if it is a path, write ./{text} in the job's file"
-        for group in ("module_args", "data_args")
-        for key, text in _texts(group, getattr(job, group))
-        if text and not text.startswith("/") and not text.startswith(("./", "../")) and "://" not in text
-        for here in dict.fromkeys([str(Path.cwd()), job.folder])
-        if os.path.exists(f"{here}/{text}")  # noqa: PTH110 (anything may stand in a text: this one never raises)
-    ]
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,115 @@
+"""What pydantic refused of a group of options, one message for each key: what is wrong, the value, the way out."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from midstride.engine.config.lightning_names import HABITS
+
+__all__ = ["validation_errors"]
+
+#: pydantic's wording -> that of a reader who knows no pydantic
+_PLAINLY = {
+    "Input should be": "should be",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "a valid tuple": "a list",
+    "greater than or equal to": "at least",
+    "greater than": "more than",
+    "less than or equal to": "at most",
+    ", unable to parse string as a number": "",
+    ", unable to interpret input": "",
+    "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'": "should be letters, digits and . _ -, a letter or "
+    "digit first",
+}
+
+
+def validation_errors(error: ValidationError, model: type[BaseModel], group: str = "") -> list[str]:
+    """Return a message for each key of `model` that pydantic refused, in the order of `model`'s fields.
+
+    Args:
+        error: what validating `model` raised.
+        model: a group of options, which may hold others.
+        group: the key that `model` stands under, where the messages name it.
+    """
+    places = _places(model)
+    messages: dict[str, list[str]] = {}
+    for detail in error.errors():
+        path = _path(detail["loc"], places)
+        for message in _reasons(detail, path, places):
+            if message not in messages.setdefault(path, []):
+                messages[path].append(message)
+    named = [(".".join(filter(None, (group, path))), _joined(several)) for path, several in messages.items()]
+    return [f"{path}: {message}" if path else message for path, message in named]
+
+
+def _joined(messages: Sequence[str]) -> str:
+    """One sentence out of the branches of a union: they end in the same "not 'x'"."""
+    if len(messages) == 1:
+        return messages[0]
+    heads = [message.rpartition(", not ")[0] or message for message in messages]
+    return f"{'; or '.join(heads)}, not {messages[-1].rpartition(', not ')[2]}"
+
+
+def _reasons(detail: Mapping[str, Any], path: str, places: Sequence[str]) -> list[str]:
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "missing":
+        return ["is missing"]
+    if detail["type"] == "extra_forbidden":
+        return [_unknown(path, places)]
+    if detail["type"] == "value_error":
+        return [message]
+    given = "null" if detail["input"] is None else repr(detail["input"])
+    if detail["type"] in ("model_type", "dict_type"):
+        below = [_leaf(place) for place in places if path and place.rpartition(".")[0] == path]
+        return [f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)]
+    for theirs, ours in _PLAINLY.items():
+        message = message.replace(theirs, ours)
+    return [f"{message}, not {given}"]
+
+
+def _unknown(path: str, places: Sequence[str]) -> str:
+    """Say where a key that has no place here belongs, or what may stand here."""
+    group, _, name = path.rpartition(".")
+    if homes := [place for place in places if _leaf(place) == name]:
+        above = homes[0].rpartition(".")[0]
+        return f"has its place {f'under {above}' if above else 'at the top of the job'}: {homes[0]}"
+    if name in HABITS:
+        return f"is unknown here: {HABITS[name]}"
+    here = [place for place in places if place.rpartition(".")[0] == group]
+    for near, cutoff in ((here, 0.6), (places, 0.8)):
+        if close := get_close_matches(name, [_leaf(place) for place in near], n=1, cutoff=cutoff):
+            return f"is unknown, did you mean {next(place for place in near if _leaf(place) == close[0])}?"
+    return f"is unknown; here may stand {', '.join(sorted(map(_leaf, here)))}"
+
+
+def _leaf(place: str) -> str:
+    return place.rpartition(".")[2]
+
+
+def _places(model: type[BaseModel]) -> list[str]:
+    """Every key path of the job; groups come before what is in them."""
+    places: list[str] = []
+    for name, field in model.model_fields.items():
+        below = [inner for group in _models(field.annotation) for inner in group.model_fields]
+        places += [name, *(f"{name}.{inner}" for inner in below)]
+    return places
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    inner = [annotation, *getattr(annotation, "__args__", ())]
+    return [one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)]
+
+
+def _path(location: Sequence[int | str], places: Sequence[str]) -> str:
+    """The key path of a fault, without what pydantic adds to a key: the names of a union's branches."""
+    names = [str(part) for part in location]
+    for length in range(len(names) - 1, 0, -1):
+        path = ".".join(names[:length])
+        if path in places and not any(place.startswith(f"{path}.") for place in places):
+            return path
+    return ".".join(names)
