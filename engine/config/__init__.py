@@ -1,1 +1,14 @@
-"""What a job says: its file, its options, its names. Needs no torch."""
+"""What a job says: its file, its options, its names. Needs no torch.
+
+import_paths     from "package.module:attribute" to the thing itself, with the job's folder importable
+job              every choice that decides a run, from one YAML file, all faults found at once
+json_schema      the job's JSON schema, which a Prefect server draws a form from and checks the parameters of
+                 a run by
+lightning_names  what Lightning's users are used to say, and what is said here instead
+options          the choices a Trainer and a job share, validated in one place, with titles for forms
+strategies       the strategies as rows of data: where the class is, what starts its ranks, what it takes,
+                 what it refuses
+validation       what pydantic refuses of a choice, worded for the person who made it
+world            which processes train together, as a job says it
+yaml_file        YAML as people mean it, choices set from outside, and what is wrong with them
+"""

@@ -1,1 +1,28 @@
-"""Data: orders that are functions, random numbers that are functions, loaders that start anywhere."""
+"""Data: orders that are functions, random numbers that are functions, loaders that start anywhere.
+
+combined          several loaders at once: what a user writes, and the loader that reads them side by side or
+                  one after the other
+dataloader_order  how a user's DataLoader is read: which order its samplers mean, on this rank of this world
+in_place          values that become equal to others and stay the objects they are, so that what is shared
+                  stays shared
+items             the items of an epoch as a snapshot holds them: arrays where they are numbers or lists of
+                  numbers
+loader            what a loop reads: batches from any place of any epoch, and what decides their order
+map_style         map-style loaders that start anywhere in an epoch and give the same batches as if they had
+                  come there by walking
+order             the order of samples as a function of (seed, epoch, position): nothing to remember, nothing
+                  to replay
+permutation       permutations of an epoch's samples: small ones drawn at once, large ones computed where they
+                  are read
+resolve           a fit's loaders: the user's, each made resumable
+sampler_order     orders that a sampler of torch or of the user decides: drawn whole at an epoch's start, then
+                  shared by the ranks
+sampler_state     what a sampler carries from one epoch to the next: its counters, its generators, or what it
+                  says itself
+seeded_dataset    the user's data set and collate, each given its own random numbers by where it stands in the
+                  epoch
+workers           workers of a loader: started as the user wants, tied to their rank, and told apart when one
+                  is lost
+iterable/         streams that go on where they were, by their state or by reading again
+rng/              functions of where a sample stands, and the main process's left as they were
+"""

@@ -1,1 +1,12 @@
-"""What is done with a job: prepare, check, evaluate."""
+"""What is done with a job: prepare, check, evaluate.
+
+build        from a job to what it names: its module, its data and its Trainer
+check        everything that is wrong with a job, found without training: `midstride check`
+dry_run      a job tried for a moment: one step, one batch of each evaluation, in this process alone, nothing
+             kept
+evaluate     evaluate weights on a job's test data, in one process: every sample once
+isolated     short work that needs torch or the user's code, done in a process of its own
+portability  what of a job would not hold elsewhere: in another folder and another process, as a deployment
+             starts it
+prepare      data made once, with a manifest that tells later whether they are still there
+"""

@@ -1,1 +1,8 @@
-"""What a run that ended or broke tells: report, curves, audit."""
+"""What a run that ended or broke tells: report, curves, audit.
+
+audit     whether, over all lives of a run, every epoch used the samples of its order, each once (law 3)
+curves    the curves of a run as a picture, where matplotlib is installed
+markdown  a report in Markdown: the same for a file, an artifact and an e-mail
+report    the report of a run, read from its folder alone: right also when the processes that watched the run
+          are gone
+"""

@@ -1,4 +1,23 @@
-"""Strategies by name. A row is data: nothing is imported until its name is asked for."""
+"""Strategies by name. A row is data: nothing is imported until its name is asked for.
+
+base          what a strategy is: how one module trains on many devices
+batch_split   cutting a batch into parts, and joining what came out of them, by the rules of `nn.DataParallel`
+collective    ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere
+ddp           one full replica per process, gradients averaged during backward
+ddp2          a replica per process, each splitting its batch over several devices: dp inside a node, ddp
+              across nodes
+dp            one process that splits every batch over several devices
+horovod       a full replica per process, gradients averaged in one flat buffer after the backward pass
+rendezvous    where the ranks of a process group meet: in a store of torch's
+replicas      replicas of a module, one for each part of a batch, within one process: what `nn.DataParallel`
+              does, repeatably
+sharded       each rank has its rows of every weight, of its gradient and of what the optimizer keeps of it
+side_channel  how the ranks talk to each other beside training
+single        one process, one device
+xla           a full replica per core of a TPU, or whatever else torch_xla finds, gradients averaged by its
+              collectives
+pipeline/     a sequence of layers as stages, one process each
+"""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -1,5 +1,6 @@
 """What is written about the project: links lead somewhere, commands parse, jobs are valid, programs run."""
 
+import ast
 import json
 import os
 import re
@@ -218,3 +219,12 @@ def test_the_page_on_the_code_names_what_is_in_it() -> None:
     }
     folders = {part for file in FILES for part in re.findall(r"\w+", file)}
     assert [word for word in sorted(words) if word not in CODE | folders] == []
+
+
+PACKAGES = sorted(Path(__file__).parents[2].glob("engine/*/**/__init__.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.parent.name)
+def test_a_package_draws_each_of_its_files(package: Path) -> None:
+    drawn = re.findall(r"^ *(\w+)  ", ast.get_docstring(ast.parse(package.read_text())) or "", re.MULTILINE)
+    assert {path.stem for path in package.parent.glob("*.py")} - {"__init__", *drawn} == set()

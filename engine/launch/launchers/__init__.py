@@ -1,4 +1,11 @@
-"""Launchers by name. A row is data: nothing is imported until its name is asked for."""
+"""Launchers by name. A row is data: nothing is imported until its name is asked for.
+
+base        what a launcher is: the command that starts a world, and what its environment needs
+horovodrun  horovodrun, on this machine and over ssh on others
+inline      one process, without anything in between
+spawn       ranks on this machine, without anybody's agent in between: the quickest way to a first step
+torchrun    torchrun on this node
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -3,6 +3,7 @@
 store      what every store keeps: whole files, one winner of `create`, folders that appear and go
 strategy   what every strategy keeps: the bits of an undisturbed run, each sample once, values of all ranks
 launcher   what every launcher keeps: one process a rank, deaths that are noticed, runs that resume
+small      a small training with what is easily lost: dropout, momentum, a schedule, a shuffled loader
 """
 
 from midstride.engine.testing.laws.launcher import LauncherLaws
