@@ -18,6 +18,7 @@ from midstride.engine.cli.output import busy, show_error
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.registry.nightly import nightly_errors
+from midstride.engine.runs.run import Run
 from midstride.flows.rollback_event import tell_rolled_back
 
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
@@ -95,7 +96,7 @@ def _failed(job: TrainingJob, screen: Any, result: BaseException, again: str) ->
 
         run = screen.url.rpartition("/")[2]
         with suppress(OSError, SnapshotError):  # the credentials went with the flow, or the store has gone
-            show_report(screen.console, report_of(job, run), again.format(run=run))
+            show_report(screen.console, report_of(Run(job, run)), again.format(run=run))
     return _code(result)
 
 

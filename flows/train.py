@@ -7,9 +7,8 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.engine.jobs.portability import relative_paths
 from midstride.engine.runs.report import Report
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import Manifest, is_unchanged
-from midstride.engine.storage.store import Store
 from midstride.flows.detach import detach
 from midstride.flows.log_filters import hide_engine_tracebacks
 from midstride.tasks.credentials import credentials_of
@@ -56,9 +55,9 @@ def as_deployed(job: TrainingJob) -> None:
 
 def attempts_so_far(job: TrainingJob, run: str) -> int:
     """Return how often `run` was attempted: to start a flow is to ask for another try, with those known."""
-    store = Store.open(job.run_url(run))
-    with store.errors_explained("read"):
-        tried = Ledger(store).attempts()
+    this = Run(job, run)
+    with this.store.errors_explained("read"):
+        tried = this.attempts.attempts()
     return tried[-1].number if tried else 0
 
 

@@ -11,10 +11,9 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested, UserError, WorldError
 from midstride.engine.jobs.isolated import check_outcome
 from midstride.engine.launch.launch import launch
-from midstride.engine.launch.recovery import settle_lost
 from midstride.engine.runs.report import summarize_error
-from midstride.engine.session.attempts import Ledger, Verdict
-from midstride.engine.storage.store import Store
+from midstride.engine.runs.run import Run
+from midstride.engine.session.attempts import Verdict
 from midstride.tasks.monitor import RunMonitor, warn
 
 __all__ = ["launch_world"]
@@ -31,7 +30,7 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
         return False
     job, run, after = (context.parameters[name] for name in ("job", "run", "after"))
     if isinstance(error, (WorldError, StopRequested)):
-        verdict = Ledger(Store.open(job.run_url(run))).verdict(job.retries, after=after)
+        verdict = Run(job, run).attempts.verdict(job.retries, after=after)
     else:  # no world came to be: the store or this machine has a problem
         count = task_run.run_count
         verdict = Verdict(count <= job.retries, f"attempt {count} of {job.retries + 1} to launch a world")
@@ -58,7 +57,6 @@ def launch_world(job: TrainingJob, run: str, after: int = 0) -> int | None:
         run: name of the run.
         after: attempts up to this number are forgiven: another try was asked for, with them known.
     """
-    settle_lost(job, run)
     with RunMonitor(job.run_url(run)) as watch:
         outcome = launch(job, run, on_line=watch.line, on_event=watch.event)
     check_outcome(outcome)

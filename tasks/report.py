@@ -13,7 +13,7 @@ from midstride.engine.launch.recovery import settle_lost
 from midstride.engine.runs.curves import draw
 from midstride.engine.runs.markdown import headline, markdown_of
 from midstride.engine.runs.report import Report, metric_rows, report_of, summarize_error
-from midstride.engine.storage.store import Store
+from midstride.engine.runs.run import Run
 from midstride.tasks.events import Event, RunFailed, RunFinished, RunStopped, emit
 from midstride.tasks.resources import artifact_key
 
@@ -25,8 +25,9 @@ _TELLING_S = 5.0
 @task(name="publish report", task_run_name="publish report", cache_policy=NO_CACHE)
 def publish_report(job: TrainingJob, run: str, test: dict[str, float] | None = None) -> Report:
     """Write report.md and curves.png into the run's folder, show both as an artifact, and return the report."""
-    settle_lost(job, run)
-    report, store = report_of(job, run, test), Store.open(job.run_url(run))
+    this = Run(job, run)
+    settle_lost(this)
+    report, store = report_of(this, test), this.store
     marks = [failure.resumed_step for failure in report.failures if failure.resumed_step is not None]
     picture = draw(metric_rows(store), f"{job.name}: {run}", marks)
     files = {**report.files, "report": f"{store.url}/report.md"}
@@ -45,7 +46,7 @@ def publish_report(job: TrainingJob, run: str, test: dict[str, float] | None = N
 def tell_stopped(job: TrainingJob, run: str) -> None:
     """Let automations know of a run that was asked to stop, while its flow is on the way out: it is no task."""
     with suppress(Exception):  # what ends the flow goes on, whatever store and server say
-        report = report_of(job, run)
+        report = report_of(Run(job, run))
         if report.outcome == "stopped":
             emit(_ended(report))
             EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit

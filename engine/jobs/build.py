@@ -8,10 +8,11 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, SnapshotMissing
 from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
 from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["build_data", "build_module", "build_trainer"]
+__all__ = ["build_data", "build_module", "build_trainer", "try_build"]
 
 Built = TypeVar("Built")
 
@@ -55,6 +56,12 @@ def build_trainer(job: TrainingJob) -> Trainer:
         identity={key: getattr(job, key) for key in _IDENTITY},
         **job.trainer.model_dump(),
     )
+
+
+def try_build(run: Run) -> dict[str, bool]:
+    """Build the module and the data of a run's job; return whether there is a test."""
+    module, _ = build_module(run.job), build_data(run.job)
+    return {"can be tested": type(module).test_step is not TrainingModule.test_step}
 
 
 def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kind: type[Built]) -> Built:

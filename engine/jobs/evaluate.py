@@ -7,25 +7,20 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.jobs.build import build_data, build_module
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.runs.run import Run
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights_index import newest_weights
-from midstride.engine.storage.store import Store
 from midstride.engine.training.trainer import Trainer
 
 __all__ = ["compare", "evaluate"]
 
 
-def evaluate(job: TrainingJob, run: str) -> dict[str, float]:
-    """Return the test metrics of the best weights of `run`, of the last if none were called best.
-
-    Args:
-        job: the run's job.
-        run: name of the run.
-    """
-    return _test(job, f"{job.run_url(run)}/{_kept(job, run)}")
+def evaluate(run: Run) -> dict[str, float]:
+    """Return the test metrics of the best weights of `run`, of the last if none were called best."""
+    return _test(run.job, f"{run.url}/{_saved_folder(run)}")
 
 
-def compare(job: TrainingJob, run: str) -> dict[str, Any]:
+def compare(run: Run) -> dict[str, Any]:
     """Test the weights of `run` and those of the champion, on the same data.
 
     The champion is built as it was, from the module and the arguments that its own job named.
@@ -33,22 +28,22 @@ def compare(job: TrainingJob, run: str) -> dict[str, Any]:
     Returns:
         {"challenger": values, "weights": "best" or "last", "champion": values or None, "over": its number or None}
     """
-    line = ModelRegistry.of(job)
+    line = ModelRegistry.of(run.job)
     champion = line.current()
     theirs = None
     if champion is not None:
-        as_it_was = job.model_copy(update={"module": champion.module, "module_args": champion.module_args})
+        as_it_was = run.job.model_copy(update={"module": champion.module, "module_args": champion.module_args})
         theirs = _test(as_it_was, line.weights_url(champion))
     return {
-        "challenger": evaluate(job, run),
-        "weights": _kept(job, run),
+        "challenger": evaluate(run),
+        "weights": _saved_folder(run),
         "champion": theirs,
         "over": champion and champion.number,
     }
 
 
-def _kept(job: TrainingJob, run: str) -> str:
-    return "best" if newest_weights(Store.open(job.run_url(run)), "best") else "last"
+def _saved_folder(run: Run) -> str:
+    return "best" if newest_weights(run.store, "best") else "last"
 
 
 def _test(job: TrainingJob, weights: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested, UserError, WorldError
 from midstride.engine.processes.lifetime import PARENT, die_with_parent
 from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.runs.run import Run
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.session import Session
 
@@ -28,38 +30,12 @@ _GRACE_S = 5.0
 _POLL_S = 0.1
 
 
-def _prepare(job: TrainingJob, run: str) -> dict[str, Any]:
-    from midstride.engine.jobs.prepare import prepare
-
-    return prepare(job)
-
-
-def _evaluate(job: TrainingJob, run: str) -> dict[str, float]:
-    from midstride.engine.jobs.evaluate import evaluate
-
-    return evaluate(job, run)
-
-
-def _build(job: TrainingJob, run: str) -> dict[str, bool]:
-    from midstride.engine.jobs.build import build_data, build_module
-    from midstride.engine.modules.module import TrainingModule
-
-    module, _ = build_module(job), build_data(job)
-    return {"can be tested": type(module).test_step is not TrainingModule.test_step}
-
-
-def _compare(job: TrainingJob, run: str) -> dict[str, Any]:
-    from midstride.engine.jobs.evaluate import compare
-
-    return compare(job, run)
-
-
-#: verb -> what the process does; the result must be JSON
-VERBS: dict[str, Callable[[TrainingJob, str], Any]] = {
-    "build": _build,
-    "prepare": _prepare,
-    "evaluate": _evaluate,
-    "compare": _compare,
+#: verb -> the function that does it, imported in its own process: it takes the run and returns JSON
+VERBS: dict[str, str] = {
+    "build": "midstride.engine.jobs.build:try_build",
+    "prepare": "midstride.engine.jobs.prepare:prepare",
+    "evaluate": "midstride.engine.jobs.evaluate:evaluate",
+    "compare": "midstride.engine.jobs.evaluate:compare",
 }
 
 
@@ -81,7 +57,7 @@ def run_errand(
         UserError: the job or the user's code is wrong; the message starts with their traceback.
         WorldError: the process died.
     """
-    session = Session.create(job, run, 0)
+    session = Session.create(Run(job, run).document(0))
     command = [sys.executable, "-m", "midstride.engine.jobs.isolated", str(session.folder), verb]
     ours = {name: value for name, value in os.environ.items() if name not in without}
     environment = {**ours, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
@@ -121,9 +97,11 @@ def main() -> None:
         sys.path.remove(str(Path.cwd()))
     session, verb = Session(sys.argv[1]), sys.argv[2]
     try:
-        job, run, _ = session.read()
-        make_importable(job.folder)
-        _result(session).write_text(json.dumps(VERBS[verb](job, run)), encoding="utf-8")
+        run = Run.from_document(session.document())
+        make_importable(run.job.folder)
+        module, _, name = VERBS[verb].partition(":")
+        result = getattr(import_module(module), name)(run)
+        _result(session).write_text(json.dumps(result), encoding="utf-8")
         outcome = Outcome("done")
     except BaseException as error:
         outcome = Outcome.of(error)

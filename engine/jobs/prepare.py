@@ -3,17 +3,17 @@
 import os
 from pathlib import Path
 
-from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, StoreUnsafe, UserCodeError
 from midstride.engine.jobs.build import build_data
+from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import Manifest, manifest_of
 from midstride.engine.storage.store import PASSWORD, holds_password
 
 __all__ = ["prepare"]
 
 
-def prepare(job: TrainingJob) -> Manifest:
-    """Have the job's data module prepare its data; return a small manifest of what is there then.
+def prepare(run: Run) -> Manifest:
+    """Have the data module prepare its data; return a small manifest of what is there then.
 
     A data module that keeps its data in `self.folder` (a path or an fsspec URL) can be checked later; of any
     other, nothing is known.
@@ -23,7 +23,7 @@ def prepare(job: TrainingJob) -> Manifest:
         StoreUnsafe: the folder's URL holds a password, or is not allowed to be read.
         SnapshotError: the folder's store does not answer; a retry may help.
     """
-    data = build_data(job)
+    data = build_data(run.job)
     _folder_of(data)  # what is wrong with it, before hours of work
     try:
         data.prepare_data()

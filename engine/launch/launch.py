@@ -12,15 +12,16 @@ from types import FrameType
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, StoreUnsafe, WorldError
-from midstride.engine.launch.launchers import build_launcher
+from midstride.engine.launch.launchers.registry import build_launcher
 from midstride.engine.launch.recovery import settle_lost
 from midstride.engine.launch.watchdog import Vigil
 from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt, Ledger
 from midstride.engine.session.events import Event, EventTail
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.session import Session
-from midstride.engine.session.signals import GRACE_S, Requests
+from midstride.engine.session.signals import GRACE_S, SignalRequests
 from midstride.engine.slurm import step_tasks
 from midstride.engine.storage.store import Store
 
@@ -70,16 +71,17 @@ def launch(
             f"srun starts this command {tasks} times, and each would start a world of its own: start it once, by "
             f"srun --ntasks=1, with world.processes in the job; or a script with a Trainer: its ranks are the tasks"
         )
-    store = _writable(job, run)
-    settle_lost(job, run)
-    ledger = Ledger(store)
+    this = Run(job, run)
+    _ensure_writable(this)
+    settle_lost(this)
+    ledger = this.attempts
     launcher = build_launcher(job.world.launched_by)
     attempt = ledger.begin()
-    session = Session.create(job, run, attempt.number)
+    session = Session.create(this.document(attempt.number))
     watch = _Watch(session, attempt, Vigil(session, job.world), on_line, on_event)
     try:
         command = launcher.command(session, job, grace_s=grace_s)
-        environment = {**launcher.environment(session, job, os.environ), Requests.VARIABLE: str(grace_s)}
+        environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
         with (
             watch.asked_for_snapshots(),
             ProcessGroup(command, environment=environment, log=session.log, grace_s=grace_s) as group,
@@ -88,17 +90,15 @@ def launch(
     finally:
         # Also on the way out of an exception: what the world did until then is worth knowing.
         outcome = watch.outcome(job.world.processes, grace_s)
-        _write_down(ledger, watch.attempt, outcome, session, store, on_line)
+        _write_down(ledger, watch.attempt, outcome, session, this.store, on_line)
     return outcome
 
 
-def _writable(job: TrainingJob, run: str) -> Store:
-    store = Store.open(job.run_url(run), job.store_terms)
+def _ensure_writable(run: Run) -> None:
     try:
-        store.ensure_writable()
+        run.store.ensure_writable()
     except StoreUnsafe as error:
-        raise JobError.of(f"job {job.name}", [f"snapshots.url: {error}"]) from error
-    return store
+        raise JobError.of(f"job {run.job.name}", [f"snapshots.url: {error}"]) from error
 
 
 class _Watch:

@@ -14,10 +14,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from midstride.engine.config.import_paths import make_importable
-from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import SnapshotError, StopSignal
 from midstride.engine.launch.watchdog import STACKS
 from midstride.engine.processes.lifetime import PARENT, die_with_parent
+from midstride.engine.runs.run import Run
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.session import Session
@@ -78,8 +78,7 @@ class Rank:
             # Some rank has ended already: to go and meet the others now would be to wait for it in vain.
             return self._end(self._left(decided[0]))
         try:
-            job, run, _ = self.session.read()
-            self._fit(job, run)
+            self._fit(Run.from_document(self.session.document()))
             return self._end(Outcome("done", rank=self.world.rank, step=self._step()))
         except BaseException as error:
             _ignore_stops()  # a launcher asks the others to stop as soon as one has left
@@ -91,7 +90,8 @@ class Rank:
                 print(f"rank {self.world.rank}: {words}", file=sys.stderr, flush=True)
             return self._end(outcome)
 
-    def _fit(self, job: TrainingJob, run: str) -> None:
+    def _fit(self, run: Run) -> None:
+        job = run.job
         make_importable(job.folder)
         # Torch is imported here: who reads this module without training needs none.
         from midstride.engine.jobs.build import build_data, build_module, build_trainer
@@ -101,7 +101,7 @@ class Rank:
         module = build_module(job)
         data = build_data(job)
         self._trainer = build_trainer(job)
-        self._trainer.fit(module, data, run=job.run_url(run))
+        self._trainer.fit(module, data, run=run.url)
 
     def _step(self) -> int | None:
         progress = getattr(self._trainer, "progress", None)

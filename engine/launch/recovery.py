@@ -10,12 +10,12 @@ from pathlib import Path
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import marked
-from midstride.engine.session.attempts import Attempt, Ledger
+from midstride.engine.runs.run import Run
+from midstride.engine.session.attempts import Attempt
 from midstride.engine.session.events import EventTail
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.private_file import is_own_folder
 from midstride.engine.session.session import Session
-from midstride.engine.storage.store import Store
 
 __all__ = ["settle_lost"]
 
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 _STARTING_S = 5.0  # a launcher that has made its session has started its world by then
 
 
-def settle_lost(job: TrainingJob, run: str) -> list[Attempt]:
+def settle_lost(run: Run) -> list[Attempt]:
     """Complete the ledger with what killed launchers of this run left on this machine; return those attempts.
 
     Their worlds stopped by themselves (a keeper saw to it) and wrote how far they got. Call it before a new attempt,
     or before a report.
     """
-    ledger = Ledger(Store.open(job.run_url(run)))
+    ledger = run.attempts
     lost = {attempt.number: attempt for attempt in ledger.attempts() if attempt.outcome == "lost"}
     settled = []
-    for number, session in _left_behind(job, run) if lost else ():
+    for number, session in _left_behind(run) if lost else ():
         if number not in lost or _still_running(session, lost[number]):
             continue
         try:
-            attempt, outcome, ended = _told(session, lost[number], job)
+            attempt, outcome, ended = _told(session, lost[number], run.job)
         except Exception as error:
             log.warning("what is left of attempt %d in %s cannot be read: %s", number, session.folder, error)
             continue
@@ -46,13 +46,14 @@ def settle_lost(job: TrainingJob, run: str) -> list[Attempt]:
     return settled
 
 
-def _left_behind(job: TrainingJob, run: str) -> Iterator[tuple[int, Session]]:
+def _left_behind(run: Run) -> Iterator[tuple[int, Session]]:
     for folder in sorted(Path(tempfile.gettempdir()).glob("midstride-*")):
         if not is_own_folder(folder):
             continue
         try:
-            theirs, name, number = Session(folder).read()
-            is_ours = bool(number) and name == run and theirs.run_url(name) == job.run_url(run)
+            document = Session(folder).document()
+            number = document["attempt"]
+            is_ours = bool(number) and Run.from_document(document).url == run.url
         except Exception:
             continue  # not a session, or one of another version
         if is_ours:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from midstride.engine.config.strategies import Choice, Start, conflicts
+from midstride.engine.config.strategies import STRATEGIES, Choice, Row, Start, conflicts
 from midstride.engine.ranks.gpus import free_gpus, parse_devices, parse_gpus
 from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.slurm import is_one_task
-from midstride.engine.strategies import STRATEGIES, Row, build_strategy
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.build import build_strategy
 from midstride.engine.world import World
 
 __all__ = ["UNSAID", "Machine", "Placement", "Wishes", "place"]

@@ -5,4 +5,5 @@ curves    the curves of a run as a picture, where matplotlib is installed
 markdown  a report in Markdown: the same for a file, an artifact and an e-mail
 report    the report of a run, read from its folder alone: right also when the processes that watched the run
           are gone
+run       a job under a name, its folder and what lies there
 """

@@ -11,7 +11,8 @@ from pydantic import Field
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import Options
 from midstride.engine.errors import SnapshotError
-from midstride.engine.session.attempts import Attempt, Ledger
+from midstride.engine.runs.run import Run
+from midstride.engine.session.attempts import Attempt
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import metrics_of
@@ -71,17 +72,16 @@ class Report(Options):
         return sum(1 for failure in self.failures if failure.resumed_step is not None)
 
 
-def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) -> Report:
-    """Return the report of the run called `run`, with the results of a test if there was one."""
-    url = job.run_url(run)
-    store = Store.open(url)
-    attempts, rows, catalog = Ledger(store).attempts(), metric_rows(store), SnapshotCatalog(store)
+def report_of(run: Run, test: dict[str, float] | None = None) -> Report:
+    """Return the report of `run`, with the results of a test if there was one."""
+    job, store, catalog = run.job, run.store, run.catalog
+    attempts, rows = run.attempts.attempts(), metric_rows(run.store)
     last = attempts[-1] if attempts else None
     facts = _facts(catalog)
     return Report(
         job=job.name,
-        run=run,
-        url=url,
+        run=run.name,
+        url=run.url,
         outcome=last.outcome if last else "new",  # type: ignore[arg-type]  # validated
         error=last.error if last and last.outcome != "done" else "",
         steps=len(rows),
@@ -99,7 +99,7 @@ def report_of(job: TrainingJob, run: str, test: dict[str, float] | None = None) 
         slow=tuple(f"attempt {attempt.number}: {words}" for attempt in attempts for words in attempt.slow),
         monitor=job.monitor.metric if job.monitor else "",
         best=metrics_of(store, "best").get("metrics", {}),
-        previous=_previous(job, run),
+        previous=_previous(job, run.name),
         test=test or {},
         files=_files(store),
     )

@@ -16,9 +16,8 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import WorldError
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.private_file import read_own
@@ -40,11 +39,10 @@ class Session:
         self.folder = Path(folder)
 
     @classmethod
-    def create(cls, job: TrainingJob, run: str, attempt: int) -> "Session":
-        """Return a new session, in the folder for temporary files."""
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", run)[:40]
+    def create(cls, document: Mapping[str, Any]) -> "Session":
+        """Return a new session, in the folder for temporary files, that holds `document` as job.json."""
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", document["run"])[:40]
         session = cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
-        document = {"run": run, "attempt": attempt, "job": job.model_dump(mode="json")}
         _write(session.folder / "job.json", json.dumps(document, indent=2))
         return session
 
@@ -68,13 +66,13 @@ class Session:
         """The file that holds every line the world printed."""
         return self.folder / "log.txt"
 
-    def read(self) -> tuple[TrainingJob, str, int]:
-        """Return the job, the run's name and the attempt's number."""
+    def document(self) -> dict[str, Any]:
+        """Return what stands in job.json: "job", "run" and "attempt"."""
         try:
-            document = json.loads(read_own(self.folder / "job.json"))
+            document: dict[str, Any] = json.loads(read_own(self.folder / "job.json"))
         except FileNotFoundError:
             raise WorldError(f"{self.folder} is no session: it holds no job.json") from None
-        return TrainingJob.model_validate(document["job"]), document["run"], document["attempt"]
+        return document
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Write how this rank ended. The first word is the last: a second outcome of a rank is not written."""

@@ -4,7 +4,7 @@ SIGTERM   take a snapshot and stop, within the grace (and SIGINT, in a world tha
 SIGUSR1   take a snapshot and go on
 
 Nothing is done in a signal's handler but noting it. What was asked is done at the next boundary (the end of a batch)
-that all ranks have still before them: `appointment.py` finds it.
+that all ranks have still before them: `agreement.py` finds it.
 """
 
 import os
@@ -13,20 +13,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import IntEnum
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from midstride.engine.errors import StopRequested, Superseded, UserError
+from midstride.engine.session.agreement import BoundaryAgreement
+from midstride.engine.session.last_seen import LastSeen
+from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
-if TYPE_CHECKING:
-    from midstride.engine.session.agreement import Appointment
-    from midstride.engine.session.last_seen import LastSeen
-
-__all__ = ["GRACE_S", "Asked", "Request", "Requests"]
+__all__ = ["GRACE_S", "SignalRequests"]
 
 #: seconds between being asked to stop and being killed: an orchestrator kills at 30 s
 GRACE_S = 20.0
@@ -34,32 +31,7 @@ GRACE_S = 20.0
 _LEAVE_S = 2.0  # of the grace, to take processes down
 
 
-class Asked(IntEnum):
-    """What was asked; the larger one wins."""
-
-    SNAPSHOT = 1
-    STOP = 2
-
-
-@dataclass(frozen=True)
-class Request:
-    """One request.
-
-    Args:
-        asked: for what.
-        deadline: when it must be done, in seconds since the epoch (clocks of several machines are near enough).
-    """
-
-    asked: Asked
-    deadline: float = float("inf")
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline."""
-        return self.deadline - time.time()
-
-
-class Requests:
+class SignalRequests:
     """What this process was asked, and when all ranks do it."""
 
     #: environment variable by which a launcher tells its ranks how many seconds of grace they have
@@ -69,37 +41,37 @@ class Requests:
         self.grace_s = float(os.environ.get(self.VARIABLE, GRACE_S))
         self._deadline: float | None = None
         self._snapshots = self._answered = 0
-        self._appointment: Appointment | None = None
+        self._agreement: BoundaryAgreement | None = None
 
     @property
-    def stopping(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether this process was asked to stop."""
         return self._deadline is not None
 
     @property
-    def waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether something was asked of this process that was not yet answered."""
         return self._deadline is not None or self._snapshots != self._answered
 
-    def answered(self) -> Request | None:
+    def take_pending(self) -> Request | None:
         """Return what was asked of this process; a request to stop stands until it is obeyed."""
         if self._deadline is not None:
-            return Request(Asked.STOP, self._deadline)
+            return Request(RequestKind.STOP, self._deadline)
         # Counted, not cleared: a signal may come between two lines.
         snapshots = self._snapshots
         if snapshots == self._answered:
             return None
         self._answered = snapshots
-        return Request(Asked.SNAPSHOT)
+        return Request(RequestKind.SNAPSHOT)
 
     def boundary(self) -> Request | None:
         """Return what all ranks do here; every rank calls this at the same boundaries. Costs nothing unasked."""
-        if self._appointment is not None:
-            return self._appointment.boundary()
-        return self.answered() if self.waiting else None
+        if self._agreement is not None:
+            return self._agreement.boundary()
+        return self.take_pending() if self.has_pending else None
 
     @contextmanager
-    def heard(self, store: Any, world: World, seen: "LastSeen | None" = None) -> Iterator[None]:
+    def listening(self, store: Any, world: World, seen: LastSeen | None = None) -> Iterator[None]:
         """Hear signals, and what is asked of other ranks, until the block ends.
 
         Args:
@@ -114,26 +86,24 @@ class Requests:
         self._deadline, self._answered = None, self._snapshots
         before = self._listen()
         if store is not None and world.size > 1:
-            from midstride.engine.session.agreement import Appointment
-
-            self._appointment = Appointment(self, store, world, seen)
+            self._agreement = BoundaryAgreement(lambda: self.has_pending, self.take_pending, store, world, seen)
         try:
             yield
         except (UserError, StopRequested, Superseded):
             raise
         except Exception as error:
-            if not self.stopping:
+            if not self.stop_requested:
                 raise
             raise StopRequested(
                 f"asked to stop; before a snapshot was taken for that: {type(error).__name__}: {error}\n"
                 "The run resumes from its last committed snapshot."
             ) from error
         finally:
-            if self._appointment is not None:
-                self._appointment.close()
-                self._appointment = None
+            if self._agreement is not None:
+                self._agreement.close()
+                self._agreement = None
             # An agent may pass on a second time what has been obeyed.
-            obeyed = self.stopping and Session.from_environment() is not None
+            obeyed = self.stop_requested and Session.from_environment() is not None
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if obeyed else handler)
             self._deadline = None

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Literal
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -18,7 +19,16 @@ from uuid import uuid4
 from midstride.engine.errors import SnapshotUnreadable, StoreSilent, StoreUnsafe
 from midstride.engine.storage.retry import is_transient
 
-__all__ = ["EXCLUSIVE_HINT", "PASSWORD", "Store", "StoreOptions", "holds_password"]
+__all__ = ["EXCLUSIVE_HINT", "PASSWORD", "STORES", "Store", "StoreOptions", "holds_password"]
+
+#: scheme of a URL -> where its class lives, imported when one is opened; "*" is of all others, a path is "file"
+STORES: dict[str, str] = {
+    "file": "midstride.engine.storage.local:LocalStore",
+    "local": "midstride.engine.storage.local:LocalStore",
+    "s3": "midstride.engine.storage.s3:S3Store",
+    "s3a": "midstride.engine.storage.s3:S3Store",
+    "*": "midstride.engine.storage.fsspec_store:RemoteStore",
+}
 
 
 #: the ways out, as text
@@ -73,22 +83,13 @@ class Store(ABC):
         Raises:
             StoreUnsafe: nothing installed here can reach such a URL, or it holds a password.
         """
-        from midstride.engine.storage.fsspec_store import RemoteStore
-        from midstride.engine.storage.local import LocalStore
-
         text = os.fspath(url)
         scheme, mark, rest = text.partition("://")
-        if not mark:
-            return LocalStore(text, options)
-        if holds_password(text):
+        if mark and holds_password(text):
             raise StoreUnsafe(PASSWORD)
-        if scheme in ("file", "local"):
-            return LocalStore(rest, options)
-        if scheme in ("s3", "s3a"):
-            from midstride.engine.storage.s3 import S3Store
-
-            return S3Store(text, options)
-        return RemoteStore(text, options)
+        module, _, name = STORES.get(scheme if mark else "file", STORES["*"]).partition(":")
+        store: type[Store] = getattr(import_module(module), name)
+        return store(rest if scheme in ("file", "local") and mark else text, options)
 
     def at(self, path: str) -> "Store":
         """Return the store of the folder `path` inside this one."""

@@ -1,7 +1,8 @@
-"""Strategies by name. A row is data: nothing is imported until its name is asked for.
+"""Strategies: how one module trains on many devices; config/strategies.py has a row for each.
 
 base          what a strategy is: how one module trains on many devices
 batch_split   cutting a batch into parts, and joining what came out of them, by the rules of `nn.DataParallel`
+build         strategies by name: nothing is imported until its name is asked for
 collective    ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere
 ddp           one full replica per process, gradients averaged during backward
 ddp2          a replica per process, each splitting its batch over several devices: dp inside a node, ddp
@@ -18,45 +19,3 @@ xla           a full replica per core of a TPU, or whatever else torch_xla finds
               collectives
 pipeline/     a sequence of layers as stages, one process each
 """
-
-from collections.abc import Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from midstride.engine.config.strategies import STRATEGIES, Row
-from midstride.engine.errors import StrategyUnavailable
-
-if TYPE_CHECKING:
-    from midstride.engine.strategies.base import Strategy
-
-__all__ = ["STRATEGIES", "Row", "build_strategy"]
-
-
-def build_strategy(name: str, options: Mapping[str, Any] | None = None) -> "Strategy":
-    """Return the strategy called `name`, not yet attached to a world.
-
-    Args:
-        name: of a row, or "package.module:Class" of your own.
-        options: its `strategy_args`.
-
-    Raises:
-        StrategyUnavailable: no such name, or its library is not installed.
-    """
-    row = STRATEGIES.get(name)
-    target = name if row is None else row.target
-    module, colon, attribute = target.partition(":")
-    if not colon:
-        raise StrategyUnavailable(
-            f"no strategy {name!r}; there are: {', '.join(sorted(STRATEGIES))}, "
-            'and your own as "package.module:Class" or as an instance'
-        )
-    try:
-        strategy: type[Strategy] = getattr(import_module(module), attribute)
-    except AttributeError as error:
-        raise StrategyUnavailable(f"strategy {name!r}: {error}") from error
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("midstride."):
-            raise  # our own broken import is a bug, not a missing extra
-        remedy = f"install {error.name}, or mend the name" if row is None else row.remedy
-        raise StrategyUnavailable(f"strategy {name!r} needs {error.name}, not installed here: {remedy}") from error
-    return strategy(**(options or {}))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from midstride.engine.errors import StopRequested
-from midstride.engine.session.signals import Asked, Request
+from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.training.checkpointing.checkpointer import Recorder
 from midstride.engine.training.context import EvaluationContext
 
@@ -58,7 +58,7 @@ class Boundaries:
     def _answer(self, request: Request) -> None:
         if self._recorder is not None:
             self._recorder.answer(request)
-        elif request.asked is Asked.STOP:
+        elif request.kind is RequestKind.STOP:
             step = self._progress.step
             self._context.strategy.gather(None)  # no rank leaves while another still asks where they all stop
             raise StopRequested(f"asked to stop, after step {step}; no snapshots are taken in this fit")

@@ -21,7 +21,7 @@ from midstride.engine.modules.progress import Progress
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.session.signals import Requests
+from midstride.engine.session.signals import SignalRequests
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.training.reporter import Reporter
 from midstride.engine.training.sample_log import SampleAccount
@@ -79,7 +79,7 @@ class EvaluationContext:
     callbacks: Sequence[Callback]
     heartbeat: Heartbeat
     reporter: Reporter
-    requests: Requests
+    requests: SignalRequests
     faults: FaultPlan | None
     module: TrainingModule
     modes: Modes

@@ -92,7 +92,7 @@ class Fit:
         loop = self._begun(run, resume, place)
         if (store := context.strategy.store()) is not None:
             self._seen = LastSeen(store, context.world, lambda: progress.step)
-        with context.requests.heard(store, context.world, self._seen):
+        with context.requests.listening(store, context.world, self._seen):
             if not (progress.finished and loop.is_done()):
                 progress.begin_fit()
                 with context.strategy.waiting_at_most(context.options.collective_timeout_s):

@@ -21,8 +21,8 @@ from midstride.engine.ranks.placement import UNSAID, Machine, Wishes, place
 from midstride.engine.ranks.subprocess_script import tie_to_first_rank
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
-from midstride.engine.strategies import build_strategy
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.build import build_strategy
 from midstride.engine.training.checkpointing.run_store import Resume
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism

@@ -23,7 +23,7 @@ from midstride.engine.modules.progress import Progress
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.session.signals import Requests
+from midstride.engine.session.signals import SignalRequests
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.fit import Fit
@@ -46,7 +46,7 @@ class TrainerState(TrainerInterface):
     def __init__(self, strategy: Strategy, settings: TrainerSettings, callbacks: Sequence[Callback]) -> None:
         self.strategy, self.settings, self.callbacks = strategy, settings, list(callbacks)
         self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
-        self._faults, self.requests = FaultPlan.from_environment(), Requests()
+        self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
         self.heartbeat = Heartbeat.of(strategy.world)
         self.reporter = Reporter(strategy.world, bar=settings.options.enable_progress_bar)
         self.is_fitting = False

@@ -15,9 +15,9 @@ from torch.optim import SGD, lr_scheduler
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import StrategyUnavailable, UserError
-from midstride.engine.launch.launchers import build_launcher
-from midstride.engine.strategies import build_strategy
+from midstride.engine.launch.launchers.registry import build_launcher
 from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.strategies.build import build_strategy
 from midstride.engine.world import World
 
 

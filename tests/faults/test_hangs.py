@@ -12,6 +12,7 @@ from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.launch import watchdog as vigil
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.report import report_of
+from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Ledger
 from midstride.engine.session.events import Event
 from midstride.engine.storage.store import Store
@@ -92,4 +93,4 @@ def test_a_slow_rank_is_named_in_log_and_report(tmp_path: Path, monkeypatch: pyt
     told = [line for line in lines if "is slow" in line]
     assert told
     assert all(line.startswith("rank 1 is slow") for line in told)
-    assert report_of(job, "night").slow == (f"attempt 1: {told[0]}",)
+    assert report_of(Run(job, "night")).slow == (f"attempt 1: {told[0]}",)

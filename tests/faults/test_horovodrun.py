@@ -15,6 +15,7 @@ from midstride.engine.errors import StopRequested
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.launch.launch import launch
 from midstride.engine.launch.rank import Rank
+from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Ledger
 from midstride.engine.session.events import Event
 from midstride.engine.session.session import Session
@@ -44,7 +45,7 @@ def on_horovod(job: TrainingJob, **world: object) -> TrainingJob:
 
 def fit(job: TrainingJob, run: str) -> None:
     """Be one rank, as a worker is, of a run that nothing befalls."""
-    code = Rank(Session.create(job, run, 1), World.from_environment()).run()
+    code = Rank(Session.create(Run(job, run).document(1)), World.from_environment()).run()
     if code:
         raise SystemExit(code)
 

@@ -21,8 +21,8 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.engine.launch import launch as launching
 from midstride.engine.launch.launch import launch
-from midstride.engine.launch.launchers import LAUNCHERS, build_launcher
 from midstride.engine.launch.launchers.base import Launcher
+from midstride.engine.launch.launchers.registry import LAUNCHERS, build_launcher
 from midstride.engine.processes.lifetime import descendants
 from midstride.engine.processes.registered_ranks import Wards
 from midstride.engine.processes.supervised import ProcessGroup
@@ -419,8 +419,8 @@ from midstride.engine.session.session import Session
 from midstride.engine.launch.rank import print_whole_lines
 print_whole_lines()
 session, rank = Session(os.environ["MIDSTRIDE_SESSION"]), int(os.environ.get("RANK", "0"))
-job, run, attempt = session.read()
-mode = job.module_args["mode"]
+document = session.document()
+attempt, mode = document["attempt"], document["job"]["module_args"]["mode"]
 if rank == 0:
     events = EventLog(session.events)
     events.emit("resumed", generation=attempt, resumed_from=None, step=0)

@@ -17,6 +17,7 @@ from midstride.engine.jobs.prepare import prepare
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun
 from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.runs.run import Run
 from midstride.engine.testing import run_ranks
 
 
@@ -24,7 +25,7 @@ def _life(job: TrainingJob, run: str, compared: Path) -> None:
     make_importable(job.folder)
     module, data = build_module(job), build_data(job)
     build_trainer(job).fit(module, data, run=job.run_url(run))
-    compared.write_text(json.dumps(compare(job, run)))
+    compared.write_text(json.dumps(compare(Run(job, run))))
 
 
 class Nights(House):
@@ -44,7 +45,7 @@ class Nights(House):
         self.codes = []
         if decision := night.decision():
             return decision
-        data = prepare(night.job)
+        data = prepare(Run(night.job, night.run))
         decision = night.decide(self.train(night))
         night.close(decision, data)
         return decision
@@ -126,7 +127,7 @@ def test_ten_nights(house: Nights) -> None:
     # 10: while it is compared somebody else is promoted. It is told, and compares again.
     house.comes_in(10, 5.0)
     night = house.begin(10)
-    prepare(night.job)
+    prepare(Run(night.job, night.run))
     compared = house.train(night)
     house.comes_in(11, 4.0)
     assert house.night(11).promoted

@@ -14,7 +14,7 @@ from laws.axes import cover
 from laws.lives import LAYOUTS, Setting, Tangled, assert_alike, live
 
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.session.signals import Requests
+from midstride.engine.session.signals import SignalRequests
 from midstride.engine.world import World
 
 STOPPED = 75
@@ -118,8 +118,8 @@ def test_without_time_for_a_snapshot_the_last_one_is_as_exact(
 
 
 def test_asked_again_a_world_has_no_more_time() -> None:
-    requests, deadlines = Requests(), set()
-    with requests.heard(None, World()):
+    requests, deadlines = SignalRequests(), set()
+    with requests.listening(None, World()):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
             request = requests.boundary()

@@ -9,6 +9,7 @@ from midstride.engine import Store, TrainingJob
 from midstride.engine.launch.launch import launch
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
 from midstride.engine.session.session import Session
 from midstride.engine.snapshots.catalog import SnapshotCatalog
@@ -47,7 +48,7 @@ def live(folder: Path) -> Documents:
     history.set_aside(history.snapshots()[0], "damaged")
     decision = PromotionDecision(promoted=True, why="", metric="val/error", mode="min", margin=0, challenger={})
     ModelRegistry.of(job).promote(job, "run", "best", decision)
-    session = Session.create(job, "run", 3)
+    session = Session.create(Run(job, "run").document(3))
     session.write_outcome(outcomes[1])
     said = {file.name: json.loads(file.read_text()) for file in session.folder.glob("*.json")}
     session.remove()

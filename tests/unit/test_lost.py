@@ -19,6 +19,7 @@ from midstride.engine.cli.app import stoppable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested
 from midstride.engine.launch.recovery import settle_lost
+from midstride.engine.runs.run import Run
 from midstride.engine.session import events
 from midstride.engine.session.attempts import Attempt, Ledger
 from midstride.engine.session.events import EventLog, EventTail
@@ -50,7 +51,7 @@ def killed(job: TrainingJob) -> tuple[Ledger, Session]:
     """What a launcher leaves that was killed a while ago."""
     store = Store.open(job.run_url("night"))
     store.write("attempts/000001.json", json.dumps({"number": 1, "started": 1.0}).encode())
-    return Ledger(store), Session.create(job, "night", 1)
+    return Ledger(store), Session.create(Run(job, "night").document(1))
 
 
 def test_every_kind_of_event_is_known_here() -> None:
@@ -67,7 +68,7 @@ def test_a_killed_launchers_attempt_is_told_as_a_live_one_tells_it(job: Training
     expected = functools.reduce(Attempt.after, EventTail(session.events).new(), begun)
     assert expected != begun
     session.write_outcome(Outcome("stopped", "asked to stop"))
-    (found,) = settle_lost(job, "night")
+    (found,) = settle_lost(Run(job, "night"))
     assert found.error == "the process that launched this world was killed; then asked to stop"
     ended = {name: getattr(found, name) for name in ("outcome", "code", "error", "ended")}
     assert found == replace(expected, **ended)
@@ -118,7 +119,7 @@ def test_strange_things_in_the_temporary_folder_keep_nobody_from_a_fit(
         if other != name:
             (strange / other).write_bytes((session.folder / other).read_bytes())
     make(strange / name, session)
-    settled = settle_lost(job, "night")
+    settled = settle_lost(Run(job, "night"))
     assert [attempt.generation for attempt in settled] == [4]
     assert strange.exists()
     assert [attempt.outcome for attempt in ledger.attempts()] == ["died"]
@@ -128,7 +129,7 @@ def test_links_to_sessions_are_not_followed(job: TrainingJob) -> None:
     _, session = killed(job)
     theirs = session.folder.rename(session.folder.with_name("elsewhere"))
     session.folder.symlink_to(theirs)
-    assert settle_lost(job, "night") == []
+    assert settle_lost(Run(job, "night")) == []
     assert theirs.exists()
 
 
@@ -145,5 +146,5 @@ def test_a_stop_inside_the_recovery_is_heard(
 
     monkeypatch.setattr(Session, "read", read)
     with pytest.raises(StopRequested, match=f"asked to stop by {number.name}"), stoppable():
-        settle_lost(job, "night")
+        settle_lost(Run(job, "night"))
     assert len(raised) == 1

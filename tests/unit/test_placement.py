@@ -8,12 +8,12 @@ import pytest
 import torch
 from laws.xla_world import STAND_IN
 
-from midstride.engine.config.strategies import Choice, conflicts
+from midstride.engine.config.strategies import STRATEGIES, Choice, conflicts
 from midstride.engine.errors import JobError, StrategyUnavailable
 from midstride.engine.ranks.gpus import parse_devices, parse_gpus
 from midstride.engine.ranks.placement import Machine, Placement, Wishes, place
 from midstride.engine.ranks.tpus import parse_tpu_cores
-from midstride.engine.strategies import STRATEGIES, build_strategy
+from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer
 from midstride.engine.world import World

@@ -9,6 +9,7 @@ import pytest
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StoreUnsafe
 from midstride.engine.jobs.prepare import prepare
+from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import is_unchanged
 
 MODEL = """
@@ -46,16 +47,16 @@ def job(folder: str, tmp_path: object) -> TrainingJob:
 
 
 def test_data_are_known_again(job: TrainingJob, folder: str) -> None:
-    manifest = prepare(job)
+    manifest = prepare(Run(job, "night"))
     assert (manifest["folder"], manifest["files"], manifest["bytes"]) == (folder, 2, 4)
     assert is_unchanged(manifest)
-    assert is_unchanged(prepare(job))
-    assert prepare(job) == manifest
+    assert is_unchanged(prepare(Run(job, "night")))
+    assert prepare(Run(job, "night")) == manifest
 
 
 @pytest.mark.parametrize("loss", ["a file", "all", "a name", "a byte"])
 def test_data_that_are_gone_are_missed(loss: str, job: TrainingJob, folder: str) -> None:
-    manifest = prepare(job)
+    manifest = prepare(Run(job, "night"))
     files, path = fsspec.core.url_to_fs(folder, use_listings_cache=False)
     if loss == "all":
         files.rm(path, recursive=True)
@@ -72,4 +73,4 @@ def test_data_that_are_gone_are_missed(loss: str, job: TrainingJob, folder: str)
 def test_a_folder_with_a_password_is_refused(job: TrainingJob) -> None:
     secret = job.model_copy(update={"data_args": {"folder": "sftp://me:open-sesame@host/data"}})
     with pytest.raises(StoreUnsafe, match="holds a password"):
-        prepare(secret)
+        prepare(Run(secret, "night"))

@@ -14,6 +14,7 @@ from midstride.engine import Trainer, TrainingModule
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.runs.markdown import markdown_of
 from midstride.engine.runs.report import report_of
+from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 
@@ -88,7 +89,7 @@ def test_what_a_snapshot_overrides_is_named_and_recorded(
     assert [found["overridden"] for found in facts(tmp_path)] == [overridden] * 2
     at_start, at_end = (found["in_force"]["SGD: lr"] for found in facts(tmp_path))
     assert (at_start, at_end) == (0.05, 0.025)
-    told = markdown_of(report_of(JOB.resolved(tmp_path.parent), tmp_path.name))
+    told = markdown_of(report_of(Run(JOB.resolved(tmp_path.parent), tmp_path.name)))
     assert "## Without effect" in told
     for name, values in overridden.items():
         assert f"- {name}: {values['in_force']}, not {values['asked']}" in told

@@ -1,35 +1,9 @@
-"""Launchers by name. A row is data: nothing is imported until its name is asked for.
+"""Launchers: what starts the processes of a world.
 
 base        what a launcher is: the command that starts a world, and what its environment needs
 horovodrun  horovodrun, on this machine and over ssh on others
 inline      one process, without anything in between
+registry    launchers by name: nothing is imported until its name is asked for
 spawn       ranks on this machine, without anybody's agent in between: the quickest way to a first step
 torchrun    torchrun on this node
 """
-
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-from midstride.engine.errors import JobError
-
-if TYPE_CHECKING:
-    from midstride.engine.launch.launchers.base import Launcher
-
-__all__ = ["LAUNCHERS", "build_launcher"]
-
-#: name -> where the class lives
-LAUNCHERS: dict[str, str] = {
-    "horovodrun": "midstride.engine.launch.launchers.horovodrun:Horovodrun",
-    "inline": "midstride.engine.launch.launchers.inline:Inline",
-    "spawn": "midstride.engine.launch.launchers.spawn:Spawn",
-    "torchrun": "midstride.engine.launch.launchers.torchrun:Torchrun",
-}
-
-
-def build_launcher(name: str) -> "Launcher":
-    """Return the launcher called `name`."""
-    if name not in LAUNCHERS:
-        raise JobError(f"no launcher {name!r}; there are: {', '.join(sorted(LAUNCHERS))}")
-    module, _, attribute = LAUNCHERS[name].partition(":")
-    launcher: type[Launcher] = getattr(import_module(module), attribute)
-    return launcher()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
-from midstride.engine.session.signals import Asked, Request
+from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.position import Position, snapshot_name
 from midstride.engine.snapshots.schedule import SnapshotSchedule
@@ -139,7 +139,7 @@ class Recorder:
             run.flush()
         elif self._context.world.is_first:
             log.warning("no snapshot is taken: the last one took %.1f s, %.1f s are left of the grace", write_s, left_s)
-        if request.asked is Asked.STOP:
+        if request.kind is RequestKind.STOP:
             raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resumes_from()}")
 
     def take(self) -> None:

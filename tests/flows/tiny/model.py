@@ -89,7 +89,7 @@ class Net(TrainingModule):
         except FileExistsError:
             return
         over, hold = Path(f"{self.mark}-over"), Path(f"{self.mark}-hold")
-        while not over.exists() and (hold.exists() or not self.trainer.requests.stopping):
+        while not over.exists() and (hold.exists() or not self.trainer.requests.stop_requested):
             time.sleep(0.02)
 
     def _linger(self) -> None:
