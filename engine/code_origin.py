@@ -5,13 +5,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import midstride.engine
-
 __all__ = ["is_pythons_file", "is_users", "is_users_file"]
 
 _PYTHON = tuple({*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")), str(Path(os.__file__).parent)})
 _INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
-_OURS = str(Path(next(iter(midstride.engine.__path__))).resolve())
+_OURS = str(Path(__file__).resolve().parent)
 
 
 def is_users_file(path: str) -> bool:

@@ -7,7 +7,8 @@ from types import FrameType
 from uuid import uuid4
 
 from midstride.engine.processes.lifetime import PARENT, children, kill_all
-from midstride.engine.processes.loopback import ADDRESS, serve_store
+from midstride.engine.processes.loopback import ADDRESS
+from midstride.engine.strategies.rendezvous import serve_store
 
 __all__ = ["main"]
 

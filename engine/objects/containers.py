@@ -4,30 +4,64 @@ import itertools
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.objects.code_changes import CodeChange
 from midstride.engine.objects.node_writers import PLAIN, step
 from midstride.engine.state.nodes import Instance, Same, View
 
-if TYPE_CHECKING:
-    from midstride.engine.objects.filling import Filling
-
-__all__ = ["KINDS", "MISSING", "fill_dict", "items_of", "made_by_function", "on_device"]
+__all__ = ["KINDS", "MISSING", "Filler", "fill_dict", "items_of", "made_by_function", "on_device"]
 
 #: stands for what a live object does not have
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
 
 
-def _same(filling: "Filling", node: Same, live: Any, path: str) -> Any:
+class Filler(Protocol):
+    """What puts values back needs of the pass over all of them: `Filling`."""
+
+    device: torch.device
+    change: CodeChange
+    reordered: list[str]
+
+    def put(self, node: Any, live: Any, path: str) -> Any:
+        """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible."""
+        ...
+
+    def skip(self, node: Any, path: str) -> None:
+        """Make what `node` says for those that share it, while nothing is set at `path`."""
+        ...
+
+    def use(self, live: Any, path: str, *, fits: bool) -> bool:
+        """Return whether `live` is to be filled as what stands at `path`."""
+        ...
+
+    def takes(self, live: Any, node: Tensor) -> bool:
+        """Return whether the tensor `live` can take the values of `node`."""
+        ...
+
+    def set(self, value: Any, path: str) -> Any:
+        """Note that `value` stands at `path`, and return it."""
+        ...
+
+    def find(self, name: str) -> Any:
+        """Return the object that stands at a path or is kept by another part; MISSING if none does."""
+        ...
+
+    def give_up(self, path: str, was: str, live: Any) -> Any:
+        """Note that what stood at `path` cannot be brought back; return what stays there."""
+        ...
+
+
+def _same(filling: Filler, node: Same, live: Any, path: str) -> Any:
     found = filling.find(node.path)
     return filling.give_up(path, f"the same as {node.path}", live) if found is MISSING else found
 
 
-def _view(filling: "Filling", node: View, live: Any, path: str) -> Any:
+def _view(filling: Filler, node: View, live: Any, path: str) -> Any:
     base: Any = filling.find(node.of)
     if not isinstance(base, Tensor):
         return filling.give_up(path, f"a view of {node.of}", live)
@@ -42,7 +76,7 @@ def _is_same_view(a: Tensor, b: Tensor) -> bool:
     return alike and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
 
 
-def _tensor(filling: "Filling", node: Tensor, live: Any, path: str) -> Any:
+def _tensor(filling: Filler, node: Tensor, live: Any, path: str) -> Any:
     if filling.use(live, path, fits=filling.takes(live, node)):
         with torch.no_grad():
             live.detach().copy_(node)
@@ -50,7 +84,7 @@ def _tensor(filling: "Filling", node: Tensor, live: Any, path: str) -> Any:
     return filling.set(node, path)
 
 
-def on_device(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def on_device(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     """Put back a tensor that was on an accelerator."""
     value = node.state["value"]
     if filling.use(live, path, fits=filling.takes(live, value)):
@@ -60,7 +94,7 @@ def on_device(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
     return filling.set(value.to(filling.device), path)
 
 
-def _array(filling: "Filling", node: Any, live: Any, path: str) -> Any:
+def _array(filling: Filler, node: Any, live: Any, path: str) -> Any:
     fits = isinstance(live, np.ndarray) and (live.dtype, live.shape) == (node.dtype, node.shape)
     if filling.use(live, path, fits=fits and live.flags.writeable):
         live[...] = node
@@ -68,14 +102,14 @@ def _array(filling: "Filling", node: Any, live: Any, path: str) -> Any:
     return filling.set(node, path)
 
 
-def _list(filling: "Filling", node: list[Any], live: Any, path: str) -> Any:
+def _list(filling: Filler, node: list[Any], live: Any, path: str) -> Any:
     before = list(live) if type(live) is list else []
     target = live if filling.use(live, path, fits=type(live) is list) else filling.set([], path)
     target[:] = items_of(filling, node, before, path)
     return target
 
 
-def items_of(filling: "Filling", nodes: Any, before: Any, path: str) -> list[Any]:
+def items_of(filling: Filler, nodes: Any, before: Any, path: str) -> list[Any]:
     """Return the items that `nodes` describe, each filled in the one that stood at its place before."""
     if PLAIN.issuperset(map(type, nodes)):
         return list(nodes)
@@ -84,14 +118,14 @@ def items_of(filling: "Filling", nodes: Any, before: Any, path: str) -> list[Any
     return [filling.put(node, live, f"{path}/{index}") for index, (node, live) in pairs]
 
 
-def _tuple(filling: "Filling", node: tuple[Any, ...], live: Any, path: str) -> Any:
+def _tuple(filling: Filler, node: tuple[Any, ...], live: Any, path: str) -> Any:
     before = live if type(live) is tuple else ()
     items = items_of(filling, node, before, path)
     unchanged = len(before) == len(items) and all(map(lambda a, b: a is b, before, items))
     return before if unchanged else tuple(items)
 
 
-def _deque(filling: "Filling", node: deque[Any], live: Any, path: str) -> Any:
+def _deque(filling: Filler, node: deque[Any], live: Any, path: str) -> Any:
     before = list(live) if type(live) is deque else []
     fits = type(live) is deque and live.maxlen == node.maxlen
     target = live if filling.use(live, path, fits=fits) else filling.set(deque(maxlen=node.maxlen), path)
@@ -101,7 +135,7 @@ def _deque(filling: "Filling", node: deque[Any], live: Any, path: str) -> Any:
     return target
 
 
-def _dict(filling: "Filling", node: dict[Any, Any], live: Any, path: str) -> Any:
+def _dict(filling: Filler, node: dict[Any, Any], live: Any, path: str) -> Any:
     fits = type(live) is type(node)
     if fits and isinstance(node, defaultdict):
         fits = live.default_factory is node.default_factory
@@ -112,7 +146,7 @@ def _dict(filling: "Filling", node: dict[Any, Any], live: Any, path: str) -> Any
     return target
 
 
-def fill_dict(filling: "Filling", node: dict[Any, Any], target: Any, before: dict[Any, Any], path: str) -> None:
+def fill_dict(filling: Filler, node: dict[Any, Any], target: Any, before: dict[Any, Any], path: str) -> None:
     """Let `target` hold what `node` describes, in its order, each value filled in the one its key had before."""
     by_place = list(before)
     pairs = []
@@ -126,11 +160,11 @@ def fill_dict(filling: "Filling", node: dict[Any, Any], target: Any, before: dic
         target[key] = value
 
 
-def _is_unknown_key(filling: "Filling", key: Any) -> bool:
+def _is_unknown_key(filling: Filler, key: Any) -> bool:
     return isinstance(key, Same) and filling.find(key.path) is MISSING
 
 
-def made_by_function(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def made_by_function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     """Fill a defaultdict whose factory is a function, which only the live one has."""
     if type(live) is not defaultdict or not filling.use(live, path, fits=True):
         return filling.give_up(path, node.kind, live)
@@ -138,7 +172,7 @@ def made_by_function(filling: "Filling", node: Instance, live: Any, path: str) -
     return live
 
 
-KINDS: dict[type, Callable[["Filling", Any, Any, str], Any]] = {
+KINDS: dict[type, Callable[[Filler, Any, Any, str], Any]] = {
     **{Same: _same, View: _view, list: _list, tuple: _tuple, deque: _deque, np.ndarray: _array},
     **dict.fromkeys((Tensor, nn.Parameter, nn.Buffer), _tensor),
 }

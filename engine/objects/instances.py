@@ -12,7 +12,7 @@ from enum import Enum
 from fractions import Fraction
 from functools import partial
 from pathlib import PosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -20,14 +20,11 @@ import torch
 from torch import nn
 
 from midstride.engine.code_origin import is_users
-from midstride.engine.objects.containers import MISSING, fill_dict, items_of, made_by_function, on_device
+from midstride.engine.objects.containers import MISSING, Filler, fill_dict, items_of, made_by_function, on_device
 from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.node_writers import attributes_of, kind_name, step
 from midstride.engine.state.nodes import Instance, fill_set, kind_text
-
-if TYPE_CHECKING:
-    from midstride.engine.objects.filling import Filling
 
 __all__ = ["FORMS"]
 
@@ -40,7 +37,7 @@ _GENERATORS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _set(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _set(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     items = node.state["items"]
     if isinstance(live, (set, frozenset)) and list(live) == items and kind_name(type(live)) == node.kind:
         return live
@@ -51,7 +48,7 @@ def _set(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
     return filling.set(target if is_set else frozenset(target), path)
 
 
-def _generator(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if not filling.use(live, path, fits=isinstance(live, Generator) and node.kind in ("", kind_name(type(live)))):
         if node.kind not in _GENERATORS:
             return filling.give_up(path, node.kind, live)
@@ -65,7 +62,7 @@ def _generator(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
     return live
 
 
-def _function(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if not isinstance(live, types.FunctionType) or kind_text(live.__module__, live.__qualname__) != node.kind:
         return filling.give_up(path, node.kind, live)
     filling.set(live, path)
@@ -79,7 +76,7 @@ def _function(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
     return live
 
 
-def _method(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _method(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     is_method = isinstance(live, types.MethodType)
     owner = filling.put(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
     name = node.kind.rpartition(".")[2]
@@ -91,7 +88,7 @@ def _method(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
     return types.MethodType(function, owner)
 
 
-def _partial(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _partial(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     fits = type(live) is partial
     before = {name: getattr(live, name) if fits else MISSING for name in ("func", "args", "keywords")}
     after = {name: filling.put(node.state[name], before[name], step(path, name)) for name in before}
@@ -103,13 +100,13 @@ def _partial(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
     return live
 
 
-def _count(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _count(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if type(live) is itertools.count and list(live.__reduce__()[1]) == node.state["items"]:
         return filling.set(live, path)
     return filling.set(itertools.count(*node.state["items"]), path)
 
 
-def _cursor(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _cursor(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     fits = live is not MISSING and kind_name(type(live)) == node.kind
     under = live.__reduce__()[1][0] if fits else MISSING
     source = filling.put(node.state["of"], under, step(path, "of"))
@@ -136,14 +133,14 @@ def _class(kind: str, live: Any, base: type) -> Any:
     return found if known and (is_users(found) or issubclass(found, nn.Module)) else None
 
 
-def _enum(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _enum(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     kind = _class(node.kind, live, Enum)
     if kind is None or node.state["name"] not in kind.__members__:
         return filling.give_up(path, f"{node.kind}.{node.state['name']}", live)
     return kind[node.state["name"]]
 
 
-def _named_tuple(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _named_tuple(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     kind = _class(node.kind, live, tuple)
     if kind is None:
         return filling.give_up(path, node.kind, live)
@@ -153,13 +150,13 @@ def _named_tuple(filling: "Filling", node: Instance, live: Any, path: str) -> An
     return tuple.__new__(kind, items)
 
 
-def _value(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _value(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if node.kind not in _VALUES:
         return filling.give_up(path, node.kind, live)
     return _VALUES[node.kind](*node.state["items"])
 
 
-def _object(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _object(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if not filling.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
         live = filling.set(_fresh(_class(node.kind, live, object)), path)
         if live is None:
@@ -170,7 +167,7 @@ def _object(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
     return live
 
 
-def _fill_attributes(filling: "Filling", nodes: dict[str, Any], live: Any, path: str) -> None:
+def _fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str) -> None:
     before = attributes_of(live)
     for name, part in nodes.items():
         if filling.change.drops(path, name) or filling.change.replaces(path, name, part):
@@ -205,7 +202,7 @@ def _set_attribute(owner: Any, name: str, value: Any) -> None:
         object.__setattr__(owner, name, value)
 
 
-def _fill_base(filling: "Filling", node: Any, live: Any, path: str) -> None:
+def _fill_base(filling: Filler, node: Any, live: Any, path: str) -> None:
     """Fill what an object of a class derived from a container contains."""
     if isinstance(live, dict):
         before = dict(live)
@@ -223,18 +220,18 @@ def _fill_base(filling: "Filling", node: Any, live: Any, path: str) -> None:
         deque.extend(live, items)
 
 
-def _opaque(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _opaque(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     walk = GraphWalk({}, {})
     if live is MISSING or walk.node(live, path) != node:
         return filling.give_up(path, node.kind, live)
     return filling.set(live, path)
 
 
-def _large(filling: "Filling", node: Instance, live: Any, path: str) -> Any:
+def _large(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     return filling.give_up(path, node.kind, live) if live is MISSING else filling.set(live, path)
 
 
-FORMS: dict[str, Callable[["Filling", Instance, Any, str], Any]] = {
+FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
     **{"object": _object, "generator": _generator, "set": _set, "function": _function, "method": _method},
     **{"partial": _partial, "count": _count, "cursor": _cursor, "enum": _enum, "named tuple": _named_tuple},
     **{"value": _value, "on device": on_device, "opaque": _opaque, "dict": made_by_function, "large": _large},

@@ -8,9 +8,9 @@ import sys
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,10 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from midstride.engine.code_origin import is_users, is_users_file
 from midstride.engine.objects.generators import get_state
 from midstride.engine.state.arrays import describe_dtype
-from midstride.engine.state.nodes import Instance, Same, kind_text
-
-if TYPE_CHECKING:
-    from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.state.nodes import Instance, Same, View, kind_text
 
 __all__ = ["INTERNAL", "PLAIN", "VALUES", "attributes_of", "has_memory", "is_large", "kind_name", "step", "writer_of"]
 
@@ -50,6 +47,30 @@ VALUES: dict[str, Callable[[Any], list[Any]]] = {
     "datetime:date": lambda value: [value.year, value.month, value.day],
     "uuid:UUID": lambda value: [str(value)],
 }
+
+
+class Walk(Protocol):
+    """What a writer needs of the walk that it writes for."""
+
+    anchors: Mapping[int, str]
+    opaque: dict[str, object]
+    constants: dict[str, str]
+
+    def node(self, value: Any, path: str) -> Any:
+        """Return the node of `value`, which stands at `path`."""
+        ...
+
+    def meet(self, value: object, path: str) -> None:
+        """Note that `value` stands at `path`."""
+        ...
+
+    def attributes(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Return the nodes of attributes."""
+        ...
+
+    def view(self, tensor: Tensor) -> View | None:
+        """Return how `tensor` lies in a parameter's memory, if it does."""
+        ...
 
 
 def step(path: str, key: object) -> str:
@@ -103,7 +124,7 @@ def _of(value: object, form: str, **state: Any) -> Instance:
     return Instance(form, kind_name(type(value)), state)
 
 
-def _tensor(walk: "GraphWalk", value: Tensor, path: str) -> Any:
+def _tensor(walk: Walk, value: Tensor, path: str) -> Any:
     walk.meet(value, path)
     if (view := walk.view(value)) is not None:
         return view
@@ -115,39 +136,39 @@ def _tensor(walk: "GraphWalk", value: Tensor, path: str) -> Any:
     return plain
 
 
-def _array(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _array(walk: Walk, value: Any, path: str) -> Any:
     if describe_dtype(value.dtype) is None:
         return _opaque(walk, value, path)
     walk.meet(value, path)
     return value
 
 
-def _scalar(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _scalar(walk: Walk, value: Any, path: str) -> Any:
     return value if describe_dtype(value.dtype) is not None else _opaque(walk, value, path)
 
 
-def _items(walk: "GraphWalk", values: Any, path: str) -> Iterator[Any]:
+def _items(walk: Walk, values: Any, path: str) -> Iterator[Any]:
     if PLAIN.issuperset(map(type, values)):
         yield from values
     else:
         yield from (walk.node(value, f"{path}/{index}") for index, value in enumerate(values))
 
 
-def _list(walk: "GraphWalk", value: list[Any], path: str) -> Any:
+def _list(walk: Walk, value: list[Any], path: str) -> Any:
     walk.meet(value, path)
     return list(_items(walk, value, path))
 
 
-def _tuple(walk: "GraphWalk", value: tuple[Any, ...], path: str) -> Any:
+def _tuple(walk: Walk, value: tuple[Any, ...], path: str) -> Any:
     return tuple(_items(walk, value, path))
 
 
-def _deque(walk: "GraphWalk", value: deque[Any], path: str) -> Any:
+def _deque(walk: Walk, value: deque[Any], path: str) -> Any:
     walk.meet(value, path)
     return deque(_items(walk, value, path), value.maxlen)
 
 
-def _dict(walk: "GraphWalk", value: dict[Any, Any], path: str) -> Any:
+def _dict(walk: Walk, value: dict[Any, Any], path: str) -> Any:
     walk.meet(value, path)
     made: Any = type(value)()
     if isinstance(value, defaultdict) and isinstance(value.default_factory, type):
@@ -159,7 +180,7 @@ def _dict(walk: "GraphWalk", value: dict[Any, Any], path: str) -> Any:
     return made
 
 
-def _key(walk: "GraphWalk", key: Any, path: str) -> Any:
+def _key(walk: Walk, key: Any, path: str) -> Any:
     node = walk.node(key, f"{path} (a key)")
     if isinstance(node, Tensor) or (isinstance(node, Instance) and node.form not in ("enum", "value", "named tuple")):
         walk.opaque[f"{path} (a key)"] = key
@@ -167,7 +188,7 @@ def _key(walk: "GraphWalk", key: Any, path: str) -> Any:
     return node
 
 
-def _set(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _set(walk: Walk, value: Any, path: str) -> Any:
     if not all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
         return _opaque(walk, value, path)
     walk.meet(value, path)
@@ -178,7 +199,7 @@ def _is_plain_tuple(value: Any) -> bool:
     return type(value) is tuple and all(type(item) in PLAIN or _is_plain_tuple(item) for item in value)
 
 
-def _generator(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _generator(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
     node = _of(value, "generator", state=get_state(value))
     seeds: Any = getattr(getattr(value, "bit_generator", None), "seed_seq", None)
@@ -187,7 +208,7 @@ def _generator(walk: "GraphWalk", value: Any, path: str) -> Any:
     return node
 
 
-def _function(walk: "GraphWalk", value: types.FunctionType, path: str) -> Any:
+def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
     walk.meet(value, path)
     kind = kind_text(value.__module__, value.__qualname__)
     walk.constants[path] = kind
@@ -199,7 +220,7 @@ def _function(walk: "GraphWalk", value: types.FunctionType, path: str) -> Any:
     return Instance("function", kind, {"cells": cells} if cells else {})
 
 
-def _method(walk: "GraphWalk", value: types.MethodType, path: str) -> Any:
+def _method(walk: Walk, value: types.MethodType, path: str) -> Any:
     kind = kind_text(getattr(value.__func__, "__module__", "?"), value.__func__.__qualname__)
     walk.constants[path] = kind
     if _is_library(type(value.__self__)) and id(value.__self__) not in walk.anchors:
@@ -207,37 +228,37 @@ def _method(walk: "GraphWalk", value: types.MethodType, path: str) -> Any:
     return Instance("method", kind, {"of": walk.node(value.__self__, step(path, "__self__"))})
 
 
-def _partial(walk: "GraphWalk", value: partial[Any], path: str) -> Any:
+def _partial(walk: Walk, value: partial[Any], path: str) -> Any:
     walk.meet(value, path)
     parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
     return _of(value, "partial", **{n: walk.node(part, step(path, n)) for n, part in parts.items()})
 
 
-def _count(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _count(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
     return _of(value, "count", items=list(value.__reduce__()[1]))
 
 
-def _cursor(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _cursor(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
     reduced = value.__reduce__()
     place = reduced[2] if len(reduced) > 2 else None  # None: read to its end
     return _of(value, "cursor", of=walk.node(reduced[1][0], step(path, "of")), place=place)
 
 
-def _enum(walk: "GraphWalk", value: enum.Enum, path: str) -> Any:
+def _enum(walk: Walk, value: enum.Enum, path: str) -> Any:
     return _of(value, "enum", name=value.name)
 
 
-def _value(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _value(walk: Walk, value: Any, path: str) -> Any:
     return _of(value, "value", items=VALUES[kind_name(type(value))](value))
 
 
-def _named_tuple(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _named_tuple(walk: Walk, value: Any, path: str) -> Any:
     return _of(value, "named tuple", items=list(_items(walk, value, path)))
 
 
-def _object(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _object(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
     node = _of(value, "object", attributes=walk.attributes(attributes_of(value), path))
     if isinstance(value, dict):
@@ -247,7 +268,7 @@ def _object(walk: "GraphWalk", value: Any, path: str) -> Any:
     return node
 
 
-def _opaque(walk: "GraphWalk", value: Any, path: str) -> Any:
+def _opaque(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
     kind = kind_name(type(value))
     if isinstance(value, _CONSTANT):
@@ -260,7 +281,7 @@ def _opaque(walk: "GraphWalk", value: Any, path: str) -> Any:
     return Instance("opaque", kind)
 
 
-Writer = Callable[["GraphWalk", Any, str], Any]
+Writer = Callable[[Walk, Any, str], Any]
 #: how objects of each class are described; grows as classes are met
 _WRITERS: dict[type, Writer] = {
     **{Tensor: _tensor, nn.Parameter: _tensor, nn.Buffer: _tensor, np.ndarray: _array},

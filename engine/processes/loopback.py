@@ -7,9 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from torch._C._distributed_c10d import TCPStore
-
-__all__ = ["ADDRESS", "interfaces", "is_loopback", "serve_store"]
+__all__ = ["ADDRESS", "interfaces", "is_loopback"]
 
 ADDRESS = "127.0.0.1"
 #: what tells gloo, NCCL, tensorpipe and Horovod by which interface ranks talk
@@ -25,13 +23,3 @@ def interfaces(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 def is_loopback(host: str) -> bool:
     """Whether `host`, an address or a name, is this machine's loopback."""
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def serve_store(port: int = 0) -> TCPStore:
-    """Return a store that this process serves on the loopback; at a free port, if none is given.
-
-    torch's own choice is every interface of the machine.
-    """
-    listener = socket.create_server((ADDRESS, port), backlog=1024)
-    port = listener.getsockname()[1]
-    return TCPStore(ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -23,9 +23,10 @@ import torch
 
 from midstride.engine.errors import EngineError, UserError, WorldError
 from midstride.engine.processes.lifetime import die_with_parent, kill_all
-from midstride.engine.processes.loopback import ADDRESS, interfaces, serve_store
+from midstride.engine.processes.loopback import ADDRESS, interfaces
 from midstride.engine.ranks.pickling import unpicklable
 from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.world import World
 
 __all__ = ["RankResult", "TrainerCall", "run_in_children"]

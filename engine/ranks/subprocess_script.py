@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from midstride.engine.errors import WorldError
 from midstride.engine.processes.lifetime import PARENT, die_with_parent
-from midstride.engine.processes.loopback import ADDRESS, interfaces, serve_store
+from midstride.engine.processes.loopback import ADDRESS, interfaces
+from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.world import World
 
 __all__ = ["ended_early", "start_other_ranks", "tie_to_first_rank"]

@@ -1,15 +1,16 @@
 """Where the ranks of a process group meet: in a store of torch's."""
 
 import os
+import socket
 
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from midstride.engine import slurm
 from midstride.engine.errors import WorldError
-from midstride.engine.processes.loopback import ADDRESS, is_loopback, serve_store
+from midstride.engine.processes.loopback import ADDRESS, is_loopback
 from midstride.engine.world import World
 
-__all__ = ["meeting"]
+__all__ = ["meeting", "serve_store"]
 
 
 def meeting(world: World) -> Store | None:
@@ -49,3 +50,13 @@ def _in_step(world: World) -> Store:
 
 def _served_by_first(world: World, port: int) -> TCPStore:
     return serve_store(port) if world.is_first else TCPStore(ADDRESS, port, is_master=False)
+
+
+def serve_store(port: int = 0) -> TCPStore:
+    """Return a store that this process serves on the loopback; at a free port, if none is given.
+
+    torch's own choice is every interface of the machine.
+    """
+    listener = socket.create_server((ADDRESS, port), backlog=1024)
+    port = listener.getsockname()[1]
+    return TCPStore(ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from midstride.engine.errors import EngineError
-from midstride.engine.processes.loopback import ADDRESS, interfaces, serve_store
+from midstride.engine.processes.loopback import ADDRESS, interfaces
+from midstride.engine.strategies.rendezvous import serve_store
 
 __all__ = ["run_ranks"]
 

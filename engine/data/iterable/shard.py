@@ -5,7 +5,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.utils.data._utils import worker as torch_worker
 
@@ -17,9 +17,6 @@ from midstride.engine.errors import EngineError, NotExact, UserCodeError
 from midstride.engine.objects.generators import seeder, shared_generators
 from midstride.engine.seeds import mix
 
-if TYPE_CHECKING:
-    from midstride.engine.data.iterable.shards import ShardReader
-
 __all__ = ["STATE_BYTES", "Shard"]
 
 log = logging.getLogger(__name__)
@@ -28,6 +25,23 @@ log = logging.getLogger(__name__)
 STATE_BYTES = 16 * 1024
 #: sets what opening a shard draws apart from what its batches draw
 _OPENING = (1 << 64) - 1
+
+
+class Reader(Protocol):
+    """What a shard needs of the `ShardReader` that reads it: how, and a copy of the data set."""
+
+    batch_size: int | None
+    drop_last: bool
+    collate: Callable[[Any], Any]
+    collate_draws: bool
+    init: Callable[[int], None] | None
+    key: int
+    where: str
+    shards: int
+
+    def fresh(self, *, copied: bool = False) -> Any:
+        """Return the data set as it was given."""
+        ...
 
 
 class Shard:
@@ -47,7 +61,7 @@ class Shard:
 
     def __init__(
         self,
-        reader: "ShardReader",
+        reader: Reader,
         ask: ShardRequest,
         note: Note | None,
         *,
