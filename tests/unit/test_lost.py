@@ -144,7 +144,7 @@ def test_a_stop_inside_the_recovery_is_heard(
         raised.append(session)
         signal.raise_signal(number)
 
-    monkeypatch.setattr(Session, "read", read)
+    monkeypatch.setattr(Session, "document", read)
     with pytest.raises(StopRequested, match=f"asked to stop by {number.name}"), stoppable():
         settle_lost(Run(job, "night"))
     assert len(raised) == 1
