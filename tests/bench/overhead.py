@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flow_runs import tiny_job, wait_for
 from rich.console import Console
 from rich.table import Table
+from support.flow_runs import tiny_job, wait_for
 
 PORT = 4299
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flow_runs import tiny_job
 from rich.console import Console
 from rich.table import Table
+from support.flow_runs import tiny_job
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import FaultPlan

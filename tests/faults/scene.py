@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from flow_runs import wait_for
 from laws.lives import Setting, assert_alike
-from seaweed import Seaweed
+from support.flow_runs import wait_for
+from support.seaweed import Seaweed
 
 from midstride.engine.errors import EngineError
 from midstride.engine.fault_injection import FaultPlan

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from faults.scene import Scene
-from flow_runs import wait_for
 from laws.lives import STEPS, Tangled
-from proxy import Proxy
+from support.flow_runs import wait_for
+from support.proxy import Proxy
 from torch import Tensor
 
 from midstride.engine.snapshots.catalog import SnapshotCatalog

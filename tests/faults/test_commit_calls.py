@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from unit.writers import OPEN, alone, state_at, take
+from support.snapshot_writers import OPEN, alone, state_at, take
 
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.reader import read

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from laws.lives import Setting, live
-from unit.test_cli import run as command
+from unit.cli.test_app import run as command
 
 from midstride.engine.errors import EngineError
 from midstride.engine.fault_injection import FaultPlan

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from flow_runs import results, tiny_job, train_forked
-from seaweed import Seaweed
+from support.flow_runs import results, tiny_job, train_forked
+from support.seaweed import Seaweed
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import SnapshotOptions

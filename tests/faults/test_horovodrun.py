@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flow_runs import results, tiny_job
 from laws.horovod_world import needs_horovod, run_horovod_ranks
+from support.flow_runs import results, tiny_job
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.world import WorldOptions

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flow_runs import tiny_job, wait_for
+from support.flow_runs import tiny_job, wait_for
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.launch import launch

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from nights.house import House
+from support.nightly_job import House
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob

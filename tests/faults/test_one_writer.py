@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flow_runs import wait_for
 from laws.lives import Setting, assert_alike, live
+from support.flow_runs import wait_for
 
 from midstride.engine.fault_injection import FaultPlan
 

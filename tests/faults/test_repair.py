@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from laws.lives import Setting, live
-from unit.test_cli import run as command
+from unit.cli.test_app import run as command
 
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.weights import load_weights

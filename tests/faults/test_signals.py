@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flow_runs import Command, results, tiny_job, train_forked, wait_for
+from support.flow_runs import Command, results, tiny_job, train_forked, wait_for
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.session.attempts import Ledger

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flow_runs import results, tiny_job, train_forked
 from prefect import flow, get_run_logger
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from support.flow_runs import results, tiny_job, train_forked
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import marked

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flow_events import payload, told
-from flow_runs import STEPS, Command, results, wait_for
+from support.flow_events import payload, told
+from support.flow_runs import STEPS, Command, results, wait_for
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.session.attempts import Ledger

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nights.house import House
 from prefect import get_client
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from pydantic import BaseModel, SecretStr
 from s3fs import S3FileSystem
-from seaweed import KEY, SECRET, Seaweed, environment
+from support.nightly_job import House
+from support.seaweed import KEY, SECRET, Seaweed, environment
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import SnapshotOptions

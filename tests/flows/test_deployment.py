@@ -12,13 +12,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from flow_runs import Command, results, wait_for
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import AwaitingRetry
+from support.flow_runs import Command, results, wait_for
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flow_events import payload, told
-from flow_runs import STEPS, wait_for
-from seaweed import Seaweed
+from support.flow_events import payload, told
+from support.flow_runs import STEPS, wait_for
+from support.seaweed import Seaweed
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import SnapshotOptions

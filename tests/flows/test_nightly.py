@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flow_events import payload, told
-from flow_runs import Command, wait_for
-from nights.house import House
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from support.flow_events import payload, told
+from support.flow_runs import Command, wait_for
+from support.nightly_job import House
 
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flow_runs import STEPS, results, wait_for
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.client.schemas.sorting import ArtifactSort
+from support.flow_runs import STEPS, results, wait_for
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import UserError

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from laws.objects import Rows, Small
+from laws.objects.small import Rows, Small
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 

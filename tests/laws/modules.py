@@ -1,4 +1,4 @@
-"""Modules that are easily resumed wrongly, one row each: a new kind of training is one more row."""
+"""The modules under the laws, one row each."""
 
 from collections import Counter
 from typing import Any
@@ -6,12 +6,11 @@ from typing import Any
 import torch
 import torchmetrics
 from laws.lives import Tangled, note_samples
+from laws.piped import Piped
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from midstride.engine import TrainingModule
-
-__all__ = ["MODULES"]
 
 
 class Pieces(torchmetrics.Metric):
@@ -299,43 +298,6 @@ class Curved(Metered):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4, history_size=3, line_search_fn="strong_wolfe")
-
-
-class Piped(TrainingModule):
-    """Layers in a row, with dropout and batch norm; the loss of each part is made where they end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Two values a channel: a part of a batch may be a single sample.
-        self.sequential_module = nn.Sequential(
-            *(nn.Linear(6, 40), nn.Unflatten(1, (20, 2)), nn.BatchNorm1d(20), nn.Flatten(), nn.ReLU(), nn.Dropout(0.3)),
-            *(nn.Linear(40, 5), nn.Tanh(), nn.Linear(5, 3)),
-        )
-        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.sequential_module(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        note_samples(self, batch[2])
-        return self(batch[0])
-
-    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
-        loss = cross_entropy(outputs, batch[1])
-        self.log("train/loss", loss, on_step=True, on_epoch=True, sync_dist=True)
-        self.log("train/own", loss)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        outputs = self(batch[0])
-        self.log("val/loss", cross_entropy(outputs, batch[1]), sync_dist=True)
-        self.accuracy.update(outputs, batch[1])
-        self.log("val/accuracy", self.accuracy)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 5], gamma=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 #: name -> module, and whether it trains on several processes

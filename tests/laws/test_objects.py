@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from laws.mended import MENDED
-from laws.objects import KEPT, NAMED
+from laws.objects.table import KEPT, NAMED
 
 from midstride.engine import Trainer
 from midstride.engine.errors import UserError

@@ -4,8 +4,8 @@ from mutants.mutant import Mutant
 
 __all__ = ["AROUND"]
 
-CHAMPIONS = "unit/test_champions.py"
-EXACT = "unit/test_exactness.py"
+CHAMPIONS = "unit/registry/test_registry.py"
+EXACT = "unit/testing/test_resume_check.py"
 
 AROUND = [
     Mutant(
@@ -132,28 +132,28 @@ AROUND = [
         "flows/log_filters.py",
         "return not (record.exc_info and isinstance(record.exc_info[1], EngineError))",
         "return True",
-        "unit/test_log_words.py",
+        "unit/flows/test_log_filters.py",
     ),
     Mutant(
         "one GPU more than there are is taken",
         "engine/ranks/gpus.py",
         "    if count > available:\n",
         "    if count > available + 1:\n",
-        "unit/test_placement.py::test_other_gpus_are_refused_with_what_was_given_and_what_is_there",
+        "unit/ranks/test_placement.py::test_other_gpus_are_refused_with_what_was_given_and_what_is_there",
     ),
     Mutant(
         "what is set from outside is always text",
         "engine/config/yaml_file.py",
         "place[last] = value",
         "place[last] = text",
-        "unit/test_job.py::test_choices_set_from_outside",
+        "unit/config/test_job.py::test_choices_set_from_outside",
     ),
     Mutant(
         "a faulty job ends as a failed run does",
         "engine/cli/app.py",
         "sys.exit(error.exit_code)",
         "sys.exit(1)",
-        "unit/test_cli.py::test_faults_end_with_2_in_one_block",
+        "unit/cli/test_app.py::test_faults_end_with_2_in_one_block",
     ),
     Mutant(
         "a view comes back as a tensor of its own",

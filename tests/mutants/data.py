@@ -4,9 +4,9 @@ from mutants.mutant import Mutant
 
 __all__ = ["DATA"]
 
-ORDER = "unit/test_order.py"
-COMBINED = "unit/test_combined.py"
-SAMPLERS = "unit/test_samplers.py"
+ORDER = "unit/data/test_order.py"
+COMBINED = "unit/data/test_combined.py"
+SAMPLERS = "unit/data/test_samplers.py"
 ITERABLE = "unit/test_iterable.py"
 
 DATA = [
@@ -15,21 +15,21 @@ DATA = [
         "engine/data/map_style.py",
         "mix(self.key, self.epoch)",
         "mix(self.key, 0)",
-        "unit/test_random.py::test_batches_are_functions_of_their_place",
+        "unit/data/test_per_sample.py::test_batches_are_functions_of_their_place",
     ),
     Mutant(
         "a pass goes on one batch late",
         "engine/data/map_style.py",
         "self._places.epoch, self._places.start, self._places.count = epoch, start, count",
         "self._places.epoch, self._places.start, self._places.count = epoch, start + (start > 0), count",
-        "unit/test_random.py::test_batches_are_functions_of_their_place",
+        "unit/data/test_per_sample.py::test_batches_are_functions_of_their_place",
     ),
     Mutant(
         "workers are seeded by the main generator",
         "engine/data/map_style.py",
         "generator=torch.Generator().manual_seed(key),",
         "generator=None,",
-        "unit/test_random.py::test_workers_start_alike_wherever_the_main_generators_stand",
+        "unit/data/test_per_sample.py::test_workers_start_alike_wherever_the_main_generators_stand",
     ),
     Mutant(
         "a worker outlives its rank",
@@ -50,7 +50,7 @@ DATA = [
         "engine/data/order.py",
         "place = batch * self.global_batch_size + self.rank",
         "place = batch * self.global_batch_size + self.rank + 1",
-        "unit/test_random.py::test_another_number_of_ranks_reads_the_same_samples\nunit/test_order.py",
+        "unit/data/test_per_sample.py::test_another_number_of_ranks_reads_the_same_samples\nunit/test_order.py",
     ),
     Mutant(
         "what was to be dropped is padded",
@@ -99,14 +99,14 @@ DATA = [
         "engine/data/rng/per_sample.py",
         "seed = mix(fetch.key ^ _COLLATE, fetch.first)",
         "seed = mix(fetch.key, fetch.first)",
-        "unit/test_random.py",
+        "unit/data/test_per_sample.py",
     ),
     Mutant(
         "samples of a batch have the same random numbers",
         "engine/data/rng/per_sample.py",
         "self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)",
         "self._seed(mix(fetch.key, fetch.first), held)",
-        "unit/test_random.py",
+        "unit/data/test_per_sample.py",
     ),
     Mutant(
         "what a sampler shares is replaced by copies",
@@ -127,35 +127,35 @@ DATA = [
         "engine/data/iterable/trial.py",
         "_refused(open_, note, walk.digests)) is not None:",
         "_refused(open_, note, walk.digests[:0])) is not None:",
-        "unit/test_iterable.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
+        "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
     ),
     Mutant(
         "states are taken after the last one that passed",
         "engine/data/iterable/shard.py",
         "if not self.due <= self.position <= self.states:",
         "if not self.due <= self.position:",
-        "unit/test_iterable.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
+        "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
     ),
     Mutant(
         "a state that passed is left for the start",
         "engine/data/iterable/trial.py",
         "        trial.passed = note.batch\n",
         "",
-        "unit/test_iterable.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
+        "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
     ),
     Mutant(
         "a state after which nothing was read passes",
         "engine/data/iterable/trial.py",
         "if note.batch < len(walk.digests)]",
         "if note.batch <= len(walk.digests)]",
-        "unit/test_iterable.py::test_a_state_after_which_nothing_was_read_has_not_passed",
+        "unit/data/test_stream_trial.py::test_a_state_after_which_nothing_was_read_has_not_passed",
     ),
     Mutant(
         "what a stream gives again is not compared",
         "engine/data/iterable/shard.py",
         "if None not in (ask.digest, self.digest) and self.digest != ask.digest:",
         "if ask.digest is None and self.digest is not None:",
-        "unit/test_iterable.py::test_data_that_changed_under_a_run_are_refused",
+        "unit/data/test_stream_trial.py::test_data_that_changed_under_a_run_are_refused",
     ),
     Mutant(
         "generators that copies of a stream share are not seeded",
@@ -239,6 +239,6 @@ DATA = [
         "engine/launch/launch.py",
         "if (tasks := step_tasks(os.environ)) > 1:",
         "if (tasks := step_tasks(os.environ)) > 2:",
-        "unit/test_cli.py::test_tasks_of_srun_do_not_start_a_world_each",
+        "unit/cli/test_app.py::test_tasks_of_srun_do_not_start_a_world_each",
     ),
 ]

@@ -4,7 +4,7 @@ from mutants.mutant import Mutant
 
 __all__ = ["SNAPSHOTS"]
 
-DURABLE = "unit/test_durability.py"
+DURABLE = "unit/storage/test_durability.py"
 SNAPSHOT_TESTS = "unit/test_snapshots.py"
 
 SNAPSHOTS = [
@@ -162,20 +162,20 @@ SNAPSHOTS = [
         "engine/snapshots/weights_index.py",
         "(parse_name(stem) and lineage.holds(stem))]",
         "parse_name(stem)]",
-        "unit/test_writer.py::test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_count",
+        "unit/snapshots/test_weights_queue.py::test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_count",
     ),
     Mutant(
         "each rank agrees with itself when a snapshot is due",
         "engine/snapshots/schedule.py",
         "wanted = max(self._gather(wanted))",
         "self._gather(wanted)",
-        "unit/test_policy.py::test_every_rank_gives_the_same_answer_whatever_its_clock_says",
+        "unit/snapshots/test_schedule.py::test_every_rank_gives_the_same_answer_whatever_its_clock_says",
     ),
     Mutant(
         "the last rows of a tensor go to nobody",
         "engine/state/row_shards.py",
         "each = -(-rows // size)",
         "each = rows // size",
-        "unit/test_row_shards.py",
+        "unit/state/test_row_shards.py",
     ),
 ]

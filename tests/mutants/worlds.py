@@ -62,14 +62,14 @@ WORLDS = [
         "engine/strategies/batch_split.py",
         "lengths = [len(chunk) for chunk in torch.empty(samples).chunk(parts)]",
         "lengths = [samples // parts] * parts",
-        "unit/test_batches.py::test_a_batch_is_cut_as_torch_cuts",
+        "unit/strategies/test_batch_split.py::test_a_batch_is_cut_as_torch_cuts",
     ),
     Mutant(
         "a parameter lies in two stages",
         "engine/strategies/pipeline/balance.py",
         "cost < best[stage][end] and start not in tied and",
         "cost < best[stage][end] and",
-        "unit/test_pipeline.py::test_layers_that_share_a_parameter_stay_together",
+        "unit/strategies/test_pipeline.py::test_layers_that_share_a_parameter_stay_together",
     ),
     Mutant(
         "a process outlives a parent that is killed",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flow_runs import results, tiny_job
+from support.flow_runs import results, tiny_job
 from ui.deaths import STEPS
 from ui.site import Site
 

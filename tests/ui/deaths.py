@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flow_runs import wait_for
+from support.flow_runs import wait_for
 from ui.site import TERMINAL, Run, Site
 
 __all__ = ["DEATHS", "STEPS", "Death"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flow_runs import wait_for
+from support.flow_runs import wait_for
 from ui.browser import Screen, browser
 from ui.services import POOL, free_port, server, surroundings, worker
 

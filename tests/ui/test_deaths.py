@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from flow_runs import results, tiny_job, wait_for
+from support.flow_runs import results, tiny_job, wait_for
 from ui.deaths import DEATHS, STEPS
 from ui.site import Site
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from flow_runs import results, wait_for
+from support.flow_runs import results, wait_for
 from ui.site import Site
 
 from midstride.engine.config.job import TrainingJob

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from unit.writers import OPEN
+from support.snapshot_writers import OPEN
 
 
 @pytest.fixture(autouse=True)

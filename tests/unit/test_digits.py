@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fork_server import run_program
+from support.fork_server import run_program
 
 from midstride.engine import BestCheckpoint, Trainer
 from midstride.engine.config.job import TrainingJob

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fork_server import run_program
+from support.fork_server import run_program
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.yaml_file import parse_yaml

@@ -1,0 +1,186 @@
+"""A launched world: how it ended, as outcome, log and attempts tell it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults.watched_worlds import (
+    Interrupted,
+)
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import JobError
+from midstride.engine.launch import launch as launching
+from midstride.engine.launch.launch import launch
+from midstride.engine.launch.launchers.base import Launcher
+from midstride.engine.launch.launchers.registry import LAUNCHERS, build_launcher
+from midstride.engine.processes.lifetime import descendants
+from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.events import Event
+from midstride.engine.session.session import Session
+from midstride.engine.storage.store import Store
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ties are those of Linux")
+
+
+WORLD = """
+import json, os, signal, sys, time
+from midstride.engine.errors import JobError, StopRequested
+from midstride.engine.session.events import EventLog
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.session import Session
+from midstride.engine.launch.rank import print_whole_lines
+print_whole_lines()
+session, rank = Session(os.environ["MIDSTRIDE_SESSION"]), int(os.environ.get("RANK", "0"))
+document = session.document()
+attempt, mode = document["attempt"], document["job"]["module_args"]["mode"]
+if rank == 0:
+    events = EventLog(session.events)
+    events.emit("resumed", generation=attempt, resumed_from=None, step=0)
+    events.emit("step", step=1, epoch=0, loss=0.5)
+    events.emit("snapshot", name=f"{20 * attempt:012d}-g{attempt:06d}", step=20)
+print("rank", rank, "runs with", os.environ["OMP_NUM_THREADS"], "threads", hash("text"), flush=True)
+def end(outcome):
+    session.write_outcome(outcome)
+    sys.exit(outcome.code)
+def stop(*_):
+    end(Outcome.of(StopRequested("asked to stop"), rank=rank, step=1))
+signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else stop)
+if mode == "done":
+    session.write_outcome(Outcome("done", rank=rank, step=20))
+    while len(session.outcomes()) < int(os.environ.get("WORLD_SIZE", "1")):
+        time.sleep(0.01)
+    os.abort() if rank == 0 else sys.exit(0)  # torn down badly after the last word
+if mode == "kill" and rank == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+if mode == "wrong" and rank == 0:
+    end(Outcome.of(JobError("bad job"), rank=rank))
+time.sleep(600)
+"""
+
+
+class StandIn(Launcher):
+    """A launcher whose ranks are the script above."""
+
+    name = "stand-in"
+
+    def __init__(self, script: str, real: Launcher) -> None:
+        self.script, self.real = script, real
+
+    def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
+        command = self.real.command(session, job, grace_s=grace_s)
+        start = command.index("--module") if "--module" in command else 1
+        return [*command[:start], self.script]
+
+
+@pytest.fixture
+def job_of(tmp_path: Path) -> Iterator[Callable[..., TrainingJob]]:
+    script = tmp_path / "world.py"
+    script.write_text(WORLD)
+
+    def job(mode: str, strategy: str = "single") -> TrainingJob:
+        path = tmp_path / "job.yaml"
+        world = {"strategy": strategy, "processes": 1 if strategy == "single" else 2}
+        document = {"name": "a", "module": "m:M", "data": "m:D", "trainer": {"max_steps": 1}, "world": world}
+        path.write_text(json.dumps({**document, "module_args": {"mode": mode}}))
+        return TrainingJob.load(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "build_launcher", lambda name: StandIn(str(script), build_launcher(name)))
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        yield job
+
+
+def ledger_of(job: TrainingJob) -> Ledger:
+    return Ledger(Store.open(job.run_url("night")))
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+@pytest.mark.parametrize(
+    ("mode", "kind", "retry"), [("done", "done", False), ("wrong", "user_error", False), ("kill", "died", True)]
+)
+def test_how_it_ended(job_of: Callable[..., TrainingJob], strategy: str, mode: str, kind: str, retry: bool) -> None:
+    job = job_of(mode, strategy)
+    lines: list[str] = []
+    events: list[Event] = []
+    outcome = launch(job, "night", on_line=lines.append, on_event=events.append, grace_s=5)
+    assert outcome.kind == kind
+    assert [event.kind for event in events] == ["resumed", "step", "snapshot"]
+    assert "rank 0 runs with" in "\n".join(lines)
+    # Sets of text have the same order in every rank and every life.
+    hashes = set(re.findall(r"runs with \S+ threads (\S+)", "\n".join(lines)))
+    python = [sys.executable, "-c", "print(hash('text'))"]
+    same = subprocess.run(python, env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
+    assert hashes == {same.stdout.strip()}
+    assert "OMP_NUM_THREADS" not in "\n".join(lines)
+    attempt = ledger_of(job).attempts()[0]
+    assert (attempt.outcome, attempt.generation, attempt.snapshot) == (kind, 1, "000000000020-g000001")
+    assert attempt.first_step_at is not None
+    assert ledger_of(job).verdict(job.retries).retry is retry
+    assert b"rank 0 runs with" in Store.open(job.run_url("night")).read("attempts/000001.log")
+
+
+@pytest.mark.parametrize("callback", ["on_event", "on_line"])
+def test_an_exception_in_the_pump(job_of: Callable[..., TrainingJob], callback: str) -> None:
+    def fail(_: object) -> None:
+        raise Interrupted
+
+    job = job_of("waits")
+    with pytest.raises(Interrupted):
+        launch(job, "night", grace_s=5, **{callback: fail})  # type: ignore[arg-type]
+    attempt = ledger_of(job).attempts()[0]
+    assert (attempt.outcome, attempt.code) == ("stopped", 75)
+
+
+def test_a_world_that_does_not_stop_in_time_was_stopped_all_the_same(job_of: Callable[..., TrainingJob]) -> None:
+    def interrupt(event: Event) -> None:
+        if event.kind == "snapshot":
+            raise Interrupted
+
+    job = job_of("deaf")
+    with pytest.raises(Interrupted):
+        launch(job, "night", on_event=interrupt, grace_s=1)
+    attempt = ledger_of(job).attempts()[0]
+    assert (attempt.outcome, attempt.code) == ("stopped", 75)
+    assert attempt.error.startswith("asked to stop, and ended when the grace of 1 s was over; rank 0 ended")
+
+
+def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
+    started: list[Event] = []
+    others = descendants(os.getpid())  # what ranks are forked from, if laws are tested too
+
+    def expire(*_: object) -> None:
+        raise Interrupted
+
+    def on_event(event: Event) -> None:
+        if not started:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+        started.append(event)
+
+    before = signal.signal(signal.SIGALRM, expire)
+    job = job_of("waits", "ddp")
+    try:
+        with pytest.raises(Interrupted):
+            launch(job, "night", on_event=on_event, grace_s=5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ledger_of(job).attempts()[0].outcome == "stopped"
+    assert set(descendants(os.getpid())) <= set(others)
+
+
+def test_a_store_that_cannot_be_written(job_of: Callable[..., TrainingJob], tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the store should be")
+    with pytest.raises(JobError, match=r"snapshots\.url"):
+        launch(job_of("done"), "night")
+
+
+def test_every_launcher_can_be_built() -> None:
+    assert [build_launcher(name).name for name in LAUNCHERS] == list(LAUNCHERS)
+    with pytest.raises(JobError, match="there are: horovodrun, inline, spawn, torchrun"):
+        build_launcher("slurm")

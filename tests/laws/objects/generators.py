@@ -1,0 +1,75 @@
+"""State in iterators and generators of random numbers."""
+
+import copy
+import functools
+import itertools
+import random
+from collections import deque
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.utils.prune
+from laws.objects.small import Small
+from torch import Tensor
+
+
+class Iterators(Small):
+    def build(self) -> None:
+        self.count = itertools.count(1)
+        self.rest = iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+        self.scaled = functools.partial(self.scale, [1.0])
+
+    def scale(self, by: list[float], value: float) -> float:
+        by[0] *= 1.5
+        return by[0] * value
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.scaled(next(self.count) + next(self.rest))
+
+
+class Generators(Small):
+    """Generators in containers, slots and children, and children that are spawned."""
+
+    def build(self) -> None:
+        self.listed = [np.random.default_rng(number) for number in range(3)]
+        self.queue = deque([torch.Generator().manual_seed(1)])
+        self.named = {"a": {"b": np.random.RandomState(2)}}
+        self.root = np.random.default_rng(4)
+
+    def factor(self, batch: Tensor) -> Any:
+        child = self.root.spawn(1)[0]
+        drawn = [self.listed[2].random(), float(torch.rand((), generator=self.queue[0])), self.named["a"]["b"].rand()]
+        return 1 + sum(drawn) + child.random()
+
+
+GLOBAL = np.random.default_rng(11)
+
+
+def from_global() -> float:
+    return float(GLOBAL.random())
+
+
+class OfClass(Small):
+    """Generators of the class and of the file."""
+
+    generator: ClassVar[Any] = random.Random(5)
+
+    def factor(self, batch: Tensor) -> Any:
+        return 1 + self.generator.random() + from_global()
+
+
+class Teacher(Small):
+    """A copy of a layer that is no submodule, and follows the weights; an average kept in a list."""
+
+    def build(self) -> None:
+        self.teachers = [copy.deepcopy(self.layer)]
+        self.average = [parameter.detach().clone() for parameter in self.layer.parameters()]
+
+    def factor(self, batch: Tensor) -> Any:
+        with torch.no_grad():
+            for mine, theirs in zip(self.layer.parameters(), self.teachers[0].parameters(), strict=True):
+                theirs.lerp_(mine, 0.3)
+            for kept, mine in zip(self.average, self.layer.parameters(), strict=True):
+                kept.lerp_(mine, 0.5)
+        return 1 + self.teachers[0](batch).mean().detach() + sum(kept.sum() for kept in self.average)

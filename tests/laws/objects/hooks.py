@@ -1,0 +1,45 @@
+"""Hooks that training adds or removes."""
+
+from typing import Any
+
+from laws.objects.small import Small
+from torch import Tensor, nn
+
+
+def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output * 2
+
+
+class HookedLate(Small):
+    """A hook that training adds."""
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1 and not self.layer._forward_hooks:
+            self.layer.register_forward_hook(doubled)
+        return 1.0
+
+
+class Unhooked(Small):
+    """A hook that training removes, before another that stays."""
+
+    def build(self) -> None:
+        self.act = nn.ReLU()
+        self.handle = self.act.register_full_backward_hook(lambda module, *gradients: None)
+        self.act.register_full_backward_hook(self.seen)
+
+    def seen(self, module: nn.Module, *gradients: Any) -> None: ...
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            self.handle.remove()
+        return 1 + self.act(self.layer(batch)).mean()
+
+
+class HookedForAStep(Small):
+    """A hook that each step adds and removes, of which nothing is to be said."""
+
+    def factor(self, batch: Tensor) -> Any:
+        handle = self.layer.register_forward_hook(doubled)
+        self.layer(batch)
+        handle.remove()
+        return 1.0

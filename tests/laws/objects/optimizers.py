@@ -1,0 +1,107 @@
+"""State in optimizers and schedulers."""
+
+from typing import Any
+
+import torch
+import torch.nn.utils.prune
+from laws.objects.small import Small
+from torch import Tensor
+
+
+class Replaced(Small):
+    """A container that is replaced while another name keeps the old one."""
+
+    def build(self) -> None:
+        self.now: list[float] = [1.0]
+        self.old = self.now
+
+    def factor(self, batch: Tensor) -> Any:
+        if len(self.now) > 2:
+            self.now = [0.5]
+        self.now.append(float(batch.sum()))
+        return 1 + sum(self.now) + 10 * sum(self.old)
+
+
+class Numbered(torch.optim.SGD):
+    """Counts beside its `state`."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.calls = 0
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.calls += 1
+        for group in self.param_groups:
+            group["lr"] = 0.01 * self.calls
+            group["note"] = self.calls
+        return super().step(closure)
+
+
+class Optimized(Small):
+    def configure_optimizers(self) -> Any:
+        return Numbered(self.parameters())
+
+
+def _each_step(optimizer: Any, scheduler: Any) -> Any:
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Lambda(Small):
+    """A schedule that closes over what training changes."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        bad = [0]
+
+        def rate(step: int) -> float:
+            bad[0] += step
+            return 1 / (1 + bad[0])
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        return _each_step(optimizer, scheduler)
+
+
+class Cyclic(Small):
+    mode = "triangular"
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, mode=self.mode)  # type: ignore[arg-type]
+        return _each_step(optimizer, scheduler)
+
+
+class Cyclic2(Cyclic):
+    mode = "triangular2"
+
+
+class CyclicRange(Cyclic):
+    mode = "exp_range"
+
+
+class Wide(torch.optim.Optimizer):
+    """Keeps float32 and integers for weights of bfloat16."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                master = state.setdefault("master", parameter.detach().float())
+                state.setdefault("calls", torch.zeros((), dtype=torch.int64)).add_(1)
+                state.setdefault("nested", {"list": [torch.ones(2)]})["list"][0].mul_(1.01)
+                master.sub_(parameter.grad.float(), alpha=group["lr"] / int(state["calls"]))
+                parameter.copy_(master)
+
+
+class Narrow(Small):
+    def build(self) -> None:
+        self.layer.bfloat16()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch.bfloat16()).square().mean().float()
+
+    def configure_optimizers(self) -> Any:
+        return Wide(self.parameters())

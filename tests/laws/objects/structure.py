@@ -1,0 +1,54 @@
+"""Layers, parameters and buffers that come up in training."""
+
+from typing import Any
+
+import torch
+import torch.nn.utils.prune
+from laws.objects.attributes import Part
+from laws.objects.small import Small
+from torch import Tensor, nn
+
+
+class Growing(Small):
+    """A buffer that grows, and one that is registered in training."""
+
+    def build(self) -> None:
+        self.register_buffer("memory", torch.zeros(0))
+
+    def factor(self, batch: Tensor) -> Any:
+        self.memory = torch.cat([self.memory, batch.sum().detach().view(1)])
+        if "late" not in self._buffers:
+            self.register_buffer("late", torch.zeros(1))
+        self.late += 1  # type: ignore[has-type]
+        return 1 + self.memory.sum() + self.late
+
+
+class Listed(Small):
+    """A parameter and a layer that come up in training, with their groups."""
+
+    def build(self) -> None:
+        self.extra = nn.ParameterList([nn.Parameter(torch.ones(2))])
+        self.head: nn.Module | None = None
+
+    def factor(self, batch: Tensor) -> Any:
+        if len(self.extra) == 1:
+            self.extra.append(nn.Parameter(torch.full((2,), 2.0)))
+            self.optimizers().add_param_group({"params": [self.extra[1]], "lr": 0.02})
+        if self.head is None:
+            self.head = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2), Part({"calls": 1.0}))
+            self.optimizers().add_param_group({"params": self.head.parameters(), "lr": 0.005})
+        self.head[2].shared["calls"] += 1  # type: ignore[index, union-attr, operator]
+        return sum(parameter.sum() for parameter in self.extra) + self.head[:2](batch).sum()  # type: ignore[index]
+
+
+class Averaged(Small):
+    """An average of the weights that is made later."""
+
+    def build(self) -> None:
+        self.average: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.average is None:
+            self.average = torch.optim.swa_utils.AveragedModel(self.layer)
+        self.average.update_parameters(self.layer)
+        return 1 + self.average(batch).mean().detach()

@@ -1,0 +1,177 @@
+"""State in callbacks, data sets and DataModules."""
+
+import threading
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.utils.prune
+from laws.objects.small import Rows, Small
+from torch import Tensor, nn
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
+
+from midstride.engine import Callback, DataModule
+
+
+class Forgetful(Callback):
+    """Acts on what it counts, and has no state_dict."""
+
+    def __init__(self, module_tensor: bool = False) -> None:
+        self.batches = 0
+        self.seen: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batches += 1
+        self.seen.append(batch_idx)
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.1 / (self.batches + sum(self.seen))
+
+
+class Curriculum(Callback):
+    """Tells the data set what to give."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        module.dataset.scale *= 1.5
+
+
+class Watching(Small):
+    """The data set reads what the module counts, in a deque that both have; a callback tells the data set."""
+
+    def build(self) -> None:
+        self.recent: deque[float] = deque([1.0], maxlen=3)
+        self.dataset = Reading(self.recent)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.recent.append(float(len(self.recent)))
+        return 1 + sum(self.recent)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.dataset, 4, shuffle=True)
+
+
+class Reading(Rows):
+    def __init__(self, recent: deque[float]) -> None:
+        super().__init__()
+        self.recent = recent
+
+    def __getitem__(self, index: int) -> Tensor:
+        return super().__getitem__(index) + sum(self.recent)
+
+
+class Counting(DataModule):
+    """Its own counter, moved by the module."""
+
+    def __init__(self) -> None:
+        self.told = 0
+        self.dataset = Rows()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.dataset, 4, shuffle=True)
+
+
+class Wrapped(DataModule):
+    """Torch's own data sets, of which none is an attribute, around one of the user's."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Subset(ConcatDataset([Rows(), Rows()]), range(30)), 4, shuffle=True)
+
+
+class TellingWrapped(Small):
+    def factor(self, batch: Tensor) -> Any:
+        data = self.trainer.last_fit.context.feeds.training.source.dataset.dataset.datasets[1]  # type: ignore[union-attr, attr-defined]
+        data.scale *= 1.5
+        return data.scale
+
+
+class Opened(DataModule):
+    """Data, their module and a sampler hold what no file can."""
+
+    def __init__(self) -> None:
+        self.locks = [threading.Lock(), threading.Lock()]
+
+    def train_dataloader(self) -> Any:
+        rows: Any = Rows()
+        rows.file = Path(__file__).open()  # noqa: SIM115
+        weakref.finalize(rows, rows.file.close)
+        return DataLoader(rows, 4, sampler=LockedSampler(range(24)))
+
+
+class LockedSampler(SequentialSampler):
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return LockedSampler(self.data_source)
+
+
+class LockedCallback(Callback):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class OfTensors(DataModule):
+    def __init__(self) -> None:
+        self.dataset = TensorDataset(torch.ones(24, 2))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.dataset, 4, collate_fn=lambda rows: torch.stack([row for (row,) in rows]))
+
+
+class WritesTensors(Small):
+    def factor(self, batch: Tensor) -> Any:
+        self.trainer.last_fit.context.feeds.training.source.dataset.tensors[0].mul_(1.1)  # type: ignore[union-attr, attr-defined]
+        return 1.0
+
+
+class Telling(Small):
+    def train_dataloader(self) -> Any:
+        return None
+
+    def factor(self, batch: Tensor) -> Any:
+        data = self.trainer.last_fit.context.feeds.training.source.dataset  # type: ignore[union-attr, attr-defined]
+        data.told = getattr(data, "told", 0) + 1
+        data.scale = 1 + data.told / 10
+        return data.told
+
+
+class Pruned(Small):
+    def factor(self, batch: Tensor) -> Any:
+        if not hasattr(self.layer, "weight_mask"):
+            nn.utils.prune.l1_unstructured(self.layer, "weight", 1)  # type: ignore[no-untyped-call]
+        return 1.0
+
+
+class Opening(Small):
+    """None first, and what no file can hold later."""
+
+    def build(self) -> None:
+        self.numbers: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.numbers = self.numbers or (number for number in range(1, 100))
+        return next(self.numbers)
+
+
+class ActsOtherwise(Small):
+    def build(self) -> None:
+        self.act: Any = torch.relu
+
+    def factor(self, batch: Tensor) -> Any:
+        self.act = torch.tanh
+        return 1 + self.act(batch).mean()
+
+
+class CountsOnClass(Small):
+    calls = 0
+
+    def factor(self, batch: Tensor) -> Any:
+        CountsOnClass.calls += 1
+        return self.calls

@@ -1,0 +1,155 @@
+"""Objects under the laws: what comes back, and what is named."""
+
+from collections.abc import Callable
+from typing import Any
+
+from laws.objects.attributes import (
+    Counted,
+    Dropping,
+    Hooked,
+    HookedByObject,
+    Private,
+    SharedDeque,
+    SharedDict,
+    Tagged,
+    Tuned,
+)
+from laws.objects.generators import Generators, Iterators, OfClass, Teacher
+from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
+from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced
+from laws.objects.samplers import Loops, Samples, SamplesAsked, SamplesExpecting, SamplesForgetting, Streams
+from laws.objects.small import Small
+from laws.objects.structure import Averaged, Growing, Listed
+from laws.objects.surroundings import (
+    ActsOtherwise,
+    Counting,
+    CountsOnClass,
+    Curriculum,
+    Forgetful,
+    LockedCallback,
+    OfTensors,
+    Opened,
+    Opening,
+    Pruned,
+    Telling,
+    TellingWrapped,
+    Watching,
+    Wrapped,
+    WritesTensors,
+)
+from laws.objects.unsaved import Clips, CountsInGlobal, Deaf, Loses, Metered, Swaps, Weighs
+from laws.objects.values import (
+    Arrays,
+    Callable_,
+    Constants,
+    Containers,
+    Graphed,
+    Late,
+    Locked,
+    Objects,
+    Tensors,
+    Viewed,
+    ViewedLate,
+)
+
+from midstride.engine import Callback
+
+#: name -> what makes it, whether it is refused, and the words
+NAMED: dict[str, tuple[Any, bool, str]] = {
+    "a parameter that goes": ((Pruned, None, list), True, "the parameter layer.weight was there when training began"),
+    "an optimizer that loses": ((Loses, None, list), True, "the optimizers, after the first step, did not take back"),
+    "other optimizers": ((Swaps, None, list), True, "replaced in training: SGD became Adam"),
+    "a callback": ((Small, None, lambda: [Deaf()]), True, "the callbacks, before the first step, did not take back"),
+    "a metric": ((Clips, None, list), True, "the metrics, after the first step, did not take back the state given"),
+    "a sampler that forgets": ((SamplesForgetting, None, list), True, "Forgetting gives another order when it is run"),
+    "a sampler that changes": (
+        (SamplesAsked, None, list),
+        True,
+        "the loaders, before the first step, .*sampler.*loads",
+    ),
+    "a sampler that fills up": (
+        (SamplesExpecting, None, list),
+        True,
+        r"copy_\(state(.|\n)*the loaders, after the first step",
+    ),
+    "a stream": ((Streams, None, list), True, "lock"),
+    "a loader": ((Loops, None, list), True, "the train loader is a Looping with an __iter__ of its own"),
+    "a hook that comes": ((HookedLate, None, list), False, r"objects:doubled in layer\.forward_hooks is new\. A res"),
+    "a hook that goes": (
+        (Unhooked, None, list),
+        False,
+        r"<lambda> in act\.backward_hooks is gone\. A",
+    ),
+    "None first": ((Opening, None, list), False, "attribute numbers, a generator, is not part of snapshots"),
+    "beside the module": (
+        (Small, Opened, lambda: [LockedCallback()]),
+        False,
+        r"not part of snapshots: callbacks\.LockedCallback\.lock, a lock, data\.module\.locks\.0, a lock, "
+        r"data\.module\.locks\.1, a lock, data\.training\.file, a TextIOWrapper\. ",
+    ),
+    "of a sampler": (
+        (Small, Opened, list),
+        False,
+        r"not part of snapshots: samplers\.sampler of training\.lock, a lock",
+    ),
+    "data of a library": (
+        (WritesTensors, OfTensors, list),
+        False,
+        r"part of no snapshot: data\.module\.dataset\.tensors\[0\]",
+    ),
+    "many of a kind": ((Locked, None, list), False, r"not part of snapshots"),
+    "a function": ((ActsOtherwise, None, list), False, r"what no snapshot can hold: module\.act \(now .*tanh"),
+    "on the class": ((CountsOnClass, None, list), False, r"part of no snapshot: class CountsOnClass: calls \(0, now 1"),
+    "in a global": ((CountsInGlobal, None, list), False, r"part of no snapshot: global .*CALLS\['factor'\] \(0, now 1"),
+    "large data": ((Weighs, None, list), False, r"part of no snapshot: data\.training\.weights"),
+}
+
+
+#: name -> what makes the module, the data or None, and the callbacks
+Made = tuple[Callable[[], Small], Callable[[], Any] | None, Callable[[], list[Callback]]]
+
+
+_MODULES: list[type[Small]] = [
+    *(Dropping, Tagged, Private, Tuned, SharedDeque, SharedDict, Hooked, Counted, Viewed, ViewedLate, Tensors),
+    *(
+        Graphed,
+        Arrays,
+        Callable_,
+        Objects,
+        Late,
+        Containers,
+        Constants,
+        Iterators,
+        Generators,
+        OfClass,
+        Teacher,
+        Replaced,
+    ),
+    *(
+        Constants,
+        Optimized,
+        Lambda,
+        Cyclic,
+        Cyclic2,
+        CyclicRange,
+        Narrow,
+        Growing,
+        Listed,
+        Averaged,
+        Metered,
+        Samples,
+        HookedByObject,
+        HookedForAStep,
+    ),
+]
+
+
+KEPT: dict[str, Made] = {kind.__name__: (kind, None, list) for kind in _MODULES}
+
+
+KEPT |= {
+    "callback": (Small, None, lambda: [Forgetful()]),
+    "data of the module": (Watching, None, lambda: [Curriculum()]),
+    "data": (Telling, Counting, list),
+    "data that torch wraps": (TellingWrapped, Wrapped, list),
+}

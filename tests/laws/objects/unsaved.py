@@ -1,0 +1,133 @@
+"""State that no snapshot holds, or that cannot be put back: it is named."""
+
+from typing import Any
+
+import torch
+import torch.nn.utils.prune
+import torchmetrics
+from laws.objects.optimizers import Numbered
+from laws.objects.small import Rows, Small
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+)
+
+from midstride.engine import Callback
+
+CALLS = {"factor": 0}
+
+
+class CountsInGlobal(Small):
+    def factor(self, batch: Tensor) -> Any:
+        CALLS["factor"] += 1
+        return CALLS["factor"]
+
+
+class LargeRows(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.ones(1_000_000)
+
+
+class Weighs(Small):
+    def build(self) -> None:
+        self.dataset = LargeRows()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.dataset.weights *= 2
+        return self.dataset.weights[0]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.dataset, 4, shuffle=True)
+
+
+class Losing(Numbered):
+    """Forgets the momentum it is given."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict({**state_dict, "state": {}})
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            group["momentum"] = 0.9
+        return super().step(closure)
+
+
+class Loses(Small):
+    def configure_optimizers(self) -> Any:
+        return Losing(self.parameters())
+
+
+class Swaps(Small):
+    def factor(self, batch: Tensor) -> Any:
+        self.trainer.optimizers = [torch.optim.Adam(self.parameters())]
+        return 1.0
+
+
+class Deaf(Callback):
+    """Is another one whenever it is given its state."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loads": self.loads}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.loads += 1
+
+
+class Tally:
+    """Counts, and is no value of its own."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+
+class Tallied(torchmetrics.SumMetric):
+    """A metric that keeps an object beside its states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Tally()
+
+    def update(self, value: Any) -> None:
+        self.tally.batches += 1
+        super().update(value * self.tally.batches)
+
+
+class Metered(Small):
+    """What an object in a metric counts weighs what the metric sees, and so the loss."""
+
+    def build(self) -> None:
+        self.meter = Tallied()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.meter.update(batch.detach().mean())
+        self.log("seen", self.meter, on_step=False, on_epoch=True)
+        return 1.0 + self.meter.tally.batches
+
+
+class Clipped(torchmetrics.SumMetric):
+    """Takes values in, and gives others out."""
+
+    @property
+    def seen(self) -> float:
+        return self.__dict__.get("seen", 0.0)  # type: ignore[no-any-return]
+
+    @seen.setter
+    def seen(self, value: float) -> None:
+        self.__dict__["seen"] = value + 1.0
+
+    def update(self, value: Any) -> None:
+        super().update(value)
+        self.seen = 1.0
+
+
+class Clips(Small):
+    def build(self) -> None:
+        self.meter = Clipped()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.meter.update(batch.detach().mean())
+        return 1.0

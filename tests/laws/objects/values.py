@@ -1,0 +1,262 @@
+"""State in tensors, arrays, containers and objects of many kinds."""
+
+import collections
+import enum
+import random
+import threading
+import types
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.utils.prune
+from laws.objects.small import Small
+from torch import Tensor
+
+
+class Viewed(Small):
+    """A view of a weight stays one."""
+
+    def build(self) -> None:
+        self.row = self.layer.weight.detach()[0]
+
+    def factor(self, batch: Tensor) -> Any:
+        self.row.mul_(0.9)
+        return 1 + self.row.sum()
+
+
+class ViewedLate(Small):
+    """A view of a weight, made in training."""
+
+    def build(self) -> None:
+        self.row: Tensor | None = None
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.row is None:
+            self.row = self.layer.weight.detach()[0, 1:]
+        self.row.mul_(0.9)
+        return 1 + self.row.sum()
+
+
+class Tensors(Small):
+    """Tensors that share memory, one that is made in training, one that is a plain leaf."""
+
+    def build(self) -> None:
+        self.base = torch.zeros(4)
+        self.half = self.base[:2]
+        self.made: Tensor | None = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.base += 1
+        self.half *= 2
+        self.made = batch.mean(0) if self.made is None else self.made * 0.5 + batch.mean(0)
+        return self.base.sum() + self.made.sum()
+
+
+class Graphed(Small):
+    """A loss that is kept with its graph."""
+
+    def build(self) -> None:
+        self.last: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        factor = 1.0 if self.last is None else 1 + float(self.last.detach())
+        self.last = self.layer(batch).mean()
+        return factor
+
+
+class Arrays(Small):
+    def build(self) -> None:
+        self.array = np.zeros(3)
+        self.view = self.array
+        self.number = np.float64(1)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.array += 0.1
+        self.number = self.number * 1.5
+        return float(self.view.sum() + self.number)
+
+
+class Schedule:
+    """An object that is called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class Callable_(Small):
+    def build(self) -> None:
+        self.schedule = Schedule()
+        self.bound = self.schedule.__call__
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.schedule() * 0.5 + self.bound()
+
+
+@dataclass
+class Stats:
+    count: int = 0
+    values: list[float] = field(default_factory=list)
+    owner: Any = None
+
+
+@dataclass(frozen=True)
+class Fixed:
+    level: int
+
+
+class Slotted:
+    __slots__ = ("generator", "total")
+
+    def __init__(self) -> None:
+        self.total, self.generator = 0.0, random.Random(3)
+
+
+class Guarded:
+    """Objects to being changed."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "count", 0)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+    @property
+    def double(self) -> int:
+        return 2 * self.count  # type: ignore[attr-defined, no-any-return]
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+class Own(dict[str, float]):
+    """A dict of the user's own."""
+
+    scale = 1.0
+
+
+class Objects(Small):
+    """Objects of the user's own classes, of many kinds."""
+
+    def build(self) -> None:
+        self.stats, self.fixed, self.slotted, self.guarded = Stats(), Fixed(1), Slotted(), Guarded()
+        self.stats.owner = self.stats  # it contains itself
+        self.level, self.pair, self.own = Level.LOW, Pair(1, [2]), Own(a=1.0)
+        self.space = types.SimpleNamespace(depth=types.SimpleNamespace(n=1))
+        self.money = Decimal("0.10")
+        self.weak = weakref.ref(self.stats)
+        self.log_path = Path("log")
+
+    def factor(self, batch: Tensor) -> Any:
+        self.stats.count += 1
+        self.stats.values.append(float(batch.sum()))
+        self.fixed = Fixed(self.fixed.level * 2)
+        self.slotted.total += self.slotted.generator.random()
+        object.__setattr__(self.guarded, "count", self.guarded.double // 2 + 1)
+        self.level = Level.HIGH if self.stats.count > 1 else Level.LOW
+        self.pair = self.pair._replace(left=self.pair.left + 1)
+        self.pair.right[0] += 1
+        self.own["a"] *= 1.5
+        self.own.scale = self.own["a"]
+        self.space.depth.n += 1
+        self.money += Decimal("0.10")
+        weak = self.weak()
+        assert weak is self.stats
+        assert self.stats.owner is self.stats
+        numbers = [self.stats.count, sum(self.stats.values), self.fixed.level, self.slotted.total, self.guarded.count]  # type: ignore[attr-defined]
+        numbers += [self.level.value, self.pair.left, self.pair.right[0], self.own.scale, self.space.depth.n]
+        return sum(numbers) + float(self.money)
+
+
+class Late(Small):
+    """Objects that are there from the second step on."""
+
+    def build(self) -> None:
+        self.stats: Stats | None = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.stats = self.stats or Stats(3)
+        self.stats.count += 1
+        return self.stats.count
+
+
+class Containers(Small):
+    def build(self) -> None:
+        self.counter: Counter[Any] = Counter()
+        self.ordered: OrderedDict[Any, int] = OrderedDict(a=1, b=2)
+        self.default: defaultdict[Any, Any] = defaultdict(lambda: 1)
+        self.lists: defaultdict[int, list[float]] = defaultdict(list)
+        self.numbers = {1, 33, 65}
+        self.nested: dict[Any, Any] = {"modules": [self.layer], Level.LOW: 1, (1, "a"): deque([1, 2])}
+        self.weights = {self.layer.weight: 1.0}
+        self.gone: int | None = 3
+
+    def factor(self, batch: Tensor) -> Any:
+        place = len(self.lists)
+        self.counter[place % 2] += 1
+        self.ordered.move_to_end("a" if place % 2 else "b")
+        self.default[place] *= 2
+        self.lists[place].append(float(place))
+        self.numbers.add(place * 8)
+        self.numbers.discard(33)
+        self.nested[Level.LOW] += 1
+        self.nested[1, "a"].rotate(1)
+        self.nested["modules"].append(self.nested["modules"][0])
+        self.weights[self.layer.weight] *= 1.1
+        if hasattr(self, "gone"):
+            del self.gone
+        values = [next(iter(self.ordered)) == "a", self.nested[1, "a"][0], self.weights[self.layer.weight]]
+        order = sum(place * number for place, number in enumerate(self.numbers))
+        assert all(module is self.layer for module in self.nested["modules"])
+        return sum(values) + self.counter[0] + sum(self.default.values()) + self.nested[Level.LOW] + order
+
+
+class Mode(str, enum.Enum):  # noqa: UP042 - as written before StrEnum
+    WARM = "warm"
+    LONG = "long"
+
+
+class Phase(enum.IntEnum):
+    FIRST = 1
+    SECOND = 2
+
+
+class Constants(Small):
+    """Enumerations that are text and numbers, in attributes and hyperparameters."""
+
+    def __init__(self, mode: Mode = Mode.WARM) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def build(self) -> None:
+        self.phase, self.order = Phase.FIRST, {Mode.WARM: Phase.FIRST, Mode.LONG: Phase.SECOND}
+
+    def factor(self, batch: Tensor) -> Any:
+        mode = self.hparams["mode"]
+        assert isinstance(mode, Mode)
+        assert isinstance(self.phase, Phase)
+        self.hparams["mode"] = Mode.LONG if self.phase is Phase.SECOND else Mode.WARM
+        self.phase = Phase.SECOND
+        return self.order[mode] + len(mode.value) + self.phase
+
+
+class Locked(Small):
+    """Many attributes of one kind that no file can hold."""
+
+    def build(self) -> None:
+        for number in range(20):
+            setattr(self, f"lock_{number}", threading.Lock())

@@ -1,0 +1,31 @@
+"""Events as a Prefect server has them, and what is promised of them."""
+
+from typing import Any
+
+import httpx
+from support.flow_runs import wait_for
+
+from midstride.tasks.events import EVENTS, Event
+
+__all__ = ["BY_NAME", "payload", "told"]
+
+BY_NAME = {kind.event: kind for kind in EVENTS}
+
+
+def told(server: str, resource: str, name: str) -> list[dict[str, Any]]:
+    """Return the events called `name` about `resource`, newest first, once the server has any."""
+
+    def found() -> list[dict[str, Any]]:
+        wanted = {"filter": {"event": {"name": [name]}, "resource": {"id": [resource]}}}
+        answer = httpx.post(f"{server}/events/filter", json=wanted, timeout=100)
+        events: list[dict[str, Any]] = answer.raise_for_status().json()["events"]
+        return events
+
+    return wait_for(found, f"{name} about {resource}")  # type: ignore[no-any-return]
+
+
+def payload(event: dict[str, Any]) -> Event:
+    """Return what it says, which is all that is documented and nothing else."""
+    kind = BY_NAME[event["event"]]
+    assert set(event["payload"]) == set(kind.model_fields)
+    return kind.model_validate(event["payload"])

@@ -1,0 +1,157 @@
+"""Iterable data sets: they go on where they were."""
+
+import gc
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.line_streams import READ, Drawn, Lines, Stateful, after, feed_of, resumed
+from torch.utils.data import DistributedSampler
+
+from midstride.engine.data.iterable.shard import STATE_BYTES
+from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.errors import NotExact, UserCodeError
+
+REST = [[12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+@pytest.mark.parametrize("kind", [Stateful, Drawn])
+def test_what_has_a_state_or_a_sampler_goes_on_with_one_batch_read_again_to_compare_it(kind: type[Lines]) -> None:
+    assert resumed(kind(), after(kind(), 3), 3) == REST
+    assert list(range(8, 20)) == READ
+
+
+class Skipping(Drawn):
+    """Leaves out what its sampler gives third."""
+
+    def __next__(self) -> int:
+        number = super().__next__()
+        return super().__next__() if number % 3 == 2 else number
+
+
+def test_indices_of_a_sampler_that_are_left_out_are_no_place_to_go_on_from(caplog: pytest.LogCaptureFixture) -> None:
+    state = after(Skipping(), 2)
+    assert state["states"] == {}
+    assert resumed(Skipping(), state, 2) == [[12, 13, 15, 16], [18, 19]]
+    assert "does not bring it back" not in caplog.text
+
+
+class Rotated(Drawn):
+    """Told the epoch, as is its sampler."""
+
+    epoch = 0
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.sampler: Any = DistributedSampler(range(4), num_replicas=1, rank=0)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __next__(self) -> Any:
+        return 10 * self.epoch + super().__next__()
+
+
+def test_a_stream_and_its_sampler_are_told_the_epoch() -> None:
+    feed, sampler = feed_of(Rotated()), Rotated().sampler
+    for epoch in (0, 1, 5):
+        sampler.set_epoch(epoch)
+        assert [batch.tolist() for batch in feed.batches(epoch)] == [[10 * epoch + number for number in sampler]]
+
+
+def test_a_generator_is_read_again_and_that_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert resumed(Lines(), after(Lines(), 3), 3) == REST
+    assert list(range(20)) == READ
+    (message,) = [record.getMessage() for record in caplog.records if "replaying" in record.getMessage()]
+    assert message.startswith("replaying 3 batches of the training loader over Lines")
+
+
+def test_a_large_state_travels_with_some_batches_only() -> None:
+    class Heavy(Stateful):
+        weight = 2 * STATE_BYTES
+
+    state = after(Heavy(), 3)
+    assert [(note["batch"], note["due"]) for note in state["states"].values()] == [(1, 4)]
+    assert resumed(Heavy(), state, 3) == REST
+    assert list(range(4, 20)) == READ
+
+
+@given(
+    samples=st.integers(1, 60),
+    batch_size=st.integers(1, 7),
+    shards=st.integers(0, 7),
+    drop_last=st.booleans(),
+    share=st.floats(0, 1),
+)
+def test_shards_are_dealt_in_turn_and_left_out_where_they_ended(
+    samples: int, batch_size: int, shards: int, drop_last: bool, share: float
+) -> None:
+    numbers = [list(range(shard, samples, max(1, shards))) for shard in range(max(1, shards))]
+    piles = [[own[i : i + batch_size] for i in range(0, len(own), batch_size)] for own in numbers]
+    piles = [[batch for batch in pile if len(batch) == batch_size or not drop_last] for pile in piles]
+    expected = [pile[turn] for turn in range(samples) for pile in piles if turn < len(pile)]
+    if not expected:
+        return
+
+    def make() -> ResumableLoader:
+        dataset = Lines(samples)
+        dataset.virtual_shards = shards  # type: ignore[attr-defined]
+        return feed_of(dataset, batch_size, drop_last=drop_last)
+
+    feed, start = make(), int(share * len(expected))
+    found = []
+    for _, batch in zip(range(start), feed.batches(0), strict=False):
+        found.append(batch.tolist())
+    if start:
+        again = make()
+        again.load_state_dict(feed.state_dict())
+        feed = again
+    if start < len(expected):
+        found += [batch.tolist() for batch in feed.batches(0, start)]
+    assert found == expected
+
+
+def test_every_epoch_starts_from_the_data_set_as_it_was_given() -> None:
+    feed = feed_of(Stateful())
+    assert [[batch.tolist() for batch in feed.batches(epoch)] for epoch in (0, 1)][1][0] == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_copied_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Locked(Lines):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    feed = feed_of(Locked())
+    for epoch in (0, 1):
+        assert len(list(feed.batches(epoch))) == 5
+    (record,) = [record for record in caplog.records if "cannot be copied" in record.getMessage()]
+    assert "Locked" in record.getMessage()
+
+
+def test_data_that_end_before_the_place_of_the_run_are_refused() -> None:
+    with pytest.raises(NotExact, match=r"over Lines ended after 2 batches, and the run had read 3 of it"):
+        resumed(Lines(8), after(Lines(), 3), 3)
+    with pytest.raises(NotExact, match=r"over Drawn ended after 2 batches, and the run had read 3 of it"):
+        resumed(Drawn(8), after(Drawn(), 3), 3)
+
+
+def test_an_exception_in_a_worker_says_where() -> None:
+    class Torn(Lines):
+        def __iter__(self) -> Iterator[int]:
+            yield from (0, 1, 2, 3)
+            raise OSError("no line 4")
+
+    with pytest.raises(UserCodeError) as caught:
+        list(feed_of(Torn(), num_workers=2).batches(0))
+    text = str(caught.value)
+    del caught  # its frames hold the workers
+    gc.collect()
+    assert text.startswith("Traceback")
+    for words in ("OSError: no line 4", "the training loader over Torn, worker 0 of 2, batch 1", "in epoch 0"):
+        assert words in text

@@ -1,0 +1,175 @@
+"""A stream is tried before its state is trusted."""
+
+import copy
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.line_streams import READ, Lines, Stateful, after, feed_of, resumed
+from unit.data.test_iterable import REST
+
+from midstride.engine.data.iterable import trial
+from midstride.engine.data.iterable.shard_state import Note
+from midstride.engine.errors import NotExact
+from midstride.engine.state.codec import differences
+
+DRAW = random.Random(4)
+
+
+def drawn() -> float:
+    return DRAW.random()
+
+
+class Drawing(Lines):
+    """Adds a number that it draws."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in super().__iter__():
+            yield number + self.draw()
+
+
+class Taken(Lines):
+    """Takes away what it reads, from what its copies share."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while QUEUE:
+            yield QUEUE.pop()
+
+
+QUEUE = list(range(20))
+
+
+UNREPEATABLE = {
+    "the system": lambda: Drawing(lambda: os.urandom(1)[0] + os.urandom(1)[0] / 256),
+    "the clock": lambda: Drawing(time.perf_counter),
+    "a closure of a closure": lambda: Drawing(random.Random(3).random),
+    "a queue": Taken,
+}
+
+
+@pytest.mark.parametrize("name", UNREPEATABLE)
+def test_a_stream_that_does_not_repeat_itself_is_refused_before_training(name: str) -> None:
+    with pytest.raises(NotExact, match="gives other samples when it is read again from its start"):
+        next(feed_of(UNREPEATABLE[name](), tries=True).batches(0))
+
+
+def test_a_generator_that_copies_share_is_seeded() -> None:
+    whole = [batch.tolist() for batch in feed_of(Drawing(drawn), tries=True).batches(0)]
+    DRAW.random()
+    assert resumed(Drawing(drawn), after(Drawing(drawn), 3), 3) == whole[3:]
+
+
+class Forgetful(Stateful):
+    """Its state is one sample behind from its ninth sample on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at - (self.at > 8)}
+
+
+class Arguing(Lines):
+    def state_dict(self, samples: int) -> dict[str, Any]:
+        return {"at": samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+class Mute(Stateful):
+    """Says nothing of its place from its ninth sample on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.at > 8:
+            raise KeyError("place")
+        return {"at": self.at}
+
+
+class Lost(Forgetful):
+    """Its state is one sample behind from the first one on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at - 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "passed"),
+    [
+        (Forgetful, "batch 4 was another one). {again} after batch 1; here", [1]),
+        (Mute, "KeyError: 'place'). {again} after batch 1; here", [1]),
+        (Lost, "batch 2 was another one). {again}; here", []),
+        (Arguing, "TypeError", []),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used(
+    kind: type[Lines], why: str, passed: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = feed_of(kind(), tries=True)
+    found = [batch.tolist() for _, batch in zip(range(3), feed.batches(0), strict=False)]
+    (message,) = [record.getMessage() for record in caplog.records if "does not bring it back" in record.getMessage()]
+    assert why.format(again="So a run that resumes reads again what was read of the epoch") in message
+    state = copy.deepcopy(feed.state_dict())
+    assert [note["batch"] for note in state["states"].values()] == passed
+    again = feed_of(kind(), tries=True)
+    again.load_state_dict(copy.deepcopy(state))
+    assert found + [batch.tolist() for batch in again.batches(0, 3)] == [
+        list(range(first, first + 4)) for first in range(0, 20, 4)
+    ]
+    assert resumed(kind(), state, 3) == REST
+    assert list(range(4 * sum(passed), 20)) == READ
+
+
+class Numbered:
+    """A shard of batches 1, 2, 3, ..., each its own digest; its state is wrong after batch 3."""
+
+    def __init__(self, note: Note | None) -> None:
+        self.at = note.batch + (note.batch == 3) if note else 0
+
+    def next_digest(self) -> int:
+        self.at += 1
+        return self.at
+
+    def note(self) -> Note:
+        return Note(self.at, 0, b"")
+
+
+@pytest.mark.parametrize(("batches", "is_refused"), [(3, False), (4, True)])
+def test_a_state_after_which_nothing_was_read_has_not_passed(
+    batches: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "SECONDS", math.inf)
+    found = trial.try_stream(lambda note, _: Numbered(note), trial.SAMPLES // batches, "the loader")
+    assert (found.passed, found.refused is not None) == (1, is_refused)
+
+
+def test_a_state_that_turns_out_wrong_on_resume_is_left_for_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """Untried, as by `rng="batch"`: only what is read again tells."""
+    assert resumed(Forgetful(), after(Forgetful(), 4), 4) == REST[1:]
+    assert any("does not bring it back to batch 4" in record.getMessage() for record in caplog.records)
+
+
+def test_data_that_changed_under_a_run_are_refused() -> None:
+    other = Lines()
+    other.__class__ = type("Other", (Lines,), {"__iter__": lambda self: iter(range(1, 21))})
+    with pytest.raises(
+        NotExact, match="gives other samples than before the run died, in the 3 batches that it had read"
+    ):
+        resumed(other, after(Lines(), 3), 3)
+
+
+def test_snapshots_of_older_versions_are_resumed() -> None:
+    state = after(Stateful(), 3)
+    del state["digests"]
+    state["states"] = {0: {"batch": 3, "due": 4, "state": {"at": 12, "weight": torch.zeros(0)}}}
+    feed = feed_of(Stateful())
+    feed.load_state_dict(copy.deepcopy(state))
+    assert not differences(feed.state_dict(), state)
+    assert [batch.tolist() for batch in feed.batches(0, 3)] == REST

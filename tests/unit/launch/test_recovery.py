@@ -1,0 +1,150 @@
+"""Attempts whose launcher was killed: told in the ledger as any other, whatever else lies in the temporary folder."""
+
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.flow_runs import tiny_job
+
+from midstride.engine.cli.app import stoppable
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import StopRequested
+from midstride.engine.launch.recovery import settle_lost
+from midstride.engine.runs.run import Run
+from midstride.engine.session import events
+from midstride.engine.session.attempts import Attempt, Ledger
+from midstride.engine.session.events import EventLog, EventTail
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.session import Session
+from midstride.engine.storage.store import Store
+
+#: kind -> fields, of every kind of event that adds to an attempt
+TELLING: dict[str, dict[str, Any]] = {
+    "started": {"step": 0, "steps_total": 24, "generation": 4},
+    "resumed": {"generation": 5, "resumed_from": "000000000005-g000004", "step": 5},
+    "step": {"epoch": 0, "step": 6, "steps_total": 24, "loss": 0.5, "rate": 3.0},
+    "snapshot": {"name": "000000000010-g000005", "step": 10, "bytes": 1, "stall_s": 0.1},
+    "slow": {"rank": 1, "words": "rank 1 is slow"},
+}
+#: those that do not
+OTHERS = ("imported", "met", "waiting", "validation", "finished")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingJob:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    return tiny_job(tmp_path)
+
+
+def killed(job: TrainingJob) -> tuple[Ledger, Session]:
+    """What a launcher leaves that was killed a while ago."""
+    store = Store.open(job.run_url("night"))
+    store.write("attempts/000001.json", json.dumps({"number": 1, "started": 1.0}).encode())
+    return Ledger(store), Session.create(Run(job, "night").document(1))
+
+
+def test_every_kind_of_event_is_known_here() -> None:
+    table = (events.__doc__ or "").partition("\nkind ")[2]
+    assert {*re.findall(r"^([a-z]+)  ", table, re.MULTILINE)} == {*TELLING, *OTHERS}
+
+
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in TELLING), (*TELLING, *OTHERS)], ids="-".join)
+def test_a_killed_launchers_attempt_is_told_as_a_live_one_tells_it(job: TrainingJob, kinds: tuple[str, ...]) -> None:
+    ledger, session = killed(job)
+    for kind in kinds:
+        EventLog(session.events).emit(kind, **TELLING.get(kind, {}))
+    (begun,) = ledger.attempts()
+    expected = functools.reduce(Attempt.after, EventTail(session.events).new(), begun)
+    assert expected != begun
+    session.write_outcome(Outcome("stopped", "asked to stop"))
+    (found,) = settle_lost(Run(job, "night"))
+    assert found.error == "the process that launched this world was killed; then asked to stop"
+    ended = {name: getattr(found, name) for name in ("outcome", "code", "error", "ended")}
+    assert found == replace(expected, **ended)
+    assert [attempt.generation for attempt in ledger.attempts()] == [expected.generation]
+    assert not session.folder.exists()
+
+
+def fifo(path: Path, session: Session) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path, session: Session) -> None:
+    path.symlink_to(session.folder / path.name)
+
+
+def folder(path: Path, session: Session) -> None:
+    path.mkdir()
+
+
+def socket_(path: Path, session: Session) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def of_another(path: Path, session: Session) -> None:
+    path.write_bytes((session.folder / path.name).read_bytes())
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        path.unlink()
+
+
+def nested(path: Path, session: Session) -> None:
+    path.write_text("[" * 100_000 + "\n")
+
+
+@pytest.mark.parametrize("name", ["job.json", "events.jsonl", "outcome-rank-00000.json"])
+@pytest.mark.parametrize("make", [fifo, link, folder, socket_, of_another, nested])
+def test_strange_things_in_the_temporary_folder_keep_nobody_from_a_fit(
+    job: TrainingJob, make: Callable[[Path, Session], None], name: str
+) -> None:
+    ledger, session = killed(job)
+    EventLog(session.events).emit("started", **TELLING["started"])
+    session.write_outcome(Outcome("died", "x"))
+    strange = session.folder.with_name("midstride-aaa")
+    strange.mkdir()
+    for other in ("job.json", "events.jsonl", "outcome-rank-00000.json"):
+        if other != name:
+            (strange / other).write_bytes((session.folder / other).read_bytes())
+    make(strange / name, session)
+    settled = settle_lost(Run(job, "night"))
+    assert [attempt.generation for attempt in settled] == [4]
+    assert strange.exists()
+    assert [attempt.outcome for attempt in ledger.attempts()] == ["died"]
+
+
+def test_links_to_sessions_are_not_followed(job: TrainingJob) -> None:
+    _, session = killed(job)
+    theirs = session.folder.rename(session.folder.with_name("elsewhere"))
+    session.folder.symlink_to(theirs)
+    assert settle_lost(Run(job, "night")) == []
+    assert theirs.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_stop_inside_the_recovery_is_heard(
+    job: TrainingJob, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(job)
+    raised = []
+
+    def read(session: Session) -> None:
+        raised.append(session)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(Session, "document", read)
+    with pytest.raises(StopRequested, match=f"asked to stop by {number.name}"), stoppable():
+        settle_lost(Run(job, "night"))
+    assert len(raised) == 1

@@ -1,0 +1,243 @@
+"""Law 2: a damaged snapshot is found before it is used, and an older one is taken."""
+
+import contextlib
+import errno
+import io
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.snapshot_files import FILES, _flip, file_of
+from support.snapshot_writers import alone, take
+
+from midstride.engine.errors import (
+    SnapshotDamaged,
+    SnapshotError,
+    SnapshotMissing,
+)
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.reader import read
+from midstride.engine.storage.checksums import encode_document
+from midstride.engine.storage.store import Store
+
+
+def _truncate(path: Path, at: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * at)])
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    **{f"flipped at {at}": lambda path, at=at: _flip(path, at) for at in (0.0, 0.1, 0.5, 0.9, 1.0)},  # type: ignore[misc]
+    **{f"truncated at {at}": lambda path, at=at: _truncate(path, at) for at in (0.0, 0.3, 0.7, 0.99)},  # type: ignore[misc]
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0") and None,
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_damage_is_found_and_the_newest_good_one_is_taken(
+    store: Store, name: str, damage: str, caplog: pytest.LogCaptureFixture
+):
+    good, bad = take(alone(store), 1, 2)
+    DAMAGES[damage](file_of(store, bad, name))
+    assert SnapshotCatalog(store).newest_good() == good
+    ((aside, reason),) = SnapshotCatalog(store).aside()
+    assert aside == bad.name
+    assert name in reason
+    assert f"snapshot {bad.name} is set aside" in caplog.text
+    assert SnapshotCatalog(store).snapshots() == [good]
+    assert file_of(store, bad, name).exists()
+    caplog.clear()
+    assert SnapshotCatalog(store).newest_good() == good
+    assert caplog.text == ""
+
+
+def _make_folder_of(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _make_full_folder_of(path: Path) -> None:
+    _make_folder_of(path)
+    (path / "file").touch()
+
+
+def _link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _nest_deep(path: Path) -> None:
+    path.write_bytes(b"[" * 1_000_000)
+
+
+@contextlib.contextmanager
+def _unreadable(folder: Path) -> Iterator[None]:
+    """Nothing below `folder` can be read, whoever asks."""
+    real: Any = io.open
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(file: Any, *arguments: Any, **options: Any) -> Any:
+            if str(file).startswith(f"{folder}/") and "manifest" not in str(file):
+                raise OSError(errno.EIO, "Input/output error", str(file))
+            return real(file, *arguments, **options)
+
+        patch.setattr(io, "open", refuse)
+        yield
+
+
+#: what keeps a snapshot from being read -> what is said of it
+UNREADABLE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a folder in its place": (_make_folder_of, "cannot be read: Is a directory"),
+    "a full folder in its place": (_make_full_folder_of, "cannot be read: Is a directory"),
+    "a loop of links": (_link_to_itself, "cannot be read: Too many levels of symbolic links"),
+}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_what_cannot_be_read_is_set_aside_in_words_of_its_own(
+    store: Store, name: str, how: str, caplog: pytest.LogCaptureFixture
+):
+    good, bad = take(alone(store), 1, 2)
+    spoil, words = UNREADABLE[how]
+    spoil(file_of(store, bad, name))
+    assert SnapshotCatalog(store).newest_good() == good
+    ((aside, reason),) = SnapshotCatalog(store).aside()
+    assert aside == bad.name
+    assert words in reason
+    assert f"snapshot {bad.name} is set aside, an older one is taken" in caplog.text
+
+
+def test_a_manifest_nested_deep_and_a_file_instead_of_a_snapshot_are_damage(
+    store: Store, caplog: pytest.LogCaptureFixture
+):
+    good, second, third = take(alone(store), 1, 2, 3)
+    _nest_deep(file_of(store, second, "manifest.json"))
+    shutil.rmtree(file_of(store, third, ""))
+    file_of(store, third, "").touch()
+    assert SnapshotCatalog(store).newest_good() == good
+    assert "is no JSON document with a checksum: maximum recursion depth" in caplog.text
+    assert f"{third.name} cannot be read: it is no folder" in caplog.text
+
+
+def test_a_disk_that_cannot_be_read_is_no_damage(store: Store):
+    """Nothing is set aside before something else could be read: else a bad mount would start the run over."""
+    good, bad = take(alone(store), 1, 2)
+    with (
+        _unreadable(file_of(store, bad, "").parent),
+        pytest.raises(SnapshotDamaged, match="cannot be read: Input/output error"),
+    ):
+        SnapshotCatalog(store).newest_good()
+    assert SnapshotCatalog(store).aside() == []
+    with _unreadable(file_of(store, bad, "")):
+        assert SnapshotCatalog(store).newest_good() == good
+    assert [name for name, _ in SnapshotCatalog(store).aside()] == [bad.name]
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "manifest.json"])
+def test_damage_of_an_older_snapshot_stops_no_pruning(store: Store, name: str):
+    first, second = take(alone(store), 1, 2)
+    _flip(file_of(store, first, name), 0.5)
+    SnapshotCatalog(store).set_damaged_aside(before=second)
+    assert [aside for aside, _ in SnapshotCatalog(store).aside()] == [first.name]
+    third, fourth = take(alone(store, second.name, keep=2), 3, 4)
+    assert SnapshotCatalog(store).snapshots() == [third, fourth]
+    faults: list[str] = []
+    assert SnapshotCatalog(store).rows(faults) == ["2,row\n", "3,row\n", "4,row\n"]
+    assert name in faults[0]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_found(store: Store, name: str):
+    good, bad = take(alone(store), 1, 2)
+    file_of(store, bad, name).unlink()
+    with pytest.raises(SnapshotDamaged, match=rf"{name} is missing, its manifest says \d+ bytes"):
+        SnapshotCatalog(store).verify(bad)
+    assert SnapshotCatalog(store).newest_good() == good
+
+
+@pytest.mark.parametrize("name", FILES[:2])
+def test_the_reader_checks_what_it_reads(store: Store, name: str):
+    (snapshot,) = take(alone(store), 1)
+    size = file_of(store, snapshot, name).stat().st_size
+    _flip(file_of(store, snapshot, name), 0.6)
+    with pytest.raises(SnapshotDamaged, match=rf"{name} has checksum \w+, its manifest says \w+"):
+        read(store, snapshot, 0)
+    file_of(store, snapshot, name).write_bytes(b"short")
+    with pytest.raises(SnapshotDamaged, match=f"{name} has 5 bytes, its manifest says {size}"):
+        read(store, snapshot, 0)
+    file_of(store, snapshot, name).unlink()
+    with pytest.raises(SnapshotDamaged, match="missing"):
+        read(store, snapshot, 0)
+
+
+def test_a_missing_manifest_means_it_never_happened(store: Store):
+    good, bad = take(alone(store), 1, 2)
+    file_of(store, bad, "manifest.json").unlink()
+    assert SnapshotCatalog(store).newest_good() == good
+    assert SnapshotCatalog(store).aside() == []
+
+
+def test_nothing_good_is_nothing(store: Store):
+    assert SnapshotCatalog(store).newest_good() is None
+    assert SnapshotCatalog(store).rows() == []
+    for snapshot in take(alone(store), 1, 2):
+        file_of(store, snapshot, "metrics.csv").write_text("x")
+    assert SnapshotCatalog(store).newest_good() is None
+    assert len(SnapshotCatalog(store).aside()) == 2
+    assert SnapshotCatalog(store).rows() == []
+
+
+def test_a_snapshot_of_another_run_is_set_aside(store: Store, tmp_path: Path):
+    other = Store.open(tmp_path / "runs" / "other")
+    (foreign,) = take(alone(other), 9)
+    (good,) = take(alone(store), 1)
+    Path(other.url, "snapshots", foreign.name).rename(Path(store.url, "snapshots", foreign.name))
+    assert SnapshotCatalog(store).snapshots() == [good]
+    assert SnapshotCatalog(store).newest_good() == good
+    assert [name for name, reason in SnapshotCatalog(store).aside() if "another run" in reason] == [foreign.name]
+    assert SnapshotCatalog(store).rows() == ["1,row\n"]
+
+
+def test_a_renamed_folder_is_set_aside(store: Store):
+    first, second = take(alone(store), 1, 2)
+    folder = file_of(store, second, "")
+    folder.rename(folder.with_name("000000000005-g000001"))
+    assert SnapshotCatalog(store).newest_good() == first
+    assert "manifest of snapshot 000000000002-g000001" in dict(SnapshotCatalog(store).aside())["000000000005-g000001"]
+
+
+def test_a_run_may_be_moved_as_a_whole(store: Store, tmp_path: Path):
+    (snapshot,) = take(alone(store), 1)
+    Path(store.url).rename(tmp_path / "elsewhere")
+    assert SnapshotCatalog(Store.open(tmp_path / "elsewhere")).newest_good() == snapshot
+
+
+def test_a_newer_format_is_not_damage(store: Store):
+    (snapshot,) = take(alone(store), 1)
+    manifest = {**snapshot.manifest, "format": 2}
+    file_of(store, snapshot, "manifest.json").write_bytes(encode_document(manifest))
+    with pytest.raises(SnapshotError, match="format 2, this version reads 1"):
+        SnapshotCatalog(store).newest_good()
+    assert SnapshotCatalog(store).aside() == []
+
+
+def test_one_set_aside_by_hand_is_not_taken_but_its_rows_count(store: Store):
+    first, second, third = take(alone(store), 1, 2, 3)
+    SnapshotCatalog(store).set_aside(second, "two resumes died")
+    assert SnapshotCatalog(store).aside() == [(second.name, "two resumes died")]
+    assert SnapshotCatalog(store).snapshots() == [first, third]
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
+    SnapshotCatalog(store).prune(1)
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
+    assert store.list("snapshots") == [second.name, third.name]
+
+
+def test_one_pruned_while_it_is_read_is_not_damaged(store: Store):
+    first, second = take(alone(store), 1, 2)
+    store.remove(f"snapshots/{second.name}")
+    with pytest.raises(SnapshotMissing, match="was removed"):
+        SnapshotCatalog(store).verify(second)
+    assert SnapshotCatalog(store).newest_good() == first

@@ -1,0 +1,196 @@
+"""What `midstride snapshots` shows: everything that lies in a run, and what is wrong with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.seaweed import Seaweed
+from support.snapshot_writers import alone, take
+from unit.cli.test_app import run
+
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.inspection import inspect_run
+from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.position import Position
+from midstride.engine.snapshots.weights import save_weights
+from midstride.engine.storage.store import Store
+
+NAMES = [f"{step:012d}-g000001" for step in (1, 2, 3)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run with three snapshots, the first of them pruned to its metric rows and taken again, and weights."""
+    store = Store.open(tmp_path / "runs" / "digits")
+    writer = alone(store)
+    take(writer, 0)
+    SnapshotCatalog(store).prune(1)
+    take(writer, 1, 2, 3)
+    SnapshotCatalog(store).prune(3)
+    save_weights(store, "best", {"loss": 1.0}, {}, {})
+    return Path(store.url)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def states(folder: Path, *, read: bool = True) -> dict[str, str]:
+    return {finding.name: finding.state for finding in inspect_run(Store.open(folder), read=read)}
+
+
+def test_what_is_whole_is_verified(folder: Path) -> None:
+    assert states(folder) == dict.fromkeys(NAMES, "verified")
+    assert states(folder, read=False) == dict.fromkeys(NAMES, "committed")
+    assert not [finding for finding in inspect_run(Store.open(folder), read=True) if not finding.is_good]
+
+
+#: file of the run -> what is found damaged
+FILES = {
+    f"snapshots/{NAMES[1]}/rank-00000-of-00001.safetensors": [NAMES[1]],
+    f"snapshots/{NAMES[1]}/rank-00000-of-00001.json": [NAMES[1]],
+    f"snapshots/{NAMES[1]}/metrics.csv": [NAMES[1], "metrics"],
+    f"snapshots/{NAMES[1]}/manifest.json": [NAMES[1], "metrics"],
+    "metrics/*.csv": ["metrics"],
+    "best/*.safetensors": ["best"],
+    "best/*.json": ["best"],
+    "lease/000001.json": ["lease"],
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_flipped_bit_anywhere_is_found(file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = folder.glob(file)
+    flip(path)
+    assert run("snapshots", "verify", str(folder)) == 1
+    assert path.name in capsys.readouterr().out
+    assert [name for name, state in states(folder).items() if state == "damaged"] == FILES[file]
+
+
+@pytest.mark.parametrize("file", ["rank-00000-of-00001.safetensors", "metrics.csv"])
+def test_a_missing_file_is_found(file: str, folder: Path) -> None:
+    (folder / "snapshots" / NAMES[2] / file).unlink()
+    assert states(folder)[NAMES[2]] == "damaged"
+
+
+def test_the_manifest_of_another_snapshot_is_found(folder: Path) -> None:
+    first, second = (folder / "snapshots" / name / "manifest.json" for name in NAMES[:2])
+    second.write_bytes(first.read_bytes())
+    assert states(folder)[NAMES[1]] == "damaged"
+
+
+def test_what_does_not_count_is_shown_and_is_no_fault(folder: Path) -> None:
+    store = Store.open(folder)
+    stale = alone(store, NAMES[0])
+    acquire(store, NAMES[0], {})
+    with pytest.raises(Exception, match="advances"):
+        take(stale, 4)
+    newer = alone(store, NAMES[0])
+    take(newer, 2)
+    (folder / "snapshots" / "000000000002-g000004" / "manifest.json").unlink()
+    SnapshotCatalog(store).set_aside(NAMES[0], "somebody said so")
+    assert states(folder) == {
+        NAMES[0]: "set aside",
+        NAMES[1]: "superseded",
+        "000000000002-g000004": "not committed",
+        NAMES[2]: "superseded",
+        "000000000004-g000002": "superseded",
+    }
+    assert run("snapshots", "verify", str(folder)) == 0
+
+
+def test_programs_get_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(folder / "snapshots" / NAMES[1] / "manifest.json")
+    assert run("snapshots", "verify", str(folder.parent), "--json") == 1
+    found = json.loads(capsys.readouterr().out)["digits"]
+    assert [one["state"] for one in found] == ["verified", "damaged", "verified", "damaged"]
+    assert found[0] | {"time": 0, "bytes": 0} == {
+        **{"name": NAMES[0], "state": "verified", "reason": "", "step": 1, "generation": 1},
+        **{"bytes": 0, "time": 0},
+    }
+    assert run("snapshots", "list", str(folder), "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)[str(folder)]) == 3
+
+
+def test_prune_keeps_what_is_asked_and_what_was_resumed_from(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    take(alone(Store.open(folder), NAMES[1]), 5, 6, 7)
+    assert run("snapshots", "prune", str(folder), "--keep", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[str(folder)] == {
+        "removed": [NAMES[0], "000000000005-g000002", "000000000006-g000002"],
+        "kept": [NAMES[1], "000000000007-g000002"],
+    }
+    assert run("snapshots", "verify", str(folder)) == 0
+    assert SnapshotCatalog(Store.open(folder)).rows() == [f"{step},row\n" for step in (0, 1, 2, 5, 6, 7)]
+
+
+def test_the_commands_take_any_url(s3: Seaweed, bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open(f"{bucket}/runs/digits")
+    (good,) = take(alone(store), 1)
+    s3.call("create_multipart_upload", Bucket=bucket[5:], Key="runs/digits/snapshots/000000000002-g000001/rank")
+    assert run("snapshots", "verify", f"{bucket}/runs") == 0
+    shown = capsys.readouterr().out
+    assert "verified" in shown
+    assert "not committed" in shown
+    store.write(f"snapshots/{good.name}/metrics.csv", b"0,row\n")
+    assert run("snapshots", "verify", f"{bucket}/runs") == 1
+    assert run("snapshots", "prune", f"{bucket}/runs", "--keep", "1") == 0
+
+
+def test_who_may_not_read_is_told_why(s3: Seaweed, bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with s3.reached(AWS_ACCESS_KEY_ID="who"):
+        assert run("snapshots", "list", f"{bucket}/runs") == 2
+    assert capsys.readouterr().err == (
+        f"{bucket}/runs cannot be read: InvalidAccessKeyId: The access key ID you provided does not exist in our "
+        "records. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE.\n"
+    )
+
+
+# --- repair ---------------------------------------------------------------------------------------------------------
+
+#: what is gone or damaged -> what is said of it before it is mended
+REPAIRED = {
+    "lease/000002.json": "write it anew: generation 2, resumed from 000000000003-g000001",
+    "lease/000001.json": "write it anew: generation 1, a fresh start",
+    "snapshots/000000000005-g000002/rank-00000-of-00001.json": "set snapshot 000000000005-g000002 aside",
+    "best/*.json": "set it aside: older weights count",
+}
+
+
+@pytest.mark.parametrize("how", ["flipped", "gone", "a folder"])
+@pytest.mark.parametrize("file", REPAIRED)
+def test_what_can_be_made_anew_is_said_and_done(
+    file: str, how: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open(folder)
+    take(alone(store, NAMES[2]), 4, 5)
+    newest, before = SnapshotCatalog(store).snapshots()[-1], SnapshotCatalog(store).snapshots()[-2]
+    (path,) = folder.glob(file)
+    if how == "flipped":
+        flip(path)
+    else:
+        path.unlink()
+        if how == "a folder":
+            path.mkdir()
+    assert run("snapshots", "repair", str(folder)) == (0 if (file[:4], how) == ("best", "gone") else 1)
+    assert (REPAIRED[file] in capsys.readouterr().out) == ((file[:4], how) != ("best", "gone"))
+    assert run("snapshots", "repair", str(folder), "--yes") == 0
+    assert run("snapshots", "repair", str(folder)) == 0
+    assert run("snapshots", "verify", str(folder)) == 0
+    assert SnapshotCatalog(store).newest_good() == (before if file.startswith("snapshots") else newest)
+
+
+def test_steps_without_rows_are_found(folder: Path) -> None:
+    store = Store.open(folder)
+    writer = alone(store, NAMES[2])
+    for step in (4, 5, 6):
+        writer.take(Position(step), {}, f"epoch,step\n0,{step - 1}\n", {})
+    writer.flush()
+    for name in NAMES:
+        store.remove(f"snapshots/{name}")
+    store.remove("metrics")
+    store.remove("snapshots/000000000005-g000002")
+    reasons = [finding.reason for finding in inspect_run(store, read=True) if not finding.is_good]
+    assert reasons == ["the metric log has no rows of steps 1 to 2, 4"]
+    assert run("snapshots", "verify", str(folder)) == 1

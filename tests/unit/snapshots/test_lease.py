@@ -1,0 +1,161 @@
+"""Law 5: generations of a run, and which of them may write."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.snapshot_files import _flip
+from support.snapshot_writers import alone, open_writer, state_at, take
+
+from midstride.engine.errors import (
+    SnapshotDamaged,
+    Superseded,
+)
+from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.snapshots.catalog import Position, SnapshotCatalog, snapshot_name
+from midstride.engine.snapshots.lease import BLOCK, Lease, acquire, leases, newest, superseded_by
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.retention import Retention
+from midstride.engine.storage.checksums import encode_document
+from midstride.engine.storage.store import Store
+from midstride.engine.strategies.single import Single
+from midstride.engine.training.checkpointing.run_store import Run
+from midstride.engine.world import World
+
+
+def test_a_late_commit_of_a_stale_generation_is_never_read(store: Store):
+    stale = alone(store)
+    first, _second = take(stale, 1, 2)
+    late = open_writer(store, Lease(1, None, newest(store).run_id), World(), lambda value: [value], "digits", 100)
+    current = alone(store, resumed_from=first.name)
+    (mine,) = take(current, 2)
+    # As if the check of the lease had passed a moment before the newer world took it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("midstride.engine.snapshots.committer.ensure_newest", lambda store, lease: None)
+        (stray,) = take(late, 3)
+    assert store.exists(f"snapshots/{stray.name}/manifest.json")
+    assert SnapshotCatalog(store).snapshots() == [first, mine]
+    assert SnapshotCatalog(store).newest_good() == mine
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n"]
+
+
+def test_a_superseded_writer_finds_out_and_commits_nothing(store: Store):
+    stale = alone(store)
+    (first,) = take(stale, 1)
+    assert superseded_by(store, Lease(1, None)) is None
+    current = alone(store, resumed_from=first.name)
+    with pytest.raises(Superseded, match=r"generation 2 advances .* now, this world is generation 1"):
+        take(stale, 2)
+    assert SnapshotCatalog(store).snapshots() == [first]
+    (mine,) = take(current, 2)
+    assert SnapshotCatalog(store).snapshots() == [first, mine]
+    assert superseded_by(store, Lease(1, None)) == newest(store)
+    assert store.list("snapshots") == [first.name, mine.name]  # what the stale one left is swept
+
+
+def test_a_superseded_writer_removes_nothing(store: Store, caplog: pytest.LogCaptureFixture):
+    retention = Retention(store, acquire(store, None, {}), keep=1)
+    first, second = take(alone(store), 1, 2)  # of the next generation
+    for snapshot in (first, second):
+        retention.add(snapshot, "")
+    assert "generation 2 advances" in caplog.text
+    assert SnapshotCatalog(store).snapshots() == [first, second]
+
+
+def test_a_superseded_run_replaces_nothing_that_others_read(store: Store):
+    run = Run(store.url, Single(), 3, Heartbeat())
+    run.begin(None)
+    try:
+        run.write("run.json", "mine")
+        run.assemble_metric_log()
+        acquire(store, None, {})
+        for replace in (lambda: run.write("run.json", "late"), run.assemble_metric_log):
+            with pytest.raises(Superseded, match="generation 2 advances"):
+                replace()
+    finally:
+        run.close()
+    assert store.read("run.json") == b"mine"
+
+
+def test_a_generation_whose_answer_was_lost_is_taken_once(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """NFS asks again where an answer was lost, and is told that the file is there."""
+    created = type(store).create
+    monkeypatch.setattr(type(store), "create", lambda *args: created(*args) and False)
+    assert [acquire(store, None, {}).generation for _ in range(2)] == [1, 2]
+    assert len(leases(store)) == 2
+
+
+def test_lineage_follows_the_leases(store: Store):
+    a1, a2, _a3 = take(alone(store), 1, 2, 3)
+    (_b4,) = take(alone(store, a2.name), 4)
+    (c3,) = take(alone(store, a2.name), 3)
+    d4, d5 = take(alone(store, c3.name), 4, 5)
+    alone(store, d4.name)
+    assert SnapshotCatalog(store).snapshots() == [a1, a2, c3, d4]
+    assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n", "4,row\n"]
+    assert d5 not in SnapshotCatalog(store).snapshots()
+    assert [lease.resumed_from for lease in leases(store)] == [None, a2.name, a2.name, c3.name, d4.name]
+
+
+def test_a_fresh_start_forgets_the_older_generations(store: Store):
+    take(alone(store), 1, 2)
+    (new,) = take(alone(store, None), 1)
+    assert SnapshotCatalog(store).snapshots() == [new]
+    assert SnapshotCatalog(store).rows() == ["1,row\n"]
+
+
+def test_places_inside_a_step_cut_the_lineage_too(store: Store):
+    writer = alone(store)
+    (first,) = take(writer, 5)
+    inside = [writer.take(Position(5, after), state_at(5), "", {}).future.result() for after in (1, 2, 3)]
+    alone(store, inside[1].name)
+    assert SnapshotCatalog(store).snapshots() == [first, inside[0], inside[1]]
+
+
+@pytest.mark.parametrize("damage", [lambda path: _flip(path, 0.5), lambda path: path.unlink()])
+def test_a_damaged_lease_is_named(store: Store, damage: Callable[[Path], None]):
+    (first,) = take(alone(store), 1)
+    alone(store, first.name)
+    damage(Path(store.url, "lease", "000001.json"))
+    assert SnapshotCatalog(store).newest_good() == first, "the newest lease tells the whole lineage"
+    damage(Path(store.url, "lease", "000002.json"))
+    with pytest.raises(SnapshotDamaged, match=r"lease/00000[12]\.json .*start over under another run name"):
+        SnapshotCatalog(store).newest_good()
+
+
+def test_a_lease_that_is_gone_or_of_another_generation_is_named(store: Store):
+    (first,) = take(alone(store), 1)
+    take(alone(store, first.name), 2)
+    first_lease, second = (Path(store.url, "lease", f"00000{number}.json") for number in (1, 2))
+    second.write_bytes(first_lease.read_bytes())
+    with pytest.raises(SnapshotDamaged, match=r"000002\.json is the lease of generation 1"):
+        acquire(store, None, {})
+    second.unlink()
+    with pytest.raises(SnapshotDamaged, match=r"000002\.json is missing, and snapshot 000000000002-g000002 is of that"):
+        SnapshotCatalog(store).newest_good()
+
+
+def test_leases_as_an_older_version_wrote_them_are_followed_one_by_one(store: Store):
+    name = None
+    for life in range(1, 5):
+        document = {"generation": life, "resumed_from": name, "run_id": "one", "facts": {}, "time": 0.0, "nonce": "n"}
+        store.create(f"lease/{life:06d}.json", encode_document(document))
+        name = snapshot_name(Position(life), life)
+    assert Lineage.of(store).ends == {4: None, 3: Position(3), 2: Position(2), 1: Position(1)}
+    lease = acquire(store, name, {})
+    assert lease.ancestors == tuple(snapshot_name(Position(life), life) for life in (4, 3, 2, 1))
+    store.remove("lease/000002.json")
+    assert Lineage.of(store).ends == {5: None, **{life: Position(life) for life in range(1, 5)}}
+
+
+def test_two_leases_tell_the_lineage_of_many_lives(store: Store, monkeypatch: pytest.MonkeyPatch):
+    name, lives = None, 3 * BLOCK + 7
+    for life in range(1, lives + 1):
+        acquire(store, name, {})
+        name = snapshot_name(Position(life), life)
+    asked: list[str] = []
+    whole = type(store).read
+    monkeypatch.setattr(type(store), "read", lambda self, path: asked.append(path) or whole(self, path))
+    ends = Lineage.of(store).ends
+    assert ends == {lives: None, **{life: Position(life) for life in range(1, lives)}}
+    assert len(asked) == 2

@@ -1,0 +1,178 @@
+"""Best and last weights on their way to the store."""
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.slow_stores import Gated, refuse
+from support.snapshot_writers import alone, take
+
+from midstride.engine.errors import SnapshotError, Superseded
+from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
+from midstride.engine.snapshots.weights import load_weights
+from midstride.engine.snapshots.writer import Writer
+from midstride.engine.storage.checksums import decode_document, encode_document
+from midstride.engine.storage.s3 import S3Store
+from midstride.engine.storage.store import Store
+
+
+def value_of(store: Store, folder: str = "best") -> float:
+    return float(load_weights(store, folder).state_dict["w"][0])
+
+
+def test_weights_are_those_of_the_moment_and_the_newest_win(writer: Writer, store: Store) -> None:
+    gate, weights = Gated(), {"w": torch.ones(9)}
+    writer.take(Position(1), {}, "", {}, gate)
+    assert gate.reached.wait(100)
+    for step in (1, 2, 3):  # they come while the thread is busy
+        weights["w"].fill_(step)
+        writer.save_weights("best", Position(step), weights, {"val/loss": 1.0}, {"step": step})
+    weights["w"].fill_(7)
+    writer.save_weights("last", Position(7), weights, {}, {"step": 7})
+    weights["w"].fill_(9)
+    assert store.list("best") == []
+    gate.open.set()
+    writer.flush_weights()
+    assert (value_of(store), value_of(store, "last")) == (3.0, 7.0)
+    assert load_weights(store, "best").metrics == {"val/loss": 1.0}
+
+
+class Interrupted:
+    """Does something at the n-th call of any of some functions in one thread; what a process that sleeps there sees."""
+
+    def __init__(self, number: int, act: Callable[[], object]) -> None:
+        self.left, self.act, self.thread = number, act, 0
+
+    def wrap(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(owner, name)
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            if threading.get_ident() == self.thread:
+                self.left -= 1
+                if self.left == -1:
+                    self.act()
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+
+#: the store -> the functions through which it is changed
+SEAMS: dict[str, list[tuple[Any, str]]] = {
+    "local": [(os, "open"), (os, "fsync"), (os, "listdir"), (Path, "replace"), (Path, "unlink")],
+    "s3": [(S3Store, "_retried"), (S3Store, "_put")],
+}
+
+
+@pytest.mark.parametrize("kind", SEAMS)
+def test_a_world_that_sleeps_anywhere_while_it_writes_weights_changes_nothing_that_is_read(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    at = str(tmp_path) if kind == "local" else request.getfixturevalue("bucket")
+    number, fired = 0, True
+    while fired:
+        with pytest.MonkeyPatch.context() as patch:
+            fired = _sleeps(Store.open(f"{at}/{number}"), SEAMS[kind], number, patch)
+        number += 1 if kind == "local" else 4  # there it takes a while
+    assert number > 30
+
+
+def _sleeps(store: Store, seams: list[tuple[Any, str]], number: int, patch: pytest.MonkeyPatch) -> bool:
+    """Let a world sleep at its n-th operation, until a newer one has finished the run; return whether it got there."""
+    older = alone(store, keep=1)
+    older.save_weights("best", Position(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    (first,) = take(older, 1)
+
+    def finish() -> None:
+        newer = alone(store, first.name, keep=1)
+        newer.save_weights("best", Position(2), {"w": torch.full((3,), 20.0)}, {}, {"step": 2})
+        newer.save_weights("last", Position(2), {"w": torch.full((3,), 21.0)}, {}, {"step": 2})
+        take(newer, 2)
+
+    sleeper = Interrupted(number, finish)
+    for owner, name in seams:
+        sleeper.wrap(owner, name, patch)
+    sleeper.thread = older._thread.ident or 0
+    older.save_weights("best", Position(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
+    older.save_weights("best", Position(4), {"w": torch.full((3,), 4.0)}, {}, {"step": 4})
+    with contextlib.suppress(Superseded, SnapshotError):
+        older.flush_weights()
+        older.take(Position(5), {}, "", {})
+        older.save_weights("best", Position(6), {"w": torch.full((3,), 6.0)}, {}, {"step": 6})
+        older.save_weights("last", Position(6), {"w": torch.full((3,), 6.0)}, {}, {"step": 6})
+        older.flush_weights()
+        older.flush()
+    if sleeper.left >= 0:
+        return False
+    assert (value_of(store), value_of(store, "last")) == (20.0, 21.0)
+    last = alone(store, SnapshotCatalog(store).snapshots()[-1].name, keep=1)
+    take(last, 7)
+    assert sorted(store.find("best")) == sorted(file for file in store.find("best") if "-g000002" in file)
+    assert value_of(store) == 20.0
+    return True
+
+
+def test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_count(store: Store) -> None:
+    older = alone(store)
+    older.save_weights("best", Position(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    (first,) = take(older, 1)
+    older.save_weights("best", Position(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
+    older.flush_weights()
+    assert value_of(store) == 3.0
+    alone(store, first.name)
+    assert value_of(store) == 1.0
+
+
+@pytest.mark.parametrize("error", [ConnectionError("nobody answers"), OSError(errno.ENOSPC, "No space left on device")])
+def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
+    error: OSError, writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer.save_weights("best", Position(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.flush_weights()
+    with monkeypatch.context() as patch:
+        refuse(error, "best/", store, patch)
+        writer.save_weights("best", Position(2), {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
+        with pytest.raises(type(error)):
+            writer.flush_weights()
+        writer.check()  # training goes on
+        assert "They are kept, and written before the next snapshot is committed" in caplog.text
+        snapshot = writer.take(Position(2), {}, "", {}).future
+        assert isinstance(snapshot.exception(100), SnapshotError)
+        assert SnapshotCatalog(store).snapshots() == []
+        if isinstance(error, ConnectionError):  # that one was dropped, and the training goes on all the same
+            writer.check()
+    assert value_of(store) == 1.0
+    if isinstance(error, ConnectionError):
+        writer.take(Position(3), {}, "", {})
+        writer.flush()
+        assert [taken.position.step for taken in SnapshotCatalog(store).snapshots()] == [3]
+    else:
+        writer.flush_weights()
+    assert value_of(store) == 2.0
+
+
+def test_weights_as_an_older_version_wrote_them_are_read_and_give_way(writer: Writer, store: Store) -> None:
+    writer.save_weights("best", Position(1), {"w": torch.ones(3)}, {}, {"step": 1})
+    writer.flush_weights()
+    (name,) = [file for file in store.list("best") if file.endswith(".json")]
+    manifest = decode_document(store.read(f"best/{name}"), name)
+    ((file, facts),) = manifest["files"].items()
+    old = f"weights-{1:012d}-{facts['xxh3_128'][:8]}.safetensors"
+    store.write(f"best/{old}", store.read(f"best/{file}"))
+    known = {key: manifest[key] for key in ("format", "metrics", "facts", "state_dict", "time")}
+    store.write("best/manifest.json", encode_document({**known, "files": {old: facts}}))
+    for path in (name, file):
+        store.remove(f"best/{path}")
+    newer = alone(store, keep=1)
+    assert value_of(store) == 1.0
+    take(newer, 1)
+    assert value_of(store) == 1.0
+    newer.save_weights("best", Position(2), {"w": torch.full((3,), 2.0)}, {}, {"step": 2})
+    take(newer, 2, 3)
+    assert value_of(store) == 2.0
+    assert all("-g000002" in path for path in store.list("best"))

@@ -1,0 +1,86 @@
+"""Local files written past the page cache."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from midstride.engine.snapshots.buffer_pool import Buffer
+from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
+from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.writer import Writer
+from midstride.engine.state.codec import differences
+from midstride.engine.storage import local
+from midstride.engine.storage.store import Store
+
+SIZES = [2**20 - 1, 2**20, 2**20 + 1, 2**20 + 4096, 9 * 2**20 + 4097]
+
+
+@pytest.fixture
+def random_memory() -> torch.Tensor:
+    memory = Buffer().reserve(max(SIZES) + 4096)
+    return memory.random_(0, 256, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.disk
+@pytest.mark.parametrize("shift", [0, 1, 512])
+@pytest.mark.parametrize("size", SIZES)
+def test_files_of_any_size_and_place_are_written_whole(
+    size: int, shift: int, tmp_path: Path, random_memory: torch.Tensor
+) -> None:
+    data = random_memory[shift : shift + size].numpy().data
+    Store.open(tmp_path).write("file", data)
+    assert (tmp_path / "file").read_bytes() == bytes(data)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.disk
+def test_a_file_system_that_wants_other_alignments_is_written_through_the_cache(
+    tmp_path: Path, random_memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, write = [], os.write
+
+    def picky(handle: int, data: Any) -> int:
+        if local.fcntl.fcntl(handle, local.fcntl.F_GETFL) & os.O_DIRECT and len(data) > 4096:
+            refused.append(len(data))
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", picky)
+    data = random_memory.numpy().data
+    Store.open(tmp_path).write("file", data)
+    assert refused
+    assert (tmp_path / "file").read_bytes() == bytes(data)
+
+
+@pytest.mark.disk
+def test_a_file_system_without_it_is_written_through_the_cache(
+    tmp_path: Path, random_memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    real: Callable[..., int] = local.fcntl.fcntl
+
+    def refuse(handle: int, command: int, *arguments: int) -> int:
+        if command == local.fcntl.F_SETFL:
+            asked.append(handle)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(handle, command, *arguments)
+
+    monkeypatch.setattr(local.fcntl, "fcntl", refuse)
+    data = random_memory.numpy().data
+    Store.open(tmp_path).write("file", data)
+    assert asked
+    assert (tmp_path / "file").read_bytes() == bytes(data)
+
+
+def test_long_files_are_hashed_while_they_are_written(writer: Writer, store: Store) -> None:
+    tree = {"w": torch.randn(600_000)}
+    snapshot = writer.take(Position(1), tree, "", {}).future.result(100)
+    SnapshotCatalog(store).verify(snapshot)
+    assert differences(tree, read(store, snapshot, 0)) == []
+    assert json.loads(json.dumps(snapshot.manifest)) == snapshot.manifest

@@ -1,0 +1,135 @@
+"""Stores: whole files, one who creates, passwords and refusals."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.errors import (
+    JobError,
+    SnapshotDamaged,
+    StoreUnsafe,
+)
+from midstride.engine.snapshots.lease import leases
+from midstride.engine.storage.checksums import decode_document, encode_document
+from midstride.engine.storage.store import Store, StoreOptions
+from midstride.engine.training.trainer import Trainer
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+#: how to find a place that is empty
+URLS: dict[str, Callable[[pytest.FixtureRequest], str]] = {
+    "local": lambda request: f"{request.getfixturevalue('tmp_path')}/a",
+    "file": lambda request: f"file://{request.getfixturevalue('tmp_path')}/a",
+    "memory": lambda request: f"memory://{uuid.uuid4().hex}/a",
+    "s3": lambda request: f"{request.getfixturevalue('bucket')}/a",
+}
+
+
+@pytest.mark.disk
+def test_a_local_store_leaves_no_drafts(tmp_path: Path):
+    store = Store.open(tmp_path)
+    store.write("a", b"1")
+    assert store.create("b", b"2")
+    assert not store.create("b", b"3")
+    assert names_in(tmp_path) == ["a", "b"]
+    assert store.read("b") == b"2"
+    store.ensure_writable()
+    assert names_in(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.disk
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store.open(tmp_path)
+    store.write("a", b"old")
+
+    def no_space(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        store.write("a", b"new")
+    monkeypatch.undo()
+    assert names_in(tmp_path) == ["a"]
+    assert store.read("a") == b"old"
+
+
+RACER = """
+import sys
+from midstride.engine.snapshots.lease import acquire
+from midstride.engine.storage.store import Store, StoreOptions
+assert "torch" not in sys.modules, "reading a run needs no torch"
+sys.stdin.readline()
+print([acquire(Store.open(sys.argv[1]), None, {}).generation for _ in range(int(sys.argv[2]))])
+"""
+
+
+@pytest.mark.disk
+@pytest.mark.parametrize(("where", "each"), [("local", 20), ("s3", 5)])
+def test_processes_take_every_generation_once(where: str, each: int, request: pytest.FixtureRequest):
+    store = Store.open(URLS[where](request))
+    command = [sys.executable, "-c", RACER, store.url, str(each)]
+    racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = []
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    for racer in racers:
+        out, _ = racer.communicate()
+        answers.append(json.loads(out))
+    assert sorted(number for numbers in answers for number in numbers) == list(range(1, 3 * each + 1))
+    assert [lease.generation for lease in leases(store)] == list(range(1, 3 * each + 1))
+    assert len({lease.run_id for lease in leases(store)}) == 1
+
+
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnsafe, match=r"file/runs cannot be written: .*snapshots\.url"):
+        Store.open(tmp_path / "file" / "runs").ensure_writable()
+
+
+def test_stores_without_exclusive_creation_are_refused_by_name():
+    with pytest.raises(StoreUnsafe, match=r"memory://.*snapshots\.url"):
+        Store.open("memory://bucket/runs").ensure_writable()
+    with pytest.raises(StoreUnsafe, match="nowhere://"):
+        Store.open("nowhere://bucket/runs")
+
+
+def test_whoever_sees_to_it_that_one_world_has_a_run_may_use_any_store():
+    store = Store.open(f"memory://{uuid.uuid4().hex}/runs", StoreOptions(lease="none"))
+    store.ensure_writable()
+    assert store.at("a").create("b", b"1")
+    assert not store.at("a").create("b", b"2")
+    assert store.read("a/b") == b"1"
+
+
+def test_a_url_with_a_password_is_refused_without_repeating_it():
+    with pytest.raises(StoreUnsafe, match="holds a password, which would stand") as refused:
+        Store.open("sftp://me:open-sesame@host/runs")
+    with pytest.raises(JobError, match="holds a password") as also:
+        Trainer(snapshots={"url": "sftp://me:open-sesame@host/runs"})
+    assert "sesame" not in f"{refused.value}{also.value}"
+
+
+def test_any_flipped_byte_of_a_document_is_found():
+    data = encode_document({"name": "é", "numbers": [1, 2.5, float("inf")], "nested": {10: (1, 2), 9: None}})
+    assert decode_document(data, "here") == {
+        "name": "é",
+        "numbers": [1, 2.5, float("inf")],
+        "nested": {"10": [1, 2], "9": None},
+    }
+    for index in range(len(data)):
+        for bit in (1, 32):
+            damaged = bytearray(data)
+            damaged[index] ^= bit
+            with pytest.raises(SnapshotDamaged, match="here"):
+                decode_document(bytes(damaged), "here")

@@ -1,0 +1,257 @@
+"""What is said when a fit fails, or when something of it takes no part."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.refused import (
+    Elsewhere,
+    Forgetful,
+    Lines,
+    Module,
+    Numbers,
+    Validated,
+    broken,
+    configured,
+    fit,
+    infinite,
+    sometimes,
+)
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader
+from torchmetrics import CatMetric
+
+from midstride.engine import BestCheckpoint, Trainer
+from midstride.engine.errors import (
+    EngineError,
+    IdentityChanged,
+    LossNotFinite,
+    NoLoss,
+    NotExact,
+    ReadBackDiffers,
+    StoreUnsafe,
+    UserCodeError,
+    UserError,
+)
+from midstride.engine.state.codec import differences
+from midstride.engine.testing import final_state
+
+
+def test_an_exception_of_the_user_starts_with_their_traceback(tmp_path: Path) -> None:
+    with pytest.raises(UserCodeError) as caught:
+        fit(tmp_path / "run", module=Module(broken))
+    text = str(caught.value)
+    assert text.startswith("Traceback")
+    assert "KeyError: 'colour'" in text
+    assert "in broken" in text
+    assert "Module.training_step" in text
+    assert "midstride/engine" not in text
+    assert "loops.py" not in text
+
+
+def test_a_loss_that_is_not_finite_keeps_earlier_snapshots(tmp_path: Path) -> None:
+    with pytest.raises(LossNotFinite, match="nan at epoch 0, batch 3, step 4 on rank 0") as caught:
+        fit(tmp_path / "run", module=Module(infinite))
+    assert caught.value.exit_code == 2
+    assert sorted(p.name[:12] for p in (tmp_path / "run" / "snapshots").iterdir()) == [f"{s:012d}" for s in (1, 2, 3)]
+
+
+def test_another_identity_is_refused_with_both_values_and_accepted_by_name(tmp_path: Path) -> None:
+    fit(tmp_path, seed=1)
+    before = sorted(tmp_path.rglob("*"))
+    larger = DataLoader(Numbers(), 4, shuffle=True)
+    with pytest.raises(IdentityChanged) as caught:
+        fit(tmp_path, seed=2, data=larger)
+    for words in ("seed: the snapshot has 1, this run has 2", "global_batch_size: the snapshot has 2, this run has 4"):
+        assert words in str(caught.value)
+    accept = "--accept-change global_batch_size --accept-change seed"
+    assert accept in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+    fit(tmp_path, seed=2, data=larger, accept_change=["seed", "global_batch_size"], max_epochs=2)
+
+
+#: the data of a run's first life, those of the next, and what is said to them
+CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any], type[EngineError], list[str]]] = {
+    "a data set that shrank": (
+        lambda: DataLoader(Numbers(8), 2, shuffle=True),
+        lambda: DataLoader(Numbers(6), 2, shuffle=True),
+        IdentityChanged,
+        ["samples: the snapshot has 8, this run has 6", "--accept-change samples"],
+    ),
+    "a sampler that gives others": (
+        lambda: DataLoader(Numbers(), 2, sampler=[3, 1, 4, 1, 5, 2, 6, 5]),
+        lambda: DataLoader(Numbers(), 2, sampler=[3, 1, 4, 1, 5, 2, 6, 0]),
+        IdentityChanged,
+        ["sampler: the snapshot has", "this run has"],
+    ),
+    "an iterable that ends early": (
+        lambda: DataLoader(Lines(8), 2),
+        lambda: DataLoader(Lines(4), 2),
+        NotExact,
+        ["training loader over Lines", "ended after 2 batches, and the run had read 3"],
+    ),
+    "an iterable that ends where the run stands": (
+        lambda: DataLoader(Lines(8), 2),
+        lambda: DataLoader(Lines(6), 2),
+        UserError,
+        ["training loader over Lines", "no batch after batch 3, which the run has trained on"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_data_that_changed_between_two_lives_are_refused_and_nothing_is_lost(case: str, tmp_path: Path) -> None:
+    given, changed, error, words = CHANGED[case]
+    fit(tmp_path / "whole", data=given())
+    fit(tmp_path / "run", data=given(), max_epochs=None, max_steps=3)
+    before = sorted((tmp_path / "run" / "snapshots").iterdir())
+    with pytest.raises(error) as caught:
+        fit(tmp_path / "run", data=changed())
+    assert caught.value.exit_code == 2
+    for word in words:
+        assert word in str(caught.value)
+    assert sorted((tmp_path / "run" / "snapshots").iterdir()) == before
+    fit(tmp_path / "run", data=given())
+    assert not differences(final_state(str(tmp_path / "whole")), final_state(str(tmp_path / "run")))
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("not a folder")
+    with pytest.raises(StoreUnsafe, match="taken") as caught:
+        fit(tmp_path / "taken" / "run")
+    assert caught.value.exit_code == 2
+
+
+def test_state_that_is_not_taken_back_is_named(tmp_path: Path) -> None:
+    fit(tmp_path, module=Elsewhere())
+    Elsewhere.life = 2
+    with pytest.raises(ReadBackDiffers, match=r"user did not take back the state it gave: .*seen"):
+        fit(tmp_path, module=Elsewhere(), max_epochs=2)
+
+
+def test_state_that_is_not_taken_back_is_named_before_the_first_step(tmp_path: Path) -> None:
+    words = r"what on_save_checkpoint keeps, before the first step, did not take back the state given: .*seen"
+    with pytest.raises(NotExact, match=words):
+        fit(tmp_path, module=Forgetful())
+
+
+def test_an_unlogged_monitor_lists_what_was_logged(tmp_path: Path) -> None:
+    class Logs(Module):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/loss", 1.0)
+
+        def val_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(Numbers(), 2)
+
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(Numbers(), 2)
+
+    with pytest.raises(UserError, match=r"'val/acc', which was not logged; logged so far: val/loss"):
+        Trainer(max_epochs=1, callbacks=[BestCheckpoint("val/acc")]).fit(Logs(), run=str(tmp_path / "run"))
+
+
+#: batches of an epoch, those skipped at its beginning, what is returned for them, options -> words of a refusal
+SKIPPED: dict[str, tuple[int, int, Any, dict[str, Any], str]] = {
+    "a few": (12, 11, None, {}, ""),
+    "as many as tell": (101, 100, None, {}, "any of the 100 batches of epoch 0"),
+    "nearly as many": (101, 99, None, {}, ""),
+    "all of them": (3, 3, None, {}, "Module.training_step returned no loss for any of the 3 batches"),
+    "a loss under another name": (3, 3, {"Loss": 1.0}, {}, "any of the 3 batches"),
+    "all until max_steps": (9, 9, None, {"max_steps": 2}, "any of the 2 batches"),
+}
+
+
+@pytest.mark.parametrize("case", SKIPPED)
+def test_skipped_batches_are_named_once_and_refused_where_an_epoch_begins_with_nothing_else(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches, first, returned, options, words = SKIPPED[case]
+    data = DataLoader(Numbers(batches), 1)
+    with pytest.raises(NoLoss, match=words) if words else nullcontext():
+        fit(module=Module(sometimes(first, returned)), data=data, **{"max_epochs": 2, **options})
+    told = [r.getMessage() for r in caplog.records if "is skipped" in r.getMessage()]
+    assert len(told) == 1
+    assert "Module.training_step returned" in told[0]
+    assert "at epoch 0, batch 0" in told[0]
+
+
+def test_a_fit_that_had_no_loss_is_not_finished_by_starting_it_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(NoLoss, match="any of the 4 batches"):
+            fit(tmp_path / "run", module=Module(sometimes(4)))
+    assert not (tmp_path / "run" / "last").exists()
+
+
+class Validates(Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", 1.0)
+
+
+class Holds(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = CatMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        predicted = self.layer(batch)
+        self.seen.update(predicted)
+        return predicted.mean()
+
+
+#: what is given -> what is said of it, once
+SAID: dict[str, tuple[dict[str, Any], str]] = {
+    "a validation without data": ({"module": Validates()}, "Validates.validation_step is never called"),
+    "a monitor without a validation": (
+        {"callbacks": [BestCheckpoint("val/loss")]},
+        "BestCheckpoint looks at val/loss after a validation, and there is none",
+    ),
+    "validation data without a step": (
+        {"data": Validated(DataLoader(Numbers(), 2))},
+        "there are validation loaders, and Module has no validation_step",
+    ),
+    "parameters in no optimizer": (
+        {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight], lr=0.1))},
+        "1 of 2 parameters of Configured that collect gradients are in no optimizer: they do not change: layer.bias",
+    ),
+    "parameters of another module": (
+        {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight, m.layer.bias, torch.ones(1)], lr=0.1))},
+        "1 of 3 parameters that the optimizers train are not the module's",
+    ),
+    "a metric that holds graphs": ({"module": Holds()}, "the metric seen was given predictions that hang on a graph"),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_takes_no_part_is_named(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    arguments, words = SAID[case]
+    fit(**arguments)
+    assert sum(words in message for message in caplog.messages) == 1, caplog.messages
+
+
+def test_an_evaluation_without_a_step_is_refused() -> None:
+    with pytest.raises(UserError, match="Module has no test_step: nothing would be evaluated"):
+        Trainer(enable_progress_bar=False).test(Module(), DataLoader(Numbers(), 2))
+
+
+def test_another_kind_of_optimizer_is_refused_with_both(tmp_path: Path) -> None:
+    fit(tmp_path)
+    with pytest.raises(IdentityChanged, match=r"the state of SGD, and configure_optimizers returned SGD, StepLR"):
+        fit(tmp_path, module=stepped(), max_epochs=2)
+
+
+def stepped() -> Module:
+    class Stepped(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [StepLR(optimizer, 1)]
+
+    Stepped.__qualname__, Stepped.__module__ = Module.__qualname__, Module.__module__
+    return Stepped()
+
+
+def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match='resume=\'always\': "auto", "never" or the step'):
+        Trainer(max_epochs=1).fit(Module(), DataLoader(Numbers(), 2), run=tmp_path, resume="always")  # type: ignore[arg-type]

@@ -1,0 +1,229 @@
+"""What is refused before anything is written, each with a message that says the way out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.refused import (
+    Bad,
+    ByHand,
+    Counting,
+    Curved,
+    Eager,
+    Empty,
+    Endless,
+    Forever,
+    Forgets,
+    Lazy,
+    Module,
+    Numbers,
+    Odd,
+    Own,
+    Ported,
+    Rows,
+    Secretive,
+    Shrinking,
+    Torn,
+    Unseeded,
+    Validated,
+    configured,
+    cut_off,
+    fit,
+    made_anew,
+    sometimes,
+    unequal,
+    unlogged,
+)
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from midstride.engine import TrainingModule
+from midstride.engine.errors import (
+    EngineError,
+    JobError,
+    LossNotFinite,
+    NoLoss,
+    NotExact,
+    StrategyUnavailable,
+    UnsupportedState,
+    UserCodeError,
+    UserError,
+)
+
+CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
+    "no samples": ({"data": DataLoader(Numbers(0), 2)}, UserError, ["Numbers", "length 0"]),
+    "a batch too large": (
+        {"data": DataLoader(Numbers(3), 4, drop_last=True)},
+        UserError,
+        ["batch_size 4", "3 samples", "drop_last=False"],
+    ),
+    "a sampler that forgets": (
+        {"data": DataLoader(Numbers(), 2, sampler=Forgets())},
+        NotExact,
+        ["Forgets", "another order", "state_dict"],
+    ),
+    "a sampler without end": ({"data": DataLoader(Numbers(), 2, sampler=Forever())}, NotExact, ["Forever", "end"]),
+    "a sampler that gives less": (
+        {"data": DataLoader(Numbers(), 2, sampler=Shrinking())},
+        UserError,
+        ["Shrinking", "8 items", "7 in the next"],
+    ),
+    "an index out of range": (
+        {"data": DataLoader(Rows(), 2, sampler=[0, 9, 1, 2])},
+        UserCodeError,
+        ["IndexError", "sampler gave [9]", "8 samples", "batch 0 of epoch 0"],
+    ),
+    "an index out of range, in a worker": (
+        {"data": DataLoader(Rows(), 2, sampler=[0, 9, 1, 2], num_workers=2)},
+        UserCodeError,
+        ["IndexError", "worker 0", "sampler gave [9]", "8 samples", "batch 0 of epoch 0", "train loader", "rank 0"],
+    ),
+    "a data set that counts": ({"data": DataLoader(Counting(), 2)}, NotExact, ["Counting[0]", "reseed", "batch"]),
+    "a data set beyond reach": ({"data": DataLoader(Unseeded(), 2)}, NotExact, ["Unseeded[0]", "reseed(seed)"]),
+    "a share of an iterable": (
+        {"data": DataLoader(Endless(), 2), "limit_train_batches": 0.5},
+        UserError,
+        ["Endless", "0.5", "number of batches"],
+    ),
+    "an empty iterable": ({"data": DataLoader(Empty(), 2)}, UserError, ["Empty", "no batch"]),
+    "an iterable that raises": ({"data": DataLoader(Torn(), 2)}, UserCodeError, ["OSError", "no line 1", "Torn"]),
+    "state of an iterable that cannot be written": (
+        {"data": DataLoader(Secretive(), 2)},
+        UnsupportedState,
+        ["Secretive", "Numbers"],
+    ),
+    "a data pipe": ({"data": DataLoader(IterableWrapper([1.0]), 2)}, NotExact, ["data pipe", "IterableDataset"]),
+    "a nest with something else in it": (
+        {"data": {"a": DataLoader(Numbers(), 2), "b": [3]}},
+        UserError,
+        ["['b'][0]", "int", "DataLoader"],
+    ),
+    "two loaders, one without a batch": (
+        {"data": [DataLoader(Numbers(), 2), DataLoader(Numbers(3), 4, drop_last=True)]},
+        UserError,
+        ["no batch", "batch_size 4"],
+    ),
+    "no loader": ({"data": [1]}, UserError, ["train_dataloader"]),
+    "no optimizer": ({"module": TrainingModule()}, UserCodeError, ["configure_optimizers"]),
+    "an unknown option": ({"max_epoch": 3}, JobError, ["max_epoch", "max_epochs"]),
+    "two bad options": ({"max_epochs": 0, "precision": "8"}, JobError, ["2 faults", "max_epochs", "precision", "'8'"]),
+    "an unknown strategy": ({"strategy": "dpp"}, StrategyUnavailable, ["dpp", "ddp", "single"]),
+    "methods that nobody calls": (
+        {"module": Ported(), "callbacks": [Eager()]},
+        JobError,
+        [
+            "Ported.training_epoch_end would never be called: write on_train_epoch_end",
+            "Ported.optimizer_step",
+            "Ported.on_training_epoch_end would never be called: write on_train_epoch_end;",
+            "Eager.on_epoch_end would never be called: write on_train_epoch_end and",
+        ],
+    ),
+    "two rhythms": (
+        {"snapshots": {"every_steps": 1, "every_seconds": 2.0}},
+        JobError,
+        ["every_steps and every_seconds"],
+    ),
+    "state of an unknown type": (
+        {"module": Odd()},
+        UnsupportedState,
+        ["user/tokenizer/words", "Numbers"],
+    ),
+    "a column's name": ({"module": Module(unlogged("step", 1.0))}, UserError, ["'step'", "column"]),
+    "no number": ({"module": Module(unlogged("x", None))}, UserError, ["'x'", "NoneType"]),
+    "a vector": ({"module": Module(unlogged("x", torch.ones(3)))}, UserError, ["'x'", "(3,)", "mean()"]),
+    "no optimizer returned": ({"module": configured(lambda m, o: None)}, UserError, ["returned None; an optimizer"]),
+    "an optimizer for a scheduler": (
+        {"module": configured(lambda m, o: ([o], [o]))},
+        UserError,
+        ["lr_scheduler is {'scheduler': SGD}", "torch.optim.lr_scheduler"],
+    ),
+    "no lists": (
+        {"module": configured(lambda m, o: (o, StepLR(o, 1)))},
+        UserError,
+        ["returned (SGD, StepLR)", "([optimizers], [schedulers])"],
+    ),
+    "a mistyped key": (
+        {"module": configured(lambda m, o: {"optimizer": o, "lr_schedulers": StepLR(o, 1)})},
+        UserError,
+        ["'lr_schedulers'", "lr_scheduler, monitor, optimizer"],
+    ),
+    "no scheduler in it": (
+        {"module": configured(lambda m, o: {"optimizer": o, "lr_scheduler": {"interval": "step"}})},
+        UserError,
+        ["{'interval': str}", "a scheduler"],
+    ),
+    "a scheduler that is never due": (
+        {
+            "module": configured(
+                lambda m, o: {"optimizer": o, "lr_scheduler": {"scheduler": StepLR(o, 1), "frequency": 0}}
+            )
+        },
+        UserError,
+        ["frequency 0", "from 1"],
+    ),
+    "a plateau of nothing": (
+        {"module": configured(lambda m, o: ([o], [ReduceLROnPlateau(o)]))},
+        UserError,
+        ["ReduceLROnPlateau that watches nothing", '"monitor": "val/loss"'],
+    ),
+    "a scheduler of another optimizer": (
+        {"module": configured(lambda m, o: ([o], [StepLR(torch.optim.SGD(m.parameters(), lr=1.0), 1)]))},
+        UserError,
+        ["StepLR of an optimizer that it did not return"],
+    ),
+    "another module's parameters": (
+        {"module": configured(lambda m, o: torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))},
+        UserError,
+        ["none of the 2 parameters of SGD a gradient", "nothing is trained"],
+    ),
+    "a loss made anew": ({"module": Module(made_anew)}, UserError, ["none of the 2 parameters of SGD a gradient"]),
+    "a class for a module": ({"module": Module}, UserError, ["the class Module", "Module(...)"]),
+    "a module that does not train": ({"module": nn.Linear(2, 1)}, UserError, ["a Linear", "TrainingModule"]),
+    "a data set for a loader": ({"data": Numbers()}, UserError, ["a Numbers, a data set", "DataLoader"]),
+    "lazy layers": ({"module": Lazy()}, JobError, ["layer.weight, layer.bias of Lazy", "no shape yet", "torch.zeros"]),
+    "a closure over a window": (
+        {"module": Curved(), "accumulate_grad_batches": 2, "precision": "16", "on_nan": "skip"},
+        JobError,
+        ["accumulate_grad_batches=2 with LBFGS", "precision 16 with LBFGS", "on_nan: skip with LBFGS"],
+    ),
+    "a closure without a loss": (
+        {"module": Curved(sometimes(1))},
+        NoLoss,
+        ["LBFGS needs a loss for every batch, and batch 0 has none"],
+    ),
+    "a loss cut off": ({"module": Module(cut_off)}, UserError, ["without a gradient", "detach()", "Module.training_s"]),
+    "a loader of its own": ({"data": Own(Numbers(), 2)}, NotExact, ["Own", "__iter__"]),
+    "a collate that raises": (
+        {"data": DataLoader(Numbers(), 2, collate_fn=unequal)},
+        UserCodeError,
+        [
+            "ValueError: 2 shapes differ",
+            "unequal, collating samples [0, 1]",
+            "batch 0 of epoch 0",
+            "train loader",
+            "rank 0",
+        ],
+    ),
+    "a validation without a batch": (
+        {"data": Validated(DataLoader(Numbers(0), 2))},
+        UserError,
+        ["validate data set Numbers", "length 0"],
+    ),
+    "an infinite loss by hand": ({"module": ByHand()}, LossNotFinite, ["inf", "step 1"]),
+    "a reader that raises": ({"data": DataLoader(Bad(), 2)}, UserCodeError, ["IndexError", "no image", "Bad"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_is_refused_before_anything_is_written(case: str, tmp_path: Path) -> None:
+    arguments, error, words = CASES[case]
+    with pytest.raises(error) as caught:
+        fit(tmp_path / "run", **arguments)
+    assert caught.value.exit_code == 2
+    for word in words:
+        assert word in str(caught.value)
+    assert not list(tmp_path.glob("run/snapshots/*"))
+    assert not list(tmp_path.glob("run/last/*"))
