@@ -1,17 +1,12 @@
 """Stores that wait or fail where a test says."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midstride.engine.snapshots.lease import acquire
-from midstride.engine.snapshots.writer import Writer
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
-from midstride.engine.world import World
 
 
 class Gated:
@@ -24,18 +19,6 @@ class Gated:
         if phase == "snapshot_write":
             self.reached.set()
             assert self.open.wait(100)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "run")
-
-
-@pytest.fixture
-def writer(store: Store) -> Iterator[Writer]:
-    writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 100)
-    yield writer
-    assert writer.close(100)
 
 
 def refuse(error: OSError, prefix: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

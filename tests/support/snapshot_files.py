@@ -2,24 +2,17 @@
 
 from pathlib import Path
 
-import pytest
-
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.storage.store import Store
 
 FILES = ["rank-00000-of-00001.safetensors", "rank-00000-of-00001.json", "metrics.csv"]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "runs" / "digits")
-
-
 def file_of(store: Store, snapshot: Snapshot, name: str) -> Path:
     return Path(store.url) / "snapshots" / snapshot.name / name
 
 
-def _flip(path: Path, at: float) -> None:
+def flip(path: Path, at: float) -> None:
     data = bytearray(path.read_bytes())
     data[min(int(len(data) * at), len(data) - 1)] ^= 1
     path.write_bytes(data)

@@ -8,6 +8,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,15 @@ def test_the_drawings_name_every_package_of_the_engine() -> None:
     packages = {f"engine/{path.parent.name}" for path in (ROOT / "engine").glob("*/__init__.py")}
     named = set(re.findall(r"\bengine/\w+\b(?!\.py)", ARCHITECTURE))
     assert named == packages
+
+
+def test_the_floors_are_drawn_as_the_contract_holds_them() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["name"].startswith("the floors"))
+    held = [{name for name in layer.split(" | ") if (ROOT / "engine" / name).is_dir()} for layer in layers]
+    floors = ARCHITECTURE.partition("## The floors")[2].partition("\n## ")[0]
+    drawn = [set(re.findall(r"engine/(\w+)\b(?!\.py)", line)) for line in floors.splitlines()]
+    assert [floor for floor in drawn if floor] == [floor for floor in held if floor]
 
 
 def test_the_page_on_the_code_names_what_is_in_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.snapshot_files import FILES, _flip, file_of
+from support.snapshot_files import FILES, file_of, flip
 from support.snapshot_writers import alone, take
 
 from midstride.engine.errors import (
@@ -28,7 +28,7 @@ def _truncate(path: Path, at: float) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    **{f"flipped at {at}": lambda path, at=at: _flip(path, at) for at in (0.0, 0.1, 0.5, 0.9, 1.0)},  # type: ignore[misc]
+    **{f"flipped at {at}": lambda path, at=at: flip(path, at) for at in (0.0, 0.1, 0.5, 0.9, 1.0)},  # type: ignore[misc]
     **{f"truncated at {at}": lambda path, at=at: _truncate(path, at) for at in (0.0, 0.3, 0.7, 0.99)},  # type: ignore[misc]
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0") and None,
 }
@@ -139,7 +139,7 @@ def test_a_disk_that_cannot_be_read_is_no_damage(store: Store):
 @pytest.mark.parametrize("name", ["metrics.csv", "manifest.json"])
 def test_damage_of_an_older_snapshot_stops_no_pruning(store: Store, name: str):
     first, second = take(alone(store), 1, 2)
-    _flip(file_of(store, first, name), 0.5)
+    flip(file_of(store, first, name), 0.5)
     SnapshotCatalog(store).set_damaged_aside(before=second)
     assert [aside for aside, _ in SnapshotCatalog(store).aside()] == [first.name]
     third, fourth = take(alone(store, second.name, keep=2), 3, 4)
@@ -162,7 +162,7 @@ def test_a_missing_file_is_found(store: Store, name: str):
 def test_the_reader_checks_what_it_reads(store: Store, name: str):
     (snapshot,) = take(alone(store), 1)
     size = file_of(store, snapshot, name).stat().st_size
-    _flip(file_of(store, snapshot, name), 0.6)
+    flip(file_of(store, snapshot, name), 0.6)
     with pytest.raises(SnapshotDamaged, match=rf"{name} has checksum \w+, its manifest says \w+"):
         read(store, snapshot, 0)
     file_of(store, snapshot, name).write_bytes(b"short")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.snapshot_files import _flip
+from support.snapshot_files import flip
 from support.snapshot_writers import alone, open_writer, state_at, take
 
 from midstride.engine.errors import (
@@ -112,7 +112,7 @@ def test_places_inside_a_step_cut_the_lineage_too(store: Store):
     assert SnapshotCatalog(store).snapshots() == [first, inside[0], inside[1]]
 
 
-@pytest.mark.parametrize("damage", [lambda path: _flip(path, 0.5), lambda path: path.unlink()])
+@pytest.mark.parametrize("damage", [lambda path: flip(path, 0.5), lambda path: path.unlink()])
 def test_a_damaged_lease_is_named(store: Store, damage: Callable[[Path], None]):
     (first,) = take(alone(store), 1)
     alone(store, first.name)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.snapshot_files import Killed, _flip
+from support.snapshot_files import Killed, flip
 from support.snapshot_writers import alone, take
 
 from midstride.engine.errors import (
@@ -78,7 +78,7 @@ def test_a_long_run_does_not_pile_up_files(store: Store, monkeypatch: pytest.Mon
     ]
     assert SnapshotCatalog(store).rows() == [f"{step},row\n" for step in range(1, 31)]
     file = Path(store.url, "metrics", files[0])
-    _flip(file, 0.5)
+    flip(file, 0.5)
     with pytest.raises(SnapshotDamaged, match=f"metrics/{file.name}"):
         SnapshotCatalog(store).rows()
 
@@ -120,7 +120,7 @@ def test_damaged_rows_are_named(store: Store):
     taken = take(alone(store, keep=1), 1, 2)
     (file,) = store.list("metrics")
     assert file.startswith(taken[0].name)
-    _flip(Path(store.url, "metrics", file), 0.5)
+    flip(Path(store.url, "metrics", file), 0.5)
     with pytest.raises(SnapshotDamaged, match=f"metrics/{file} has checksum"):
         SnapshotCatalog(store).rows()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.snapshot_files import Killed, _flip
+from support.snapshot_files import Killed, flip
 from torch import nn
 
 from midstride.engine.errors import (
@@ -61,13 +61,13 @@ def test_damaged_and_missing_weights_are_named(store: Store):
     save_weights(store, "best", {"w": torch.ones(5)}, {}, {})
     (file,) = [name for name in store.list("best") if name.startswith("weights-")]
     path = Path(store.url, "best", file)
-    _flip(path, 0.9)
+    flip(path, 0.9)
     with pytest.raises(SnapshotDamaged, match=f"{file} has checksum"):
         load_weights(store, "best")
     path.unlink()
     with pytest.raises(SnapshotDamaged, match=f"{file} is missing"):
         load_weights(store, "best")
     manifest = Path(store.url, "best", "000000000000-g000001.json")
-    _flip(manifest, 0.5)
+    flip(manifest, 0.5)
     with pytest.raises(SnapshotDamaged, match=manifest.name):
         load_weights(store, "best")
