@@ -7,7 +7,6 @@ __all__ = ["DATA"]
 ORDER = "unit/data/test_order.py"
 COMBINED = "unit/data/test_combined.py"
 SAMPLERS = "unit/data/test_samplers.py"
-ITERABLE = "unit/test_iterable.py"
 
 DATA = [
     Mutant(
@@ -50,7 +49,7 @@ DATA = [
         "engine/data/order.py",
         "place = batch * self.global_batch_size + self.rank",
         "place = batch * self.global_batch_size + self.rank + 1",
-        "unit/data/test_per_sample.py::test_another_number_of_ranks_reads_the_same_samples\nunit/test_order.py",
+        "unit/data/test_per_sample.py::test_another_number_of_ranks_reads_the_same_samples\nunit/data/test_order.py",
     ),
     Mutant(
         "what was to be dropped is padded",
@@ -162,42 +161,42 @@ DATA = [
         "engine/data/iterable/shard.py",
         "self.seeders = [seeder(generator) for generator in shared_generators(dataset)]",
         "self.seeders = []",
-        f"{ITERABLE}::test_a_generator_that_copies_share_is_seeded",
+        "unit/data/test_stream_trial.py::test_a_generator_that_copies_share_is_seeded",
     ),
     Mutant(
         "a stream is not read again before it is trusted",
         "engine/data/iterable/trial.py",
         "        if again.next_digest() != digest:\n",
         "        if again.next_digest() == object():\n",
-        f"{ITERABLE}::test_a_stream_that_does_not_repeat_itself_is_refused_before_training",
+        "unit/data/test_stream_trial.py::test_a_stream_that_does_not_repeat_itself_is_refused_before_training",
     ),
     Mutant(
         "a stream goes on with no batch to compare",
         "engine/data/iterable/schedule.py",
         "if note.batch < self.read[shard]}",
         "if note.batch <= self.read[shard]}",
-        f"{ITERABLE}::test_what_has_a_state_or_a_sampler_goes_on_with_one_batch_read_again_to_compare_it",
+        "unit/data/test_iterable.py::test_what_has_a_state_or_a_sampler_goes_on_with_one_batch_read_again_to_compare_it",
     ),
     Mutant(
         "a state that is wrong on resume ends the run",
         "engine/data/iterable/shards.py",
         "            return Shard(self, ask, None, states=0)\n",
         "            raise\n",
-        f"{ITERABLE}::test_a_state_that_turns_out_wrong_on_resume_is_left_for_the_start",
+        "unit/data/test_stream_trial.py::test_a_state_that_turns_out_wrong_on_resume_is_left_for_the_start",
     ),
     Mutant(
         "a stream is told no epoch",
         "engine/data/iterable/sources.py",
         "            set_epoch(epoch)\n",
         "            set_epoch(0)\n",
-        f"{ITERABLE}::test_a_stream_and_its_sampler_are_told_the_epoch",
+        "unit/data/test_iterable.py::test_a_stream_and_its_sampler_are_told_the_epoch",
     ),
     Mutant(
         "indices that a stream leaves out are not counted",
         "engine/data/iterable/sources.py",
         "if counted.taken == samples and counted.passes == 1 else None",
         "if counted.passes == 1 else None",
-        f"{ITERABLE}::test_indices_of_a_sampler_that_are_left_out_are_no_place_to_go_on_from",
+        "unit/data/test_iterable.py::test_indices_of_a_sampler_that_are_left_out_are_no_place_to_go_on_from",
     ),
     Mutant(
         "a sampler is not run again before it is trusted",

@@ -5,7 +5,6 @@ from mutants.mutant import Mutant
 __all__ = ["SNAPSHOTS"]
 
 DURABLE = "unit/storage/test_durability.py"
-SNAPSHOT_TESTS = "unit/test_snapshots.py"
 
 SNAPSHOTS = [
     Mutant(
@@ -41,7 +40,7 @@ SNAPSHOTS = [
         "engine/storage/local.py",
         "target.hardlink_to(draft)",
         "os.replace(draft, target)",
-        f"{SNAPSHOT_TESTS}::test_a_local_store_leaves_no_drafts",
+        "unit/storage/test_store.py::test_a_local_store_leaves_no_drafts",
     ),
     Mutant(
         "something is written after the manifest",
@@ -56,98 +55,98 @@ SNAPSHOTS = [
         "engine/snapshots/committer.py",
         "        ensure_newest(self._store, self._lease)\n        for old in request.dropped:",
         "        for old in request.dropped:",
-        f"{SNAPSHOT_TESTS}::test_a_superseded_writer_finds_out_and_commits_nothing",
+        "unit/snapshots/test_lease.py::test_a_superseded_writer_finds_out_and_commits_nothing",
     ),
     Mutant(
         "sizes are not compared before a commit",
         "engine/snapshots/committer.py",
         'if found.get(file) != fact["bytes"]:',
         "if False:",
-        f"{SNAPSHOT_TESTS}::test_a_store_that_ranks_do_not_share_is_refused",
+        "unit/snapshots/test_committer.py::test_a_store_that_ranks_do_not_share_is_refused",
     ),
     Mutant(
         "an error of one rank does not reach the others",
         "engine/snapshots/committer.py",
         "            if failed is not None:\n                raise",
         "            if failed is not None and rank == self._world.rank:\n                raise",
-        f"{SNAPSHOT_TESTS}::test_an_error_of_one_rank_reaches_all",
+        "unit/snapshots/test_committer.py::test_an_error_of_one_rank_reaches_all",
     ),
     Mutant(
         "the checksum of a file is not compared",
         "engine/storage/checksums.py",
         'if expected["xxh3_128"] != found["xxh3_128"]:',
         "if False:",
-        f"{SNAPSHOT_TESTS}::test_damage_is_found_and_the_newest_good_one_is_taken",
+        "unit/snapshots/test_damage.py::test_damage_is_found_and_the_newest_good_one_is_taken",
     ),
     Mutant(
         "the checksum of a manifest is not compared",
         "engine/storage/checksums.py",
         "whole = encode_document(document) == data",
         "whole = bool(checksum)",
-        f"{SNAPSHOT_TESTS}::test_any_flipped_byte_of_a_document_is_found",
+        "unit/storage/test_store.py::test_any_flipped_byte_of_a_document_is_found",
     ),
     Mutant(
         "what is read is not checked",
         "engine/snapshots/reader.py",
         '    check_digest(f"{store.url}/{path}", expected, digest_of([data]))\n',
         "",
-        f"{SNAPSHOT_TESTS}::test_the_reader_checks_what_it_reads",
+        "unit/snapshots/test_damage.py::test_the_reader_checks_what_it_reads",
     ),
     Mutant(
         "a generation whose answer was lost is taken twice",
         "engine/snapshots/lease.py",
         "if store.create(path, data) or store.read(path) == data:",
         "if store.create(path, data):",
-        f"{SNAPSHOT_TESTS}::test_a_generation_whose_answer_was_lost_is_taken_once",
+        "unit/snapshots/test_lease.py::test_a_generation_whose_answer_was_lost_is_taken_once",
     ),
     Mutant(
         "a superseded world removes snapshots",
         "engine/snapshots/retention.py",
         "            ensure_newest(self._store, self._lease)  # a newer",
         "            pass  # a newer",
-        f"{SNAPSHOT_TESTS}::test_a_superseded_writer_removes_nothing",
+        "unit/snapshots/test_lease.py::test_a_superseded_writer_removes_nothing",
     ),
     Mutant(
         "one snapshot too many is removed",
         "engine/snapshots/retention.py",
         "        while len(known) > self._keep:",
         "        while len(known) >= self._keep:",
-        f"{SNAPSHOT_TESTS}::test_pruning_keeps_the_newest_and_every_row",
+        "unit/snapshots/test_retention.py::test_pruning_keeps_the_newest_and_every_row",
     ),
     Mutant(
         "what a stale world committed late counts",
         "engine/snapshots/lineage.py",
         "return end is None or position <= end",
         "return True",
-        f"{SNAPSHOT_TESTS}::test_a_late_commit_of_a_stale_generation_is_never_read",
+        "unit/snapshots/test_lease.py::test_a_late_commit_of_a_stale_generation_is_never_read",
     ),
     Mutant(
         "a manifest of another place counts",
         "engine/snapshots/catalog.py",
         "        if found != name:\n",
         "        if False:\n",
-        f"{SNAPSHOT_TESTS}::test_a_renamed_folder_is_set_aside",
+        "unit/snapshots/test_damage.py::test_a_renamed_folder_is_set_aside",
     ),
     Mutant(
         "a snapshot of another run counts",
         "engine/snapshots/catalog.py",
         'if lineage.run_id and manifest.get("run_id") != lineage.run_id:',
         "if False:",
-        f"{SNAPSHOT_TESTS}::test_a_snapshot_of_another_run_is_set_aside",
+        "unit/snapshots/test_damage.py::test_a_snapshot_of_another_run_is_set_aside",
     ),
     Mutant(
         "files go before their manifest",
         "engine/snapshots/catalog.py",
         '[MANIFEST], [*snapshot.manifest["files"]])',
         '[*snapshot.manifest["files"]], [MANIFEST])',
-        f"{SNAPSHOT_TESTS}::test_a_kill_at_any_moment_of_pruning_loses_nothing",
+        "unit/snapshots/test_retention.py::test_a_kill_at_any_moment_of_pruning_loses_nothing",
     ),
     Mutant(
         "rows go before they are folded",
         "engine/snapshots/metric_segments.py",
         "            rows, damaged = self._rows(files)\n",
         "            rows, damaged = self._rows(files)\n            self._store.remove(files[0])\n",
-        f"{SNAPSHOT_TESTS}::test_a_kill_at_any_moment_of_folding_loses_nothing",
+        "unit/snapshots/test_retention.py::test_a_kill_at_any_moment_of_folding_loses_nothing",
     ),
     Mutant(
         "old weights go before the new ones count",
@@ -155,7 +154,7 @@ SNAPSHOTS = [
         '        self._store.write(f"{self._folder}/{file}", weights.staged.data)\n',
         "        self._store.remove(self._folder)\n"
         '        self._store.write(f"{self._folder}/{file}", weights.staged.data)\n',
-        f"{SNAPSHOT_TESTS}::test_a_kill_while_weights_are_replaced_leaves_whole_ones",
+        "unit/snapshots/test_weights.py::test_a_kill_while_weights_are_replaced_leaves_whole_ones",
     ),
     Mutant(
         "weights of a superseded world count",

@@ -83,7 +83,7 @@ WORLDS = [
         "engine/processes/supervisor.py",
         "        self._sweep()\n",
         "",
-        f"{LAUNCHERS}::test_what_a_world_leaves_behind_at_its_own_end",
+        "faults/test_world_output.py::test_what_a_world_leaves_behind_at_its_own_end",
     ),
     Mutant(
         "deaf ranks are asked for ever",
@@ -97,6 +97,6 @@ WORLDS = [
         "engine/processes/supervised.py",
         "        if not ended:  # a progress",
         "        if False:  # a progress",
-        f"{LAUNCHERS}::test_output_comes_in_whole_lines",
+        "faults/test_world_output.py::test_output_comes_in_whole_lines",
     ),
 ]

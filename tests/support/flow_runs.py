@@ -14,7 +14,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
 from midstride.engine.storage.store import Store
 
-TINY = Path(__file__).parent / "flows" / "tiny"
+TINY = Path(__file__).parents[1] / "flows" / "tiny"
 STEPS = 24  # 96 samples in batches of 4 on two ranks, twice
 
 

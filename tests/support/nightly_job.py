@@ -26,7 +26,7 @@ class House:
     """Where nights are tried, in `folder`; days are those of March 2026."""
 
     def __init__(self, folder: Path) -> None:
-        shutil.copy(Path(__file__).with_name("model.py"), folder)
+        shutil.copy(Path(__file__).with_name("nightly_model.py"), folder / "model.py")
         (folder / "incoming").mkdir()
         (folder / "job.yaml").write_text(JOB)
         self.folder = folder

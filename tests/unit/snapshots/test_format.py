@@ -25,7 +25,7 @@ from midstride.engine.state.row_shards import RowShard
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
-PAGE = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
+PAGE = Path(__file__).parents[3] / "docs" / "snapshot-format.md"
 
 
 class Page:

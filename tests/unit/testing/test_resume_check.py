@@ -197,8 +197,8 @@ def test_a_module_may_be_given_as_it_is_and_bring_its_loader() -> None:
 
 WRONG: dict[type[Plain], list[str]] = {
     OfClass: [r"class OfClass: count: 5 resumed, 6 undisturbed"],
-    Global: [r"global \S*test_exactness\.CALLS\[0\]: 5 resumed, 6 undisturbed"],
-    Clocked: [r"time\.time\(\) in Clocked\.factor \(test_exactness\.py:\d+\)", "merely run again"],
+    Global: [r"global \S*test_resume_check\.CALLS\[0\]: 5 resumed, 6 undisturbed"],
+    Clocked: [r"time\.time\(\) in Clocked\.factor \(test_resume_check\.py:\d+\)", "merely run again"],
     Unique: [r"os\.urandom\(\) in Unique\.factor"],
     Cycling: ["The engine warned:\n.*factors, a chain, is not part of snapshots"],
     Opened: [r"module\.file: at byte 5 resumed, at byte 6 undisturbed", "The engine warned:\n.*file, a BytesIO"],
