@@ -146,7 +146,7 @@ class MapLoader(ResumableLoader):
         last = start + count - 1
         for number in range(start, last + 1):
             if self._in_main:
-                with self._kept as kept:
+                with self._kept as kept, self._seeds.restored(self.source.dataset, self.source.collate_fn):
                     self._seeds.seen = kept.before
                     batch = fetched(iterator, self._where, number)
                     kept.after, self._seeds.seen = self._seeds.seen, None

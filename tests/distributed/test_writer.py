@@ -88,4 +88,4 @@ def test_without_snapshots_nothing_is_written_and_nothing_runs_beside(
     assert not (tmp_path / "run").exists()
     assert started == []
     assert not torch.are_deterministic_algorithms_enabled()
-    assert Trainer(snapshots=None).snapshots is None
+    assert Trainer(snapshots=None).settings.snapshots is None

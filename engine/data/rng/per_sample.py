@@ -11,7 +11,8 @@ This asks of a data set that reading a sample twice gives the same sample twice.
 that the data set or the collate hold themselves are always seeded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import compress
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +22,7 @@ from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.fast_state import SEED, Peeks, moved, peeks
 from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.errors import NotExact
-from midstride.engine.objects.generators import find_generators, seeder
+from midstride.engine.objects.generators import Generator, find_generators, get_state, seeder, set_state
 from midstride.engine.seeds import mix
 
 __all__ = ["Rng", "SampleSeeder"]
@@ -70,6 +71,22 @@ class SampleSeeder:
     @collate_drew.setter
     def collate_drew(self, drew: bool) -> None:
         self._collate_drew.fill_(drew)
+
+    @contextmanager
+    def restored(self, dataset: Any, collate: Any) -> Iterator[None]:
+        """Put back, after the block, the generators that the data hold: a snapshot must not show which process reads.
+
+        Args:
+            dataset: that is read in the block.
+            collate: that makes its batches.
+        """
+        owned = [*self._held.generators_of(dataset), *self._held_by_collate.generators_of(collate)]
+        before = [(generator, get_state(generator)) for generator in owned]
+        try:
+            yield
+        finally:
+            for generator, state in before:
+                set_state(generator, state)
 
     def samples(self, fetch: BatchRequest, dataset: Any) -> list[Any]:
         """Return the samples of one batch, each read as if it were alone in the world.
@@ -170,13 +187,20 @@ class _OwnedGenerators:
     """The seeders of what one object holds, found where it is read: in a worker that is a copy."""
 
     def __init__(self) -> None:
+        self.generators: Sequence[Any] = ()
         self.seeders: _Seeders | None = None
         self._settled = False
 
     def of(self, owner: object) -> _Seeders:
         if self.seeders is None:
-            self.seeders = [seeder(generator) for _, generator in sorted(find_generators(owner).items())]
+            found = [generator for _, generator in sorted(find_generators(owner).items())]
+            self.seeders = [seeder(generator) for generator in found]
+            self.generators = [generator for generator in found if isinstance(generator, Generator)]
         return self.seeders
+
+    def generators_of(self, owner: object) -> Sequence[Any]:
+        self.of(owner)
+        return self.generators
 
     def grew(self, owner: object) -> bool:
         """Look once more, after the first reading; return whether there is more now."""
@@ -186,4 +210,4 @@ class _OwnedGenerators:
         return len(self.of(owner)) > len(before or ())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"seeders": None, "_settled": False}  # found anew in a spawned worker
+        return {"generators": (), "seeders": None, "_settled": False}  # found anew in a spawned worker

@@ -74,7 +74,7 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     ),
     "a stream": ((Streams, None, list), True, "lock"),
     "a loader": ((Loops, None, list), True, "the train loader is a Looping with an __iter__ of its own"),
-    "a hook that comes": ((HookedLate, None, list), False, r"objects:doubled in layer\.forward_hooks is new\. A res"),
+    "a hook that comes": ((HookedLate, None, list), False, r"hooks:doubled in layer\.forward_hooks is new\. A res"),
     "a hook that goes": (
         (Unhooked, None, list),
         False,
