@@ -17,7 +17,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check docs laws mutants soak test-airflow test-ui test-xla bench-data bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test test-all check docs laws mutants soak test-airflow test-ui test-xla bench-data bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -35,10 +35,12 @@ test-all: check $(HOROVOD)  ## everything: whole laws on a disk, soak, browser, 
 test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real browser (chromium); pictures for the docs
 	$(BIN)/python -m pytest tests/ui --ui --pictures=docs/images $(ARGS)
 
-check: $(STAMP)  ## lint, format, types, import contracts
+check: $(STAMP)  ## lint, format, types by mypy and pyright, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	rm -rf build/pyright && mkdir -p build/pyright/midstride && cp -r engine tasks flows build/pyright/midstride
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
 docs: $(STAMP)  ## build the documentation in build/site; ARGS="serve" shows it while you write
@@ -66,6 +68,9 @@ bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch
 
 bench-steps: $(STAMP)  ## what the engine adds to a training step, beside a bare loop
 	$(BIN)/python tests/bench/steps.py $(ARGS)
+
+bench-lanes: $(STAMP)  ## what adding up in lanes costs, beside DistributedDataParallel
+	$(BIN)/python tests/bench/lanes.py $(ARGS)
 
 bench-data: $(STAMP)  ## what reading exactly costs, beside a plain DataLoader
 	$(BIN)/python tests/bench/data.py $(ARGS)

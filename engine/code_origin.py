@@ -3,6 +3,7 @@
 import os
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 
 __all__ = ["is_pythons_file", "is_users", "is_users_file"]
@@ -12,6 +13,7 @@ _INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")
 _OURS = str(Path(__file__).resolve().parent)
 
 
+@cache  # asked of every class at every snapshot, and to resolve a path asks the file system for each of its folders
 def is_users_file(path: str) -> bool:
     """Return whether the file at `path` is neither Python's, nor a library's, nor ours."""
     return not (path.startswith(("<", *_PYTHON, *_INSTALLED)) or str(Path(path).resolve()).startswith(_OURS))

@@ -1,6 +1,10 @@
 """Numbers as a person reads them."""
 
-__all__ = ["format_bytes", "format_number", "format_seconds"]
+import re
+
+__all__ = ["format_bytes", "format_number", "format_run_name", "format_seconds"]
+
+_UUID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def format_number(value: float) -> str:
@@ -36,3 +40,12 @@ def format_bytes(value: int) -> str:
         if value >= unit:
             return f"{value / unit:.3g} {name}"
     return f"{value} bytes"
+
+
+def format_run_name(name: str) -> str:
+    """Write a run's name; of one that is named after a flow run's id the beginning is enough.
+
+    >>> format_run_name("684f55e0-7a6c-4c5b-abd6-57172dac4886"), format_run_name("first")
+    ('684f55e0', 'first')
+    """
+    return _UUID.sub(r"\1", name) if _UUID.fullmatch(name) else name

@@ -65,10 +65,11 @@ class Generators:
 
     Args:
         device: a further one, if there is one.
+        alike: they stand at one place on every rank.
     """
 
-    def __init__(self, device: DeviceGenerator | None = None) -> None:
-        self._device = device
+    def __init__(self, device: DeviceGenerator | None = None, *, alike: bool = False) -> None:
+        self._device, self._alike = device, alike
 
     def state_dict(self) -> dict[str, Any]:
         """Return every generator's state."""
@@ -92,7 +93,7 @@ class Generators:
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the state of a rank that was there; for a new one, one that no rank has, by a hash of rank 0's."""
-        if rank < len(states):
-            return states[rank]
+        if self._alike or rank < len(states):
+            return states[0 if self._alike else rank]
         seed_everything(mix(xxh3_64_intdigest(states[0]["torch"].numpy().tobytes()), rank), self._device)
         return self.state_dict()

@@ -51,7 +51,8 @@ def rebuilt(batch: Any, items: list[Any]) -> Any:
     if isinstance(batch, Mapping):
         named = dict(zip(batch, items, strict=True))
         if not isinstance(batch, MutableMapping):
-            return type(batch)(named)  # type: ignore[call-arg]
+            kind: Any = type(batch)
+            return kind(named)
         copied: Any = copy.copy(batch)  # some kinds, such as defaultdict, are made of more than items
         copied.update(named)
         return copied

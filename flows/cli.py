@@ -14,12 +14,12 @@ from cyclopts import Parameter
 from midstride.engine.cli.app import Accepted, Date, JobFile, Overrides, app, load
 from midstride.engine.cli.app import main as run_command_line
 from midstride.engine.cli.champions import listeners
-from midstride.engine.cli.output import busy, show_error
+from midstride.engine.cli.output import busy, say_stopping, show_error
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.registry.nightly import nightly_errors
 from midstride.engine.runs.run import Run
-from midstride.flows.rollback_event import tell_rolled_back
+from midstride.flows.rollback_event import emit_rollback
 
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
 
@@ -45,7 +45,8 @@ def train(
     accepted: Accepted | None = None,
 ) -> int:
     """Train as a Prefect flow, here and now; without a server configured, on an embedded one."""
-    from midstride.flows.terminal import FlowView, quiet_prefect, show_report
+    from midstride.engine.cli.report_view import show_report
+    from midstride.flows.terminal import FlowView, quiet_prefect
 
     loaded = load(job, overrides, accepted)
     if run is not None:
@@ -71,7 +72,7 @@ def nightly(
     accepted: Accepted | None = None,
 ) -> int:
     """Train on the data of a date, here and now; what comes of it replaces the champion if it is better."""
-    from midstride.flows.terminal import FlowView, quiet_prefect, show_night
+    from midstride.flows.terminal import FlowView, quiet_prefect, show_nightly_report
 
     loaded = load(job, overrides, accepted)
     date = date or datetime.now().strftime("%Y-%m-%d")
@@ -81,7 +82,7 @@ def nightly(
     screen = FlowView(bar=loaded.trainer.enable_progress_bar)
     result = _run_flow("nightly", (loaded, date, if_new_data), screen)
     if not isinstance(result, BaseException):
-        show_night(screen.console, result)
+        show_nightly_report(screen.console, result)
         return 0
     return _failed(loaded, screen, result, again=f"--date {date}")
 
@@ -91,8 +92,8 @@ def _failed(job: TrainingJob, screen: Any, result: BaseException, again: str) ->
     if isinstance(result, Exception):
         show_error(str(result) if isinstance(result, EngineError) else f"{type(result).__name__}: {result}")
     if screen.url:
+        from midstride.engine.cli.report_view import show_report
         from midstride.engine.runs.report import report_of
-        from midstride.flows.terminal import show_report
 
         run = screen.url.rpartition("/")[2]
         with suppress(OSError, SnapshotError):  # the credentials went with the flow, or the store has gone
@@ -152,11 +153,11 @@ def setup_server(
     """Give a self-hosted Prefect server what it lacks for unattended runs; again changes nothing."""
     with busy("asking Prefect's server"):
         from midstride.flows.server import need_server
-        from midstride.flows.server_setup import create_pool, ensure_zombie_automation
+        from midstride.flows.server_setup import create_pool, ensure_automations
 
         need_server()
-        done = ensure_zombie_automation()
-    print(done)
+        done = ensure_automations()
+    print("\n".join(done))
     if pool is not None:
         print(create_pool(pool))
     return 0
@@ -182,8 +183,8 @@ def _run_flow(name: str, arguments: tuple[Any, ...], screen: Any) -> Any:
                 from midstride.flows.server import api
 
                 flow = getattr(import_module(f"midstride.flows.{name}"), name)
-                from midstride.tasks.monitor import shown_by
-            with api(screen.busy), screen, shown_by(screen):
+                from midstride.tasks.monitor import view_for
+            with api(screen.busy), screen, view_for(screen):
                 return flow(*arguments)
     except BaseException as error:
         if isinstance(error, (SystemExit, GeneratorExit)):
@@ -210,6 +211,7 @@ def _signals() -> Iterator[None]:
         nonlocal heeded
         heeded += 1
         if heeded <= _SIGNALS_HEEDED:
+            say_stopping(number)
             raise KeyboardInterrupt
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -224,5 +226,5 @@ def _signals() -> Iterator[None]:
 
 def main() -> NoReturn:
     """Run the command line."""
-    listeners.append(tell_rolled_back)
+    listeners.append(emit_rollback)
     run_command_line(app)

@@ -19,15 +19,14 @@ from midstride.engine.config.yaml_file import apply_overrides
 from midstride.engine.errors import JobError
 from midstride.engine.jobs.portability import relative_paths
 from midstride.engine.registry.nightly import nightly_errors
+from midstride.flows.run_states import TAG
 from midstride.flows.serve import serve_until_asked
 from midstride.flows.server import need_server
 
-__all__ = ["FLOWS", "TAG", "deploy", "serve"]
+__all__ = ["FLOWS", "deploy", "serve"]
 
 #: name -> where the flow is; a worker imports it from there, so that no code has to be pulled
 FLOWS = {"train": "midstride.flows.train:train", "nightly": "midstride.flows.nightly:nightly"}
-#: every run of a deployment of ours has it: what looks after runs knows them by it
-TAG = "midstride"
 
 
 def deploy(

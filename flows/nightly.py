@@ -1,15 +1,17 @@
 """The flow of a night: train on new data, and let the result take the champion's place if it is better."""
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import EngineError
 from midstride.engine.registry.nightly import DATE, NightlyRun
-from midstride.engine.registry.report import NightReport
-from midstride.flows.train import as_deployed, attempts_so_far, run_launch, run_prepare
+from midstride.engine.registry.report import NightlyReport
+from midstride.flows.run_states import completed, failed, nightly_name
+from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_launch, run_prepare
 from midstride.tasks.compare import compare_and_promote
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.nightly_report import publish_nightly_report
@@ -21,8 +23,8 @@ Date = Annotated[str, Field(pattern=f"^{DATE}$", title="Date", description="Of t
 IfNewData = Annotated[bool, Field(title="If new data", description="Train only on data that differ from the last.")]
 
 
-@flow(name="nightly")
-def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData = False) -> NightReport:
+@flow(name="nightly", flow_run_name=nightly_name)
+def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData = False) -> NightlyReport:
     """Train `job` on the data of a date in a fresh run, and promote the result if it is better than the champion.
 
     The run is named after the job and the date, so the same night again resumes it, or finds it decided. A night
@@ -33,16 +35,25 @@ def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData =
         date: of the data; that of the scheduled start if empty, in this machine's time zone.
         if_new_data: train only if the data differ from those of the last night.
     """
-    as_deployed(job)
+    try:
+        report = _night(job, date, if_new_data)
+    except EngineError as error:
+        return cast(NightlyReport, failed(error))
+    promoted = report.decision is not None and report.decision.promoted
+    return completed(report, "Promoted" if promoted else "Kept", report.verdict)
+
+
+def _night(job: TrainingJob, date: str | None, if_new_data: bool) -> NightlyReport:
+    prepare_deployed_run(job)
     with credentials_of(job):
         night = NightlyRun.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
         if decision := night.decision():
             return publish_nightly_report(night, decision)
-        forgiven = attempts_so_far(night.job, night.run)
+        forgiven = attempts_so_far(night.job, night.run.name)
         data = run_prepare(night.job)
         if if_new_data and not night.is_new(data):
             return publish_nightly_report(night)
-        run_launch(night.job, night.run, forgiven)
+        run_launch(night.job, night.run.name, forgiven)
         decision = compare_and_promote(night, data)
-        publish_report(night.job, night.run, decision.challenger)
+        publish_report(night.job, night.run.name, decision.challenger)
         return publish_nightly_report(night, decision)

@@ -2,12 +2,12 @@
 
 from midstride.engine.registry.registry import Champion, ModelRegistry
 
-__all__ = ["tell_rolled_back"]
+__all__ = ["emit_rollback"]
 
 _TELLING_S = 10.0
 
 
-def tell_rolled_back(line: ModelRegistry, left: Champion, back: Champion) -> None:
+def emit_rollback(line: ModelRegistry, left: Champion, back: Champion) -> None:
     """Let automations know which champion is back, where a server is configured; the roll-back is done in any case."""
     from midstride.flows.terminal import quiet_prefect
 

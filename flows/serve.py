@@ -8,7 +8,7 @@ from contextlib import suppress
 from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 
-from midstride.engine.processes.lifetime import children, kill_all
+from midstride.engine.processes.lifetime import children, signal_all
 
 __all__ = ["serve_until_asked"]
 
@@ -40,7 +40,7 @@ async def _serve(runner: Runner) -> None:
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     while runs := {*children(os.getpid())}:
-        kill_all([*(runs - told)], signal.SIGTERM)
+        signal_all([*(runs - told)], signal.SIGTERM)
         told |= runs
         await asyncio.sleep(_LOOK_S)
     if runner.started:

@@ -1,26 +1,30 @@
 """The flow that trains: prepare, launch, evaluate, report. It survives whatever stops it."""
 
+from typing import cast
+
 from prefect import flow
 from prefect.runtime import deployment, flow_run
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import JobError
+from midstride.engine.errors import EngineError, JobError, WorldError
 from midstride.engine.jobs.portability import relative_paths
+from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.runs.report import Report
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import Manifest, is_unchanged
 from midstride.flows.detach import detach
 from midstride.flows.log_filters import hide_engine_tracebacks
+from midstride.flows.run_states import failed, is_automatic_retry, tag_run, train_name
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.evaluate import evaluate_best
 from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
-from midstride.tasks.report import publish_report, tell_stopped
+from midstride.tasks.report import emit_stopped, publish_report
 
-__all__ = ["as_deployed", "attempts_so_far", "run_launch", "run_prepare", "train"]
+__all__ = ["attempts_so_far", "prepare_deployed_run", "run_launch", "run_prepare", "train"]
 
 
-@flow(name="train")
+@flow(name="train", flow_run_name=train_name)
 def train(job: TrainingJob, run: str | None = None) -> Report:
     """Train `job` to its end and report what came of it.
 
@@ -30,21 +34,25 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
         job: what is trained, on what, how and where.
         run: name of the run; the flow run's id if empty.
     """
-    as_deployed(job)
     name = run or str(flow_run.id)
-    with credentials_of(job):
-        forgiven = attempts_so_far(job, name)
-        run_prepare(job)
-        run_launch(job, name, forgiven)
-        return publish_report(job, name, evaluate_best(job, name))
+    try:
+        prepare_deployed_run(job)
+        with credentials_of(job):
+            forgiven = attempts_so_far(job, name)
+            run_prepare(job)
+            run_launch(job, name, forgiven)
+            return publish_report(job, name, evaluate_best(job, name))
+    except EngineError as error:
+        return cast(Report, failed(error))
 
 
-def as_deployed(job: TrainingJob) -> None:
-    """Where a deployment asked for this run, refuse what holds in one folder only, and let it outlive its worker.
+def prepare_deployed_run(job: TrainingJob) -> None:
+    """Tag this run; if a deployment asked for it, refuse what holds in one folder only, let it outlive its worker.
 
     Raises:
         JobError: with every relative path.
     """
+    tag_run()
     if not deployment.id:
         return
     if faults := relative_paths(job):
@@ -54,11 +62,25 @@ def as_deployed(job: TrainingJob) -> None:
 
 
 def attempts_so_far(job: TrainingJob, run: str) -> int:
-    """Return how often `run` was attempted: to start a flow is to ask for another try, with those known."""
+    """Return how many attempts of `run` are forgiven: all, since to start a flow is to ask for another try.
+
+    What the server's automation started again no person has asked for: there none are.
+
+    Raises:
+        WorldError: the automation would go on for ever with attempts that bring no newer snapshot.
+    """
     this = Run(job, run)
+    automatic = is_automatic_retry()
     with this.store.errors_explained("read"):
+        if automatic:
+            recover_orphaned_attempts(this)
         tried = this.attempts.attempts()
-    return tried[-1].number if tried else 0
+    if not automatic:
+        return tried[-1].number if tried else 0
+    verdict = this.attempts.verdict(job.retries)
+    if tried and tried[-1].failed and not verdict.retry:
+        raise WorldError(f"the run crashed, and the automation does not resume it again: {verdict.reason}. Retry does.")
+    return 0
 
 
 def run_prepare(job: TrainingJob) -> Manifest:
@@ -77,5 +99,5 @@ def run_launch(job: TrainingJob, run: str, forgiven: int) -> None:
         publish_report(job, run)
         raise
     except BaseException:  # asked to stop: no task begins any more
-        tell_stopped(job, run)
+        emit_stopped(job, run)
         raise

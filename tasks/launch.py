@@ -9,16 +9,16 @@ from prefect.context import TaskRunContext
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested, UserError, WorldError
-from midstride.engine.jobs.isolated import check_outcome
+from midstride.engine.jobs.isolated import raise_for_outcome
 from midstride.engine.launch.launch import launch
-from midstride.engine.runs.report import summarize_error
+from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Verdict
 from midstride.tasks.monitor import RunMonitor, warn
 
 __all__ = ["launch_world"]
 
-#: The ledger ends it, not this number: it counts attempts without progress, Prefect can only count attempts.
+#: The attempt log ends it, not this number: it counts attempts without progress, Prefect can only count attempts.
 _RETRIES = 10_000
 _DELAYS_S: list[float] = [1, 2, 5, 10, 20, 30]  # the last one repeats
 
@@ -34,7 +34,7 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
     else:  # no world came to be: the store or this machine has a problem
         count = task_run.run_count
         verdict = Verdict(count <= job.retries, f"attempt {count} of {job.retries + 1} to launch a world")
-    warn(f"{summarize_error(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
+    warn(f"{cause_of(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
     return verdict.retry
 
 
@@ -57,7 +57,8 @@ def launch_world(job: TrainingJob, run: str, after: int = 0) -> int | None:
         run: name of the run.
         after: attempts up to this number are forgiven: another try was asked for, with them known.
     """
-    with RunMonitor(job.run_url(run)) as watch:
-        outcome = launch(job, run, on_line=watch.line, on_event=watch.event)
-    check_outcome(outcome)
+    this = Run(job, run)
+    with RunMonitor(this) as watch:
+        outcome = launch(this, on_line=watch.line, on_event=watch.event)
+    raise_for_outcome(outcome)
     return outcome.step

@@ -13,14 +13,18 @@ from prefect import get_client, get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.transactions import CommitMode, transaction
 
+from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
+from midstride.tasks.curves import show_curves
 from midstride.tasks.events import RunResumed, StoreAwaited, emit
 from midstride.tasks.progress import Progress
 from midstride.tasks.snapshot import record_snapshot
+from midstride.tasks.validations import Validations
 
-__all__ = ["RunMonitor", "View", "shown_by", "warn"]
+__all__ = ["RunMonitor", "View", "view_for", "warn"]
 
 SNAPSHOTS_EVERY_S = 10.0
+CURVES_EVERY_S = 30.0
 WAITING_EVERY_S = 30.0
 #: after a call of Prefect that failed; until then it is left alone
 SILENCE_S = 5.0
@@ -45,7 +49,7 @@ _view: ContextVar[View | None] = ContextVar("midstride_view", default=None)
 
 
 @contextmanager
-def shown_by(view: View) -> Iterator[None]:
+def view_for(view: View) -> Iterator[None]:
     """Show the worlds launched within, in this thread, by `view` as well."""
     token = _view.set(view)
     try:
@@ -65,19 +69,21 @@ class RunMonitor:
     """Hands a world's lines and events on to Prefect and to the view, if there is one.
 
     Args:
-        url: of the run.
+        run: of which it is a world.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, run: Run) -> None:
+        self._run, self._url = run, run.url
         self._view = _view.get()
         self._log = get_run_logger()
-        self._progress = Progress(url)
+        self._progress = Progress(run.url)
+        self._validations = Validations(run.job.monitor)
+        self._curves_at = _NEVER
         self._snapshots_at = self._waiting_at = self._silent_until = _NEVER
         self._taken: list[dict[str, Any]] = []
         self._recorded: list[dict[str, Any]] = []
         if self._view:
-            self._view.begin(url)
+            self._view.begin(run.url)
 
     def __enter__(self) -> "RunMonitor":
         """Return the watch."""
@@ -104,6 +110,8 @@ class RunMonitor:
             self._view.event(event)
         if event.kind == "snapshot":
             self._taken.append({**event.fields, "time": event.time})
+        elif event.kind == "validation":
+            self._log.info("%s", self._validations.line(event))
         elif event.kind == "waiting":
             self._try(lambda: self._waiting(event.fields))
         elif event.kind == "resumed" and event.fields.get("resumed_from"):
@@ -116,11 +124,11 @@ class RunMonitor:
             self._try(self._record)
 
     def _show(self) -> None:
-        with _asked_once():
+        with _once():
             self._progress.show()
 
     def _end(self) -> None:
-        with _asked_once():
+        with _once():
             self._progress.close()
 
     def _resumed(self, generation: int, resumed_from: str, step: int, **others: Any) -> None:
@@ -133,7 +141,7 @@ class RunMonitor:
             emit(StoreAwaited(run=self._url, **fields))
 
     def _record(self) -> None:
-        with _asked_once(), get_client(sync_client=True) as client:
+        with _once(), get_client(sync_client=True) as client:
             client.hello()  # a server that is gone for a while is no fault of the snapshots: they wait for it
         self._snapshots_at = time.monotonic()
         taken, self._taken = self._taken, []
@@ -143,6 +151,9 @@ class RunMonitor:
             state = record_snapshot(self._url, taken[-1]["step"], taken, self._recorded, return_state=True)
         if state.is_completed():
             self._recorded = [*state.result(), *self._recorded][:_TABLE_ROWS]
+        if time.monotonic() - self._curves_at >= CURVES_EVERY_S:
+            show_curves(self._run)
+            self._curves_at = time.monotonic()
 
     def _try(self, part: Callable[[], object]) -> None:
         """Do `part`; an orchestrator that does not answer is no reason to stop training, nor to wait."""
@@ -158,7 +169,7 @@ class RunMonitor:
                 self._silent_until = time.monotonic() + SILENCE_S
 
 
-def _asked_once() -> AbstractContextManager[object]:
+def _once() -> AbstractContextManager[object]:
     """Have Prefect's client ask once: by default it asks for a minute, and meanwhile the world is not watched."""
     return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
 

@@ -44,7 +44,7 @@ class Progress:
             self._metrics = ", ".join(f"{name} {format_number(value)}" for name, value in fields["metrics"].items())
         elif event.kind == "step":
             self._step = f"step {fields['step']:,}"
-            self._now = _percent(fields), self._sentence(*_place(fields))
+            self._now = _percent(fields), self._sentence(*_place_lines(fields))
         elif event.kind == "finished":
             self._over = True
             self._now = 100.0, self._sentence(f"done, {fields['step']:,} steps")
@@ -77,7 +77,7 @@ def _percent(fields: dict[str, Any]) -> float:
     return min(100.0, 100.0 * fields["step"] / total) if total else 0.0  # data without a length end when they end
 
 
-def _place(fields: dict[str, Any]) -> list[str]:
+def _place_lines(fields: dict[str, Any]) -> list[str]:
     step, total, rate = fields["step"], fields.get("steps_total"), fields["rate"]
     place = [f"epoch {fields['epoch']}", f"step {step:,} of {total:,}" if total else f"step {step:,}"]
     place.append(f"{format_number(rate)} steps/s")

@@ -2,9 +2,9 @@
 
 import re
 
-__all__ = ["artifact_key", "model", "resource"]
+from midstride.engine.formatting import format_run_name
 
-_ID = re.compile(r"^([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+__all__ = ["artifact_key", "model", "resource"]
 
 
 def artifact_key(url: str, what: str) -> str:
@@ -17,8 +17,8 @@ def artifact_key(url: str, what: str) -> str:
     >>> artifact_key("/data/runs/684f55e0-7a6c-4c5b-abd6-57172dac4886", "report")
     '684f55e0-report'
     """
-    name = re.sub(r"[^a-z0-9]+", "-", url.rstrip("/").rpartition("/")[2].lower()).strip("-")
-    return _ID.sub(r"\1", name) + f"-{what}"
+    name = format_run_name(url.rstrip("/").rpartition("/")[2])
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + f"-{what}"
 
 
 def resource(url: str) -> dict[str, str]:

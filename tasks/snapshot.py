@@ -35,14 +35,14 @@ def record_snapshot(
         SnapshotDamaged: what was committed is not whole.
     """
     checked = check_announced(url, taken)[::-1]
-    table = [_shown(row) for row in (*checked, *recorded)]
-    create_table_artifact(table, key=artifact_key(url, "snapshots"), description=f"Snapshots of {url}")
+    table = [_markdown(row) for row in (*checked, *recorded)]
+    create_table_artifact(table, key=artifact_key(url, "snapshots"), description=f"Snapshots in {url}")
     for row in reversed(checked):
         emit(SnapshotCommitted(run=url, **row))
     return checked
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _markdown(row: dict[str, Any]) -> dict[str, Any]:
     """One line of the table, for people."""
     return {
         "at": datetime.fromtimestamp(row["time"]).astimezone().strftime("%H:%M:%S"),

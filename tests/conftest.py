@@ -60,7 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 #: each takes up to 2 GB with the worlds it starts
 MOST_WORKERS = 6
 #: tests of these files start programs, or read pages
-SLOW_UNITS = {f"test_{name}.py" for name in ("app", "audit", "digits", "docs", "formats", "packaging", "resume_check")}
+SLOW_UNITS = {
+    f"test_{name}.py" for name in ("app", "audit", "build", "digits", "docs", "formats", "packaging", "resume_check")
+}
 #: tests that press buttons
 UI = Path(__file__).parent / "ui"
 #: where this run of the tests keeps its files
@@ -140,6 +142,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "flows",
         "test_per_sample.py",
         "test_app.py",
+        "test_build.py",
         "test_digits.py",
         "test_docs.py",
         "test_formats.py",
@@ -160,7 +163,7 @@ def forked_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what this process launches forked from there, not started as fresh Pythons: a tenth of the time."""
     from support import fork_server
 
-    monkeypatch.setattr("midstride.engine.processes.supervised.start_keeper", fork_server.start_keeper)
+    monkeypatch.setattr("midstride.engine.processes.supervised_process.start_supervisor", fork_server.start_supervisor)
 
 
 @pytest.fixture(scope="session")

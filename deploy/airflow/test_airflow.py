@@ -11,7 +11,8 @@ from support.flow_runs import results, tiny_job
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.launch.launch import launch
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.runs.run import Run
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
 
 DATE = "2026-03-01"
@@ -46,13 +47,13 @@ class Airflow:
 
 
 def _outcomes(job: TrainingJob) -> list[str]:
-    return [attempt.outcome for attempt in Ledger(Store.open(job.run_url(RUN))).attempts()]
+    return [attempt.outcome for attempt in AttemptLog(Store.open(job.run_url(RUN))).attempts()]
 
 
 @pytest.mark.timeout(900)
 def test_a_killed_rank_costs_a_retry_and_not_a_bit(tmp_path: Path) -> None:
     job = tiny_job(tmp_path)
-    assert launch(job, "reference").kind == "done"
+    assert launch(Run(job, "reference")).kind == "done"
     (tmp_path / "faults").mkdir()
     plan = FaultPlan(tmp_path / "faults").add("kill", rank=1, step=8, phase="backward")
     airflow = Airflow(tmp_path / "airflow", tmp_path / "job.yaml", **plan.environment)

@@ -44,7 +44,8 @@ def _group(schema: dict[str, Any], models: dict[str, Any], path: str) -> Iterato
     for name, field in schema["properties"].items():
         if group := _model(field, models):
             below.append((f"{path}.{name}" if path else name, group))
-            what = f"[keys of its own](#{path.replace('.', '')}{name})"
+            keys = f"[keys of its own](#{path.replace('.', '')}{name})"
+            what = f"a list, each with {keys}" if "items" in field else keys
         else:
             what = _what(field)
         default = "needed" if name in schema.get("required", ()) else _default(field, group)
@@ -57,7 +58,7 @@ def _group(schema: dict[str, Any], models: dict[str, Any], path: str) -> Iterato
 
 def _model(field: dict[str, Any], models: dict[str, Any]) -> dict[str, Any] | None:
     """Return the group that stands under a key, if one does."""
-    for branch in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
+    for branch in (field, field.get("items", {}), *field.get("anyOf", ()), *field.get("allOf", ())):
         if reference := branch.get("$ref"):
             found: dict[str, Any] = models[reference.rpartition("/")[2]]
             return found if "properties" in found else None

@@ -4,8 +4,13 @@ app           the command line of the engine: `python -m midstride.engine`, and 
               needs no Prefect
 champions     `midstride champion list | show | rollback`: whose weights are in charge, and back to those
               before
+export        `midstride export`: bring a run's metric log to a tracker, all of it or what is missing there
 output        what the commands print: how a world ended, and an audit
+project       `midstride init`: a project that trains, to put one's own model and data into
+report_view   the report of a run on a terminal, and what came of the runs of a store in a table
 resume_check  whether a job resumes exactly, tried on a few steps of it: `midstride check --resume`
+runs          `midstride runs` and `midstride report`: what came of the runs of a store, and of one of them
 snapshots     `midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all
               runs of a store
+template/     what `midstride init` writes, beside job.yaml
 """

@@ -7,7 +7,7 @@ resumes; 1 the rest.
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -15,10 +15,15 @@ from typing import Annotated, NoReturn
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.cli.champions import champion
-from midstride.engine.cli.output import busy, show_audit, show_error, show_outcome
+from midstride.engine.cli.export import export
+from midstride.engine.cli.output import busy, say_stopping, show_audit, show_error, show_outcome
+from midstride.engine.cli.project import init
+from midstride.engine.cli.report_view import show_report
+from midstride.engine.cli.runs import report, runs
 from midstride.engine.cli.snapshots import Url, runs_at, snapshots
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import EngineError, JobError, StopRequested, StopSignal
+from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested, StopSignal
+from midstride.engine.runs.run import Run
 from midstride.engine.session.terminal_view import TerminalView
 
 __all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
@@ -48,21 +53,26 @@ Resumes = Annotated[
 ]
 
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
-app.command(snapshots)
-app.command(champion)
+for command in (snapshots, champion, runs, report, export, init):
+    app.command(command)
+app.register_install_completion_command(help="Let the shell complete midstride's commands and options.")
 
 
 @app.command
 def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
     """Train, in processes of its own, resuming the run if it has been started before."""
     from midstride.engine.launch.launch import launch
+    from midstride.engine.runs.publication import write_report
 
     loaded = load(job, overrides, accepted)
     with stoppable(), TerminalView(bar=loaded.trainer.enable_progress_bar) as view:
-        outcome = launch(loaded, run, on_line=view.line, on_event=view.event)
-    show_outcome(outcome)
-    if outcome.kind == "done":
-        print(f"run {run} is done: {loaded.run_url(run)}")
+        this = Run(loaded, run)
+        view.begin(this.url)
+        outcome = launch(this, on_line=view.line, on_event=view.event)
+        show_outcome(outcome)
+        with suppress(OSError, SnapshotError):  # the store has gone: what is to be said has been said
+            written, _ = write_report(this)
+            show_report(view.console, written, "" if outcome.kind == "done" else f"--run {run}")
     return outcome.code
 
 
@@ -78,6 +88,7 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     from midstride.engine.cli.resume_check import resume_errors
     from midstride.engine.jobs.check import job_errors
     from midstride.engine.jobs.portability import portability_errors
+    from midstride.engine.lanes import allowed_sizes
 
     loaded = TrainingJob.load(job, overrides or ())
     if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
@@ -87,6 +98,9 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     if resume and (faults := resume_errors(loaded)):
         raise JobError.of(job, faults)
     print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
+    if (lanes := loaded.world.lanes) is not None:
+        *some, most = allowed_sizes(lanes)
+        print(f"{lanes} lanes: {', '.join(map(str, some))} or {most} processes end with the same bits")
     if elsewhere := portability_errors(loaded):
         print("\n  ".join(["in a deployment it would not be:", *elsewhere]))
     return 0
@@ -112,6 +126,7 @@ def stoppable() -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
+        say_stopping(number)
         raise StopSignal(f"asked to stop by {signal.Signals(number).name}; the same command resumes")
 
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -126,7 +141,7 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _mistyped(error: CycloptsError) -> str:
+def _usage_error(error: CycloptsError) -> str:
     """Say what is wrong with a command line, and where to read what is right."""
     words = str(error)
     if isinstance(error, UnusedCliTokensError):
@@ -141,7 +156,7 @@ def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None 
         code = commands(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.exit(code if isinstance(code, int) else 0)
     except CycloptsError as error:
-        show_error(_mistyped(error))
+        show_error(_usage_error(error))
         sys.exit(2)
     except EngineError as error:
         show_error(str(error))

@@ -1,5 +1,7 @@
 """What the commands print: how a world ended, and an audit."""
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from midstride.engine.session.outcome import Outcome
 if TYPE_CHECKING:
     from midstride.engine.runs.audit import Audit, EpochAudit
 
-__all__ = ["busy", "show_audit", "show_error", "show_outcome"]
+__all__ = ["busy", "say_stopping", "show_audit", "show_error", "show_outcome"]
 
 
 @contextmanager
@@ -25,6 +27,13 @@ def busy(text: str) -> Iterator[None]:
         return
     with console.status(escape(text)):
         yield
+
+
+def say_stopping(number: int) -> None:
+    """Say at once that signal `number` was heard: what it stops may take its time. For handlers of signals."""
+    os.write(
+        2, f"\n{signal.Signals(number).name}: stopping, after a last snapshot if there is anything to keep\n".encode()
+    )
 
 
 def show_outcome(outcome: Outcome) -> None:

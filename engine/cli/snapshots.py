@@ -77,12 +77,12 @@ def repair(url: Url, /, *, yes: Yes = False) -> int:
 def _repair(name: str, store: Store, yes: bool) -> int:
     """Say what there is to do about a run, and do it if asked to; return how much of it can be done."""
     done: set[str] = set()
-    while found := [one for one in repairs(store) if one.words not in done]:
+    while found := [one for one in repairs(store) if one.message not in done]:
         for one in found:
-            print(f"{name}: {one.words}")
+            print(f"{name}: {one.message}")
             if yes and one.act is not None:
                 one.act()
-        done |= {one.words for one in found}
+        done |= {one.message for one in found}
         if not yes:
             break
     return sum(one.act is not None for one in found)

@@ -4,8 +4,12 @@ import_paths     from "package.module:attribute" to the thing itself, with the j
 job              every choice that decides a run, from one YAML file, all faults found at once
 json_schema      the job's JSON schema, which a Prefect server draws a form from and checks the parameters of
                  a run by
+lanes            what lanes do not go together with
+launchers        the launchers as rows of data: a name and where the class is
 lightning_names  what Lightning's users are used to say, and what is said here instead
+loggers          the loggers as rows of data, and how a job or a Trainer names them
 options          the choices a Trainer and a job share, validated in one place, with titles for forms
+plugins          what a job names by import path and gives arguments to: its callbacks
 strategies       the strategies as rows of data: where the class is, what starts its ranks, what it takes,
                  what it refuses
 validation       what pydantic refuses of a choice, worded for the person who made it

@@ -7,14 +7,16 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from midstride.engine.config.import_paths import IMPORT_PATH, import_path
 from midstride.engine.config.json_schema import job_schema
+from midstride.engine.config.lanes import lane_conflicts
+from midstride.engine.config.loggers import LoggerOptions, Loggers
 from midstride.engine.config.options import MonitorOptions, NightlyOptions, Options, SnapshotOptions, TrainerOptions
-from midstride.engine.config.strategies import STRATEGIES, Choice, conflicts
+from midstride.engine.config.plugins import CallbackOptions, ImportPath
+from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, conflicts
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.config.yaml_file import apply_overrides, read_mapping
@@ -24,15 +26,14 @@ from midstride.engine.storage.store import StoreOptions
 __all__ = ["TrainingJob"]
 
 
-def _ends(trainer: TrainerOptions) -> TrainerOptions:
+def _check_end(trainer: TrainerOptions) -> TrainerOptions:
     if trainer.max_epochs is None and trainer.max_steps is None:
         raise ValueError("say max_epochs or max_steps: the training would never end")
     return trainer
 
 
+Plugin = TypeVar("Plugin", CallbackOptions, LoggerOptions)
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-ImportPath = Annotated[str, AfterValidator(import_path), Field(json_schema_extra={"pattern": IMPORT_PATH})]
-
 
 IdentityKey = Literal[
     "module",
@@ -50,6 +51,7 @@ IdentityKey = Literal[
     "gradient_clip_val",
     "gradient_clip_algorithm",
     "val_check_interval",
+    "check_val_every_n_epoch",
     "limit_train_batches",
     "limit_val_batches",
     "use_distributed_sampler",
@@ -76,13 +78,21 @@ class TrainingJob(Options):
     world: WorldOptions = Field(
         WorldOptions.model_validate({}), title="World", description="Which processes train together."
     )
-    trainer: Annotated[TrainerOptions, AfterValidator(_ends)] = Field(title="Training", description="How long and how.")
+    trainer: Annotated[TrainerOptions, AfterValidator(_check_end)] = Field(
+        title="Training", description="How long and how."
+    )
     snapshots: SnapshotOptions | None = Field(
         SnapshotOptions.model_validate({}),
         title="Snapshots",
         description="When the whole state is written; none are taken if empty.",
     )
     monitor: MonitorOptions | None = Field(None, title="Monitor", description="Which value decides what is best.")
+    callbacks: tuple[CallbackOptions, ...] = Field(
+        (), title="Callbacks", description="What acts beside the module, in this order, with its state."
+    )
+    loggers: Loggers = Field(
+        (), title="Loggers", description="Trackers that get the metric log: a name, or a name with arguments, each."
+    )
     nightly: NightlyOptions = Field(
         NightlyOptions.model_validate({}),
         title="Nightly",
@@ -99,12 +109,18 @@ class TrainingJob(Options):
     folder: str = Field("", title="Code folder", description="Importable in every rank; the job file's own if empty.")
 
     @model_validator(mode="after")
+    def _logs_what_is_kept(self) -> "TrainingJob":
+        if self.loggers and self.snapshots is None:
+            raise ValueError("loggers get rows as snapshots with them are committed, and snapshots is null")
+        return self
+
+    @model_validator(mode="after")
     def _goes_together(self) -> "TrainingJob":
         world = self.world
-        if world.strategy in STRATEGIES:
-            choice = Choice(world.strategy, world.strategy_args, self.trainer.precision, world.processes)
-            if faults := conflicts(choice):
-                raise ValueError("; ".join(faults))
+        given = world.strategy, world.strategy_args, self.trainer.precision, world.processes
+        choice = StrategyRequest(*given, lanes=world.lanes)
+        if faults := [*(conflicts(choice) if world.strategy in STRATEGIES else []), *lane_conflicts(choice)]:
+            raise ValueError("; ".join(faults))
         return self
 
     @classmethod
@@ -123,11 +139,12 @@ class TrainingJob(Options):
         if faults:
             raise JobError.of(path, faults)
         faults = apply_overrides(document, overrides)
+        job: TrainingJob | None = None
         try:
             job = cls.model_validate(document)
         except ValidationError as error:
             faults += validation_errors(error, cls)
-        if faults:
+        if job is None or faults:
             raise JobError.of(path, faults)
         return job.resolved(path.absolute().parent)
 
@@ -145,6 +162,8 @@ class TrainingJob(Options):
                 "weights": self.weights and _absolute(self.weights, folder),
                 "module_args": _resolve(self.module_args, folder),
                 "data_args": _resolve(self.data_args, folder),
+                "callbacks": tuple(_resolve_args(callback, folder) for callback in self.callbacks),
+                "loggers": tuple(_resolve_args(logger, folder) for logger in self.loggers),
             }
         )
 
@@ -172,6 +191,10 @@ class TrainingJob(Options):
 
 def _absolute(path: str, folder: Path) -> str:
     return path if "://" in path else os.path.normpath(folder / path)
+
+
+def _resolve_args(plugin: Plugin, folder: Path) -> Plugin:
+    return plugin.model_copy(update={"args": _resolve(plugin.args, folder)})
 
 
 def _resolve(value: Any, folder: Path) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from midstride.engine.config.import_paths import IMPORT_PATH
 
-__all__ = ["job_schema", "snapshots_schema", "strategy_schema"]
+__all__ = ["class_schema", "job_schema", "plugin_schema", "snapshots_schema"]
 
 Schema = dict[str, Any]
 
@@ -18,8 +18,8 @@ _STORE_URL = r"^(?![\w+.-]+://[^/]*:[^/]*@)(/|[A-Za-z][\w+.-]*://)"
 _NOT_RELATIVE = {"not": {"type": "string", "pattern": r"^\.\.?/"}}
 
 
-def strategy_schema(names: list[str]) -> Schema:
-    """Return the schema of a strategy: one of `names` from a menu, or a class of one's own."""
+def class_schema(names: list[str]) -> Schema:
+    """Return the schema of a strategy or a launcher: one of `names` from a menu, or a class of one's own."""
     return {
         "anyOf": [
             {"title": "Built in", "type": "string", "enum": names},
@@ -44,3 +44,8 @@ def job_schema(schema: Schema) -> None:
     schema["required"] = [*schema.get("required", []), "folder", "snapshots"]
     for arguments in ("module_args", "data_args"):
         properties[arguments]["additionalProperties"] = _NOT_RELATIVE
+
+
+def plugin_schema(schema: Schema) -> None:
+    """Change the schema of what a job names by import path: no path among its arguments is relative."""
+    schema["properties"]["args"]["additionalProperties"] = _NOT_RELATIVE

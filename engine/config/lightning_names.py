@@ -1,31 +1,48 @@
 """What Lightning's users are used to say, and what is said here instead."""
 
-__all__ = ["ARGUMENTS", "HABITS", "HOOKS"]
+__all__ = [
+    "LIGHTNING_ARGUMENTS",
+    "LIGHTNING_HOOKS",
+    "LIGHTNING_OPTIONS",
+    "LIGHTNING_STRATEGIES",
+    "STRATEGY_ALIASES",
+]
 
 #: a name that neither the Trainer nor a job knows -> the way out
-HABITS: dict[str, str] = {
+LIGHTNING_OPTIONS: dict[str, str] = {
     "accelerator": "GPUs are taken where there are any, gpus=0 in a Trainer keeps off them",
     "batch_size": "it is your data's: data_args",
-    "callbacks": "a job has monitor, for the best weights and early stopping; others need a Trainer of your own",
-    "check_val_every_n_epoch": "say val_check_interval, a number of batches or a share of an epoch",
+    "barebones": "leave it out: a hook that is not written costs nothing",
+    "benchmark": "set torch.backends.cudnn.benchmark, with deterministic=False",
     "ckpt_path": "the same run again resumes",
     "default_root_dir": "a run has its place: snapshots.url of a job, run= of fit",
+    "detect_anomaly": "call torch.autograd.set_detect_anomaly(True)",
     "enable_checkpointing": "snapshots are taken unless snapshots is null (None)",
+    "enable_model_summary": "none is shown",
     "fast_dev_run": "midstride check tries a job, Trainer.check a module",
     "gpus": "say processes: each takes a GPU where there are any",
+    "inference_mode": "evaluations run under torch.no_grad()",
     "learning_rate": "it is your module's: module_args",
     "log_every_n_steps": "every logged value is in the run's metrics.csv, a row a step",
-    "logger": "every logged value is in the run's metrics.csv, a row a step",
+    "limit_predict_batches": "give predict a loader of as many batches",
+    "logger": "say loggers: tensorboard, mlflow, wandb; the run's metrics.csv has a row a step without any",
     "lr": "it is your module's: module_args",
+    "max_time": "a clock would decide what is trained: say max_steps; to train for a time and go on later, send "
+    "SIGTERM (timeout --signal=TERM 8h ...): a snapshot is taken, and the same run again resumes",
+    "min_steps": "say min_epochs",
     "num_nodes": "say nodes, under world",
     "num_sanity_val_steps": "midstride check tries a job, Trainer.check a module",
     "num_workers": "it is your data's: data_args",
+    "overfit_batches": "say limit_train_batches, with a loader that does not shuffle, and give it to validate too",
+    "plugins": "precision and strategy choose what Lightning has plugins for",
+    "profiler": "run torch.profiler in a callback",
+    "reload_dataloaders_every_n_epochs": "let the sampler or the data set follow set_epoch",
     "resume_from_checkpoint": "the same run again resumes",
     "sync_batchnorm": "it is an argument of ddp: strategy_args={sync_batchnorm: true}",
 }
 
 #: a name that fit, validate, test and predict do not know -> the way out
-ARGUMENTS: dict[str, str] = {
+LIGHTNING_ARGUMENTS: dict[str, str] = {
     "ckpt_path": "the same run again resumes: say run",
     "dataloaders": "it is data",
     "datamodule": "it is data",
@@ -35,27 +52,44 @@ ARGUMENTS: dict[str, str] = {
     "val_dataloader": "it is val_dataloaders",
 }
 
+#: a strategy of Lightning's -> its name here
+STRATEGY_ALIASES: dict[str, str] = {"fsdp": "fully_sharded"}
+
+#: a strategy of Lightning's that has no name of its own here -> the way out
+LIGHTNING_STRATEGIES: dict[str, str] = {
+    "auto": "a job says which: single for one process, ddp for several",
+    "ddp_find_unused_parameters_false": "say ddp",
+    "ddp_find_unused_parameters_true": "say ddp with strategy_args={find_unused_parameters: true}",
+    "deepspeed": "say sharded or fully_sharded",
+    "deepspeed_stage_2": "say sharded",
+    "deepspeed_stage_3": "say fully_sharded",
+    "single_device": "say single",
+    "xla_fsdp": "say xla",
+}
+
 _BY_HAND = "say automatic_optimization = False, and do it in training_step"
-_MOVED = "batches are moved to the device; change them in the step"
+_MODES = "say eval() or train() of its parts in on_train_epoch_start"
 #: a method that Lightning calls and midstride does not -> the way out
-HOOKS: dict[str, str] = {
-    "backward": _BY_HAND,
+LIGHTNING_HOOKS: dict[str, str] = {
     "configure_callbacks": "give the Trainer callbacks",
-    "configure_gradient_clipping": "say gradient_clip_val, or clip in on_before_optimizer_step",
-    "configure_model": "build what trains in __init__, or in setup",
     "configure_sharded_model": "build what trains in __init__, or in setup",
-    "lr_scheduler_step": "a scheduler is stepped by interval, frequency and monitor; others " + _BY_HAND,
-    "on_after_batch_transfer": _MOVED,
     "on_batch_end": "write on_train_batch_end",
     "on_batch_start": "write on_train_batch_start",
-    "on_before_batch_transfer": _MOVED,
     "on_epoch_end": "write on_train_epoch_end and on_validation_epoch_end",
     "on_epoch_start": "write on_train_epoch_start and on_validation_epoch_start",
-    "optimizer_step": "a schedule of rates is a scheduler with interval step; for others " + _BY_HAND,
-    "optimizer_zero_grad": _BY_HAND,
+    "on_exception": "catch what fit raises",
+    "on_load_checkpoint": "write state_dict and load_state_dict",
+    "on_predict_model_eval": _MODES,
+    "on_sanity_check_end": "nothing is validated before the first step",
+    "on_sanity_check_start": "nothing is validated before the first step",
+    "on_save_checkpoint": "write state_dict and load_state_dict",
+    "on_test_model_eval": _MODES,
+    "on_test_model_train": _MODES,
+    "on_validation_model_eval": _MODES,
+    "on_validation_model_train": _MODES,
+    "on_validation_model_zero_grad": "gradients are those of the window under way",
     "tbptt_split_batch": _BY_HAND,
     "test_epoch_end": "write on_test_epoch_end; keep what test_step returned in an attribute",
     "training_epoch_end": "write on_train_epoch_end; keep what training_step returned in an attribute",
-    "transfer_batch_to_device": _MOVED,
     "validation_epoch_end": "write on_validation_epoch_end; keep what validation_step returned in an attribute",
 }

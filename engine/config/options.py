@@ -136,6 +136,9 @@ class TrainerOptions(Options):
 
     max_epochs: Count | None = Field(None, title="Epochs", description="Stop after so many passes over the data.")
     max_steps: Count | None = Field(None, title="Steps", description="Stop after so many optimizer steps.")
+    min_epochs: Count | None = Field(
+        None, title="At least epochs", description="Early stopping waits for so many passes over the data."
+    )
     precision: Annotated[Literal["32", "bf16", "16", "64"], BeforeValidator(short_precision)] = Field(
         "32", title="Precision", description="Of the arithmetic: 16 and bf16 are mixed."
     )
@@ -151,6 +154,9 @@ class TrainerOptions(Options):
     )
     val_check_interval: Annotated[Count | Fraction, Field(union_mode="left_to_right")] = Field(
         1.0, title="Validate every", description="A share of an epoch (0.5) or a number of batches (100)."
+    )
+    check_val_every_n_epoch: Count = Field(
+        1, title="Validate in every n-th epoch", description="The others have no validation."
     )
     limit_train_batches: Limit = Field(1.0, title="Limit training", description="A share of the batches or a number.")
     limit_val_batches: Limit = Field(1.0, title="Limit validation", description="A share of the batches or a number.")

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["STRATEGIES", "Choice", "Conflict", "Row", "conflicts"]
+__all__ = ["STRATEGIES", "Conflict", "StrategyRequest", "StrategySpec", "conflicts"]
 
 #: who starts the ranks of a Trainer that finds no launcher in its environment: none is started, the script run again,
 #: or processes started from within the caller
-Start = Literal["none", "script", "spawn", "fork"]
+Start = Literal["none", "subprocess", "spawn", "fork"]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What was chosen, and where; None where it is not known yet, as in a job read far from its GPUs.
+class StrategyRequest:
+    """A strategy as it was asked for, and where; None where that is not known yet, as in a job read far from its GPUs.
 
     Args:
         strategy: its name.
@@ -27,6 +27,7 @@ class Choice:
         launcher: what started this process as a rank; None if nothing did.
         interactive: there is no script to run again.
         cuda_in_use: this process has initialised CUDA.
+        lanes: equal parts that every batch is cut in; None if it is not.
     """
 
     strategy: str
@@ -37,6 +38,7 @@ class Choice:
     launcher: str | None = None
     interactive: bool = False
     cuda_in_use: bool = False
+    lanes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,38 +46,40 @@ class Conflict:
     """Two things that do not go together.
 
     Args:
-        met: whether a choice has both.
-        words: what, why, and what to use instead; {} are fields of the choice.
+        applies: whether a request has both.
+        message: what, why, and what to use instead; {} are fields of the request.
     """
 
-    met: Callable[[Choice], bool]
-    words: str
+    applies: Callable[[StrategyRequest], bool]
+    message: str
 
 
 @dataclass(frozen=True)
-class Row:
+class StrategySpec:
     """One strategy.
 
     Args:
         target: "package.module:Class".
         start: who starts its ranks when no launcher has.
         launcher: who starts them in a job.
-        splits: a process has several devices and splits its batch over them.
+        splits_batches: a process has several devices and splits its batch over them.
         devices: what its processes train on, as text, where that is neither the CPU nor a GPU.
         options: `strategy_args` by name: a type, or the values there are, among which may be types.
         conflicts: what it cannot go together with.
-        divides: no rank has the whole of the weights.
+        shards_weights: no rank has the whole of the weights.
+        in_lanes: "package.module:Class" of the same strategy with `lanes`; "" if it has none.
         remedy: what to do when its library is missing.
     """
 
     target: str
     start: Start = "none"
     launcher: str = "torchrun"
-    splits: bool = False
+    splits_batches: bool = False
     devices: str = ""
     options: Mapping[str, type | tuple[str | type, ...]] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
-    divides: bool = False
+    shards_weights: bool = False
+    in_lanes: str = ""
     remedy: str = "install torch with distributed support"
 
 
@@ -178,9 +182,9 @@ def _are_counts(values: list[Any]) -> bool:
     return bool(values) and all(type(value) is int and value > 0 for value in values)
 
 
-def _stages(choice: Choice) -> Any:
-    balance = choice.options.get("balance")
-    return choice.options.get("stages") or (len(balance) if isinstance(balance, list) else choice.ranks)
+def _stages(request: StrategyRequest) -> Any:
+    balance = request.options.get("balance")
+    return request.options.get("stages") or (len(balance) if isinstance(balance, list) else request.ranks)
 
 
 def _divisors(ranks: int) -> list[int]:
@@ -195,48 +199,60 @@ _DDP_OPTIONS: dict[str, type | tuple[str | type, ...]] = {
     "comm_hook": ("bf16_compress", "fp16_compress"),
 }
 
-STRATEGIES: dict[str, Row] = {
-    "single": Row(
-        "midstride.engine.strategies.single:Single", launcher="inline", conflicts=(_ALONE,), remedy="install torch"
+_ORDERED = "midstride.engine.strategies.ordered_ddp:OrderedDdp"
+
+STRATEGIES: dict[str, StrategySpec] = {
+    "single": StrategySpec(
+        "midstride.engine.strategies.single:Single",
+        launcher="inline",
+        conflicts=(_ALONE,),
+        in_lanes=_ORDERED,
+        remedy="install torch",
     ),
-    "dp": Row(
+    "dp": StrategySpec(
         "midstride.engine.strategies.dp:Dp",
         launcher="inline",
-        splits=True,
+        splits_batches=True,
         conflicts=(_ONE_PROCESS, _NOT_16),
         remedy="install torch",
     ),
-    "ddp": Row(_DDP, "script", options=_DDP_OPTIONS, conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _NO_SCRIPT)),
-    "ddp2": Row(
+    "ddp": StrategySpec(
+        _DDP,
+        "subprocess",
+        options=_DDP_OPTIONS,
+        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _NO_SCRIPT),
+        in_lanes=_ORDERED,
+    ),
+    "ddp2": StrategySpec(
         "midstride.engine.strategies.ddp2:Ddp2",
-        splits=True,
+        splits_batches=True,
         options={name: _DDP_OPTIONS[name] for name in ("find_unused_parameters", "static_graph", "comm_hook")},
         conflicts=(_NOT_16, _BF16_NEEDS_GPU),
     ),
-    "sharded": Row(
+    "sharded": StrategySpec(
         "midstride.engine.strategies.sharded:Sharded",
-        "script",
+        "subprocess",
         options={"blocks": bool},
         conflicts=(_NO_SCRIPT,),
-        divides=True,
+        shards_weights=True,
     ),
-    "fully_sharded": Row(
+    "fully_sharded": StrategySpec(
         "midstride.engine.strategies.sharded:FullySharded",
-        "script",
+        "subprocess",
         options={"blocks": bool},
         conflicts=(_NO_SCRIPT,),
-        divides=True,
+        shards_weights=True,
     ),
-    "horovod": Row(
+    "horovod": StrategySpec(
         "midstride.engine.strategies.horovod:Horovod",
         launcher="horovodrun",
         options={"scale_lr": bool},
         conflicts=(_UNKNOWN_TO_HOROVOD, _NO_HOROVODRUN),
         remedy="run `make horovod`, or deploy/horovod/install.py in an environment of your own",
     ),
-    "pipeline": Row(
+    "pipeline": StrategySpec(
         "midstride.engine.strategies.pipeline.strategy:Pipeline",
-        "script",
+        "subprocess",
         options={
             "balance": (list, "size", "time"),
             "stages": int,
@@ -245,45 +261,50 @@ STRATEGIES: dict[str, Row] = {
             "checkpoint": bool,
         },
         conflicts=(_NO_CUT, _NO_COUNT, _OTHER_STAGES, _NOT_SO_MANY, _NOT_16_IN_STAGES, _NO_SCRIPT),
-        divides=True,
+        shards_weights=True,
     ),
-    "xla": Row(
+    "xla": StrategySpec(
         "midstride.engine.strategies.xla:Xla",
-        "script",
+        "subprocess",
         devices="XLA devices",
         options={"core": int},
         conflicts=(_NOT_16_ON_XLA, _XLA_NOT_ON_GPUS, _ONE_CORE, _XLA_IN_NOTEBOOK),
         remedy="install the release made for your torch, such as: pip install torch==2.9.0 'torch_xla[tpu]==2.9.0'",
     ),
-    "ddp_spawn": Row(
+    "ddp_spawn": StrategySpec(
         _DDP,
         "spawn",
         options=_DDP_OPTIONS,
         conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _SPAWN_IN_NOTEBOOK),
+        in_lanes=_ORDERED,
     ),
-    "ddp_fork": Row(
+    "ddp_fork": StrategySpec(
         _DDP,
         "fork",
         options=_DDP_OPTIONS,
         conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+        in_lanes=_ORDERED,
     ),
-    "ddp_notebook": Row(
+    "ddp_notebook": StrategySpec(
         _DDP,
         "fork",
         options=_DDP_OPTIONS,
         conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+        in_lanes=_ORDERED,
     ),
 }
 
 
-def conflicts(choice: Choice) -> list[str]:
-    """Return a message for everything about `choice` that cannot be; its strategy is a name in the table."""
-    row = STRATEGIES[choice.strategy]
-    faults = [fault for name, value in choice.options.items() if (fault := _option_fault(choice.strategy, name, value))]
-    return faults + [c.words.format_map(vars(choice)) for c in row.conflicts if c.met(choice)]
+def conflicts(request: StrategyRequest) -> list[str]:
+    """Return a message for everything in `request` that cannot be; its strategy is a name in the table."""
+    row = STRATEGIES[request.strategy]
+    faults = [
+        fault for name, value in request.options.items() if (fault := _option_error(request.strategy, name, value))
+    ]
+    return faults + [c.message.format_map(vars(request)) for c in row.conflicts if c.applies(request)]
 
 
-def _option_fault(strategy: str, name: str, value: object) -> str:
+def _option_error(strategy: str, name: str, value: object) -> str:
     options = STRATEGIES[strategy].options
     if name not in options:
         known = f"it takes {', '.join(sorted(options))}" if options else "it takes none"

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from midstride.engine.config.lightning_names import HABITS
+from midstride.engine.config.lightning_names import LIGHTNING_OPTIONS
 
 __all__ = ["validation_errors"]
 
 #: pydantic's wording -> that of a reader who knows no pydantic
-_PLAINLY = {
+_MESSAGES = {
     "Input should be": "should be",
     "a valid integer": "a whole number",
     "a valid number": "a number",
@@ -36,7 +36,7 @@ def validation_errors(error: ValidationError, model: type[BaseModel], group: str
         model: a group of options, which may hold others.
         group: the key that `model` stands under, where the messages name it.
     """
-    places = _places(model)
+    places = _locations(model)
     messages: dict[str, list[str]] = {}
     for detail in error.errors():
         path = _path(detail["loc"], places)
@@ -67,7 +67,7 @@ def _reasons(detail: Mapping[str, Any], path: str, places: Sequence[str]) -> lis
     if detail["type"] in ("model_type", "dict_type"):
         below = [_leaf(place) for place in places if path and place.rpartition(".")[0] == path]
         return [f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)]
-    for theirs, ours in _PLAINLY.items():
+    for theirs, ours in _MESSAGES.items():
         message = message.replace(theirs, ours)
     return [f"{message}, not {given}"]
 
@@ -75,11 +75,12 @@ def _reasons(detail: Mapping[str, Any], path: str, places: Sequence[str]) -> lis
 def _unknown(path: str, places: Sequence[str]) -> str:
     """Say where a key that has no place here belongs, or what may stand here."""
     group, _, name = path.rpartition(".")
+    group = ".".join(part for part in group.split(".") if not part.isdigit())  # the keys of a list's items are alike
     if homes := [place for place in places if _leaf(place) == name]:
         above = homes[0].rpartition(".")[0]
         return f"has its place {f'under {above}' if above else 'at the top of the job'}: {homes[0]}"
-    if name in HABITS:
-        return f"is unknown here: {HABITS[name]}"
+    if name in LIGHTNING_OPTIONS:
+        return f"is unknown here: {LIGHTNING_OPTIONS[name]}"
     here = [place for place in places if place.rpartition(".")[0] == group]
     for near, cutoff in ((here, 0.6), (places, 0.8)):
         if close := get_close_matches(name, [_leaf(place) for place in near], n=1, cutoff=cutoff):
@@ -91,7 +92,7 @@ def _leaf(place: str) -> str:
     return place.rpartition(".")[2]
 
 
-def _places(model: type[BaseModel]) -> list[str]:
+def _locations(model: type[BaseModel]) -> list[str]:
     """Every key path of the job; groups come before what is in them."""
     places: list[str] = []
     for name, field in model.model_fields.items():

@@ -3,29 +3,44 @@
 Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from midstride.engine.config.import_paths import import_path
-from midstride.engine.config.json_schema import strategy_schema
+from midstride.engine.config.json_schema import class_schema
+from midstride.engine.config.lanes import lane_conflicts
+from midstride.engine.config.launchers import LAUNCHERS
+from midstride.engine.config.lightning_names import LIGHTNING_STRATEGIES, STRATEGY_ALIASES
 from midstride.engine.config.options import Count, Options
-from midstride.engine.config.strategies import STRATEGIES, Choice, Row, conflicts, default_launcher
+from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, StrategySpec, conflicts, default_launcher
 
 __all__ = ["WorldOptions"]
 
 #: the strategies of a job: its launcher starts the ranks, so those that start them from a script have no place here
-_STRATEGIES = sorted(name for name, row in STRATEGIES.items() if row.start not in ("spawn", "fork"))
+_STRATEGIES = sorted(name for name, spec in STRATEGIES.items() if spec.start not in ("spawn", "fork"))
 
 
 def _known_strategy(name: str) -> str:
+    name = STRATEGY_ALIASES.get(name, name)
     if name in _STRATEGIES:
         return name
     if name in STRATEGIES:
         raise ValueError(f"{name} starts its processes from a script or a notebook, a job from its launcher: say ddp")
     if ":" in name:
         return import_path(name)
+    if name in LIGHTNING_STRATEGIES:
+        raise ValueError(f"there is no strategy {name!r} here: {LIGHTNING_STRATEGIES[name]}")
     raise ValueError(f"there is no strategy {name!r}; there are: {', '.join(_STRATEGIES)}")
+
+
+def _known_launcher(name: str) -> str:
+    if name in LAUNCHERS:
+        return name
+    if ":" in name:
+        return import_path(name)
+    known = ", ".join(LAUNCHERS)
+    raise ValueError(f'there is no launcher {name!r}; there are: {known}, and your own as "package.module:Class"')
 
 
 def _one_node(nodes: str) -> str:
@@ -45,15 +60,24 @@ _HOSTS = r"^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$"
 TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
 
 
+LauncherName = Annotated[str, AfterValidator(_known_launcher), WithJsonSchema(class_schema([*LAUNCHERS]))]
+
+
 class WorldOptions(Options):
     """Which processes train together."""
 
-    strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema(strategy_schema(_STRATEGIES))] = Field(
+    strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema(class_schema(_STRATEGIES))] = Field(
         "single",
         title="Strategy",
         description='How one module trains on many devices: single, ddp, ..., or your own as "package.module:Class".',
     )
     strategy_args: dict[str, Any] = Field({}, title="Strategy arguments", description="Passed to the strategy by name.")
+    lanes: Count | None = Field(
+        None,
+        title="Lanes",
+        description="Equal parts of every batch, a power of two: the run is that of so many processes, bit for bit, "
+        "whatever number computes it. batch_size is a lane's.",
+    )
     processes: Count = Field(1, title="Processes", description="Ranks on each node.")
     devices: Count | None = Field(
         None, title="Devices", description="Over which each process splits its batches, with dp and ddp2."
@@ -78,8 +102,11 @@ class WorldOptions(Options):
         description="For horovodrun, host:slots of each, such as a:4,b:4; ranks fill them in this order. "
         "Here alone if empty.",
     )
-    launcher: Literal["horovodrun", "inline", "spawn", "torchrun"] | None = Field(
-        None, title="Launcher", description="Who starts the processes; follows from the strategy if empty."
+    launcher: LauncherName | None = Field(
+        None,
+        title="Launcher",
+        description="What starts the processes: torchrun, spawn, inline, horovodrun, or your own as "
+        '"package.module:Class"; follows from the strategy if empty.',
     )
 
     @property
@@ -89,21 +116,22 @@ class WorldOptions(Options):
 
     @model_validator(mode="after")
     def _fits(self) -> "WorldOptions":
-        row = STRATEGIES.get(self.strategy)
-        choice = Choice(self.strategy, self.strategy_args, ranks=self.processes)
-        faults = conflicts(choice) if row is not None else []
-        if row is not None and self.devices is not None and not row.splits:
+        spec = STRATEGIES.get(self.strategy)
+        request = StrategyRequest(self.strategy, self.strategy_args, ranks=self.processes, lanes=self.lanes)
+        faults = conflicts(request) if spec is not None else []
+        faults += lane_conflicts(request)
+        if spec is not None and self.devices is not None and not spec.splits_batches:
             faults.append(f"devices is for dp and ddp2; with {self.strategy} say processes: {self.devices}")
         if faults:
             raise ValueError("; ".join(faults))
         if self.launched_by == "inline" and self.processes > 1:
             raise ValueError(f"launcher inline starts one process, not {self.processes}; leave it out, or say spawn")
-        self._fits_horovodrun(row)
+        self._fits_horovodrun(spec)
         return self
 
-    def _fits_horovodrun(self, row: Row | None) -> None:
+    def _fits_horovodrun(self, spec: StrategySpec | None) -> None:
         launcher = self.launched_by
-        if row is not None and "horovodrun" in (launcher, row.launcher) and launcher != row.launcher:
+        if spec is not None and "horovodrun" in (launcher, spec.launcher) and launcher != spec.launcher:
             raise ValueError(f"launcher {launcher} does not go with strategy {self.strategy}: leave it out")
         if self.hosts is None:
             return

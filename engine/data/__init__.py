@@ -3,10 +3,12 @@
 combined          several loaders at once: what a user writes, and the loader that reads them side by side or
                   one after the other
 dataloader_order  how a user's DataLoader is read: which order its samplers mean, on this rank of this world
-in_place          values that become equal to others and stay the objects they are, so that what is shared
+copy_into         values that become equal to others and stay the objects they are, so that what is shared
                   stays shared
 items             the items of an epoch as a snapshot holds them: arrays where they are numbers or lists of
                   numbers
+lane_loader       map-style loaders of runs in lanes: a batch of every lane of this rank at once
+lane_order        the order of samples in lanes: one order a lane, read side by side
 loader            what a loop reads: batches from any place of any epoch, and what decides their order
 map_style         map-style loaders that start anywhere in an epoch and give the same batches as if they had
                   come there by walking
@@ -21,6 +23,7 @@ sampler_state     what a sampler carries from one epoch to the next: its counter
                   says itself
 seeded_dataset    the user's data set and collate, each given its own random numbers by where it stands in the
                   epoch
+torch_internals   privates of `torch.utils.data`, named here alone
 workers           workers of a loader: started as the user wants, tied to their rank, and told apart when one
                   is lost
 iterable/         streams that go on where they were, by their state or by reading again

@@ -1,4 +1,4 @@
-"""Several loaders at once: what a user writes, and the feed that reads them side by side or one after the other.
+"""Several loaders at once: what a user writes, and the loader that reads them side by side or one after the other.
 
 mode              an epoch ends                   a loader that ends before
 min_size          with the shortest loader        -
@@ -45,7 +45,8 @@ class CombinedLoader:
     def __init__(self, loaders: Any, mode: Mode = "min_size") -> None:
         if mode not in get_args(Mode):
             raise UserError(f"CombinedLoader has no mode {mode!r}; there are: {', '.join(get_args(Mode))}")
-        self.loaders, self.mode = loaders, mode
+        self.loaders = loaders
+        self.mode: Mode = mode
 
 
 def leaves(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[Any]]], Callable[[Sequence[Any]], Any]]:
@@ -68,14 +69,14 @@ class _Stream:
     """One of several loaders, pass after pass.
 
     Args:
-        feed: what is read.
+        loader: what is read.
         first: the number of its first pass in this epoch, which decides order and random numbers.
         lap: passes completed in this epoch.
         position: batches read of the pass that is under way.
     """
 
-    def __init__(self, feed: ResumableLoader, first: int, lap: int = 0, position: int = 0) -> None:
-        self.feed, self.first, self.lap, self.position = feed, first, lap, position
+    def __init__(self, loader: ResumableLoader, first: int, lap: int = 0, position: int = 0) -> None:
+        self.loader, self.first, self.lap, self.position = loader, first, lap, position
         self._iterator: Iterator[Any] | None = None
 
     @property
@@ -91,10 +92,10 @@ class _Stream:
     def read(self) -> Any:
         """Return the next batch, of a new pass where one has ended; `_NOTHING` if a pass has none."""
         if self._iterator is None:
-            self._iterator = self.feed.batches(self.first + self.lap, self.position)
+            self._iterator = self.loader.batches(self.first + self.lap, self.position)
         batch = next(self._iterator, _NOTHING)
         self.position += 1
-        if self.feed.at_end or batch is _NOTHING:
+        if self.loader.at_end or batch is _NOTHING:
             self.lap, self.position, self._iterator = self.lap + 1, 0, None
         return batch
 
@@ -104,7 +105,7 @@ class _Stream:
 
 
 class CombinedResumableLoader(ResumableLoader):
-    """Several feeds as one.
+    """Several loaders as one.
 
     Args:
         name: for messages.
@@ -128,7 +129,7 @@ class CombinedResumableLoader(ResumableLoader):
         self._nest, self._limit = nest, limit
         self.is_sized = all(part.is_sized for part in parts)
         self.fixed_world = "several loaders are read at once, each in batches of its own"
-        if mode == "max_size_cycle" and any(part.expected == 0 for part in parts):
+        if mode == "max_size_cycle" and any(part.estimated_batches == 0 for part in parts):
             raise UserError(f"{name}: a loader without a batch cannot start over. Leave it out, or use mode max_size.")
         if not (self.is_sized or isinstance(limit, int) or limit in (0.0, 1.0)):
             raise UserError(
@@ -136,18 +137,18 @@ class CombinedResumableLoader(ResumableLoader):
                 "end tells. Give a number of batches, or 1.0 for all."
             )
         self._streams = [_Stream(part, 0) for part in self.parts]
-        self.longest = len(self) if self.is_sized else 0
+        self.max_batches = len(self) if self.is_sized else 0
 
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""
         if not self.is_sized:
             raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
-        return self.expected or 0
+        return self.estimated_batches or 0
 
     @property
-    def expected(self) -> int | None:
+    def estimated_batches(self) -> int | None:
         """The batches of an epoch, if every part says."""
-        lengths = [part.expected for part in self.parts]
+        lengths = [part.estimated_batches for part in self.parts]
         known = [length for length in lengths if length is not None]
         most = self._limit if isinstance(self._limit, int) else None
         if len(known) < len(lengths):
@@ -155,9 +156,9 @@ class CombinedResumableLoader(ResumableLoader):
         whole = sum(known) if self.mode == "sequential" else (min if self.mode == "min_size" else max)(known)
         return min(whole, most) if most is not None else int(whole * self._limit)
 
-    def facts(self) -> dict[str, Any]:
+    def order_facts(self) -> dict[str, Any]:
         """Return what decides the order of samples."""
-        return {"combined": self.mode, "loaders": [part.facts() for part in self.parts]}
+        return {"combined": self.mode, "loaders": [part.order_facts() for part in self.parts]}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on."""
@@ -195,7 +196,7 @@ class CombinedResumableLoader(ResumableLoader):
         if not self.is_sized:
             if start:
                 return self._streams
-            return [_Stream(stream.feed, stream.next_first) for stream in self._streams]
+            return [_Stream(stream.loader, stream.next_first) for stream in self._streams]
         streams, before = [], 0
         for part in self.parts:
             length = len(part)
@@ -220,7 +221,7 @@ class CombinedResumableLoader(ResumableLoader):
             self._streams = [_Stream(part, **state) for part, state in streams]
 
     def clone(self) -> "CombinedResumableLoader":
-        """Return a feed that can be given a state while this one is read."""
+        """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)
         clone.parts = [part.clone() for part in self.parts]
         return clone

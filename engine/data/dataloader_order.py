@@ -12,9 +12,10 @@ from torch.utils.data import (
 )
 
 from midstride.engine.data.map_style import MapLoader
-from midstride.engine.data.order import BatchOrder, InOrder, Sequence, Shard, Shuffled
+from midstride.engine.data.order import BatchOrder, InOrder, SampleOrder, Shuffled, StridedOrder
 from midstride.engine.data.rng.per_sample import Rng
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
+from midstride.engine.data.torch_internals import has_num_samples
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.seeds import mix
 from midstride.engine.world import World
@@ -39,7 +40,7 @@ def training_loader(
     order = _order(loader, world, what="train", key=key, seed=seed, shard=shard, rest="padded")
     exact = MapLoader(loader, order, key, limit, rng=rng, what="train")
     if len(exact) == 0:
-        rank_samples = order.rank_samples() if isinstance(order, Shard) else 0
+        rank_samples = order.rank_samples() if isinstance(order, StridedOrder) else 0
         reason = (
             f"batch_size {order.batch_size} is larger than a rank's {rank_samples} of {len(order.sequence)} samples, "
             "and drop_last=True leaves out what does not fill a batch: use a smaller batch or drop_last=False"
@@ -72,7 +73,7 @@ def evaluation_loader(
     return MapLoader(loader, order, key, limit, rng=rng, what=stage)
 
 
-def check_loader(loader: DataLoader[Any], what: str) -> None:
+def check_loader(loader: object, what: str) -> None:
     """Refuse what is no DataLoader, or one whose own way to iterate would be left out."""
     if not isinstance(loader, DataLoader):
         raise UserError(f"the {what} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
@@ -85,8 +86,9 @@ def check_loader(loader: DataLoader[Any], what: str) -> None:
 
 def _check(loader: DataLoader[Any], what: str) -> None:
     check_loader(loader, what)
-    if hasattr(loader.dataset, "__len__") and len(loader.dataset) == 0:
-        raise UserError(f"the {what} data set {type(loader.dataset).__name__} has length 0: there is nothing to read.")
+    dataset: Any = loader.dataset
+    if hasattr(dataset, "__len__") and len(dataset) == 0:
+        raise UserError(f"the {what} data set {type(dataset).__name__} has length 0: there is nothing to read.")
 
 
 def _order(
@@ -109,27 +111,29 @@ def _order(
     sampler, batch_size, drop_last = (
         (loader.sampler, 1, False) if batches is None else (batches.sampler, batches.batch_size, batches.drop_last)
     )
+    tail: Literal["padded", "dropped", "kept"] = rest
     if type(sampler) is DistributedSampler and shard:
         own = False
-        rest = "dropped" if sampler.drop_last and rest == "padded" else rest  # type: ignore[assignment]
-    sequence = _sequence(sampler, loader, what=what, key=key, seed=seed, training=rest != "kept", own=own)
-    return Shard(sequence, batch_size, drop_last, world.rank, world.size, rest, own)
+        tail = "dropped" if sampler.drop_last and rest == "padded" else rest
+    sequence = _sample_order(sampler, loader, what=what, key=key, seed=seed, training=rest != "kept", own=own)
+    return StridedOrder(sequence, batch_size, drop_last, world.rank, world.size, tail, own)
 
 
-def _sequence(
+def _sample_order(
     sampler: Any, loader: DataLoader[Any], *, what: str, key: int, seed: int, training: bool, own: bool
-) -> Sequence:
+) -> SampleOrder:
     if type(sampler) is SequentialSampler:
         return InOrder(len(sampler))
     if type(sampler) is DistributedSampler and not own:
-        samples = len(sampler.dataset)  # type: ignore[arg-type]
+        dataset: Any = sampler.dataset
+        samples = len(dataset)
         return (
             Shuffled(samples, sampler.seed, "DistributedSampler") if sampler.shuffle and training else InOrder(samples)
         )
     plain = (
         type(sampler) is RandomSampler
         and not sampler.replacement
-        and sampler._num_samples is None
+        and not has_num_samples(sampler)
         and sampler.generator is None
     )
     if plain and training:

@@ -50,9 +50,9 @@ def unpack_items(packed: dict[str, Any]) -> Items:
         return list(packed["items"])
     if "scalars" in packed:
         return list(packed["indices"])
-    indices = packed["indices"].astype(np.int64)
+    indices: NDArray[np.int64] = packed["indices"].astype(np.int64)
     if "sizes" not in packed:
-        return indices  # type: ignore[no-any-return]
+        return indices
     ends = np.cumsum(packed["sizes"].astype(np.int64))
     return [part.tolist() for part in np.split(indices, ends[:-1])]
 

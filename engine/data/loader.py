@@ -15,7 +15,7 @@ class ResumableLoader(ABC):
     """
 
     #: the batches of an epoch on the rank that has the most; see `set_longest`
-    longest: int
+    max_batches: int
     #: samples in a full batch of this rank; None where batches have no fixed size
     batch_size: int | None
     #: whether the batch handed out last is the epoch's last one; in training that holds on every rank at once
@@ -23,21 +23,21 @@ class ResumableLoader(ABC):
     #: whether `len` tells; if not, only reading to the end does
     is_sized: bool = True
     #: indices in the data set of the samples last handed out, in order; None where they have none
-    given: Sequence[int] | None = None
+    last_indices: Sequence[int] | None = None
     #: why a run cannot go on with another number of ranks, as text; None if it can
     fixed_world: str | None = None
 
-    def set_longest(self, batches: int) -> None:
+    def set_max_batches(self, batches: int) -> None:
         """Set how many batches the rank with the most of them has, which only the ranks together know."""
-        self.longest = batches
+        self.max_batches = batches
 
     @abstractmethod
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""
 
     @property
-    def expected(self) -> int | None:
-        """The batches of an epoch as far as is known: exact for a sized feed, else a hint or None."""
+    def estimated_batches(self) -> int | None:
+        """The batches of an epoch as far as is known: exact for a sized loader, else a hint or None."""
         return len(self)
 
     @abstractmethod
@@ -47,15 +47,15 @@ class ResumableLoader(ABC):
         Started in the middle, that is the pass in which `state_dict` was taken, resumed.
         """
 
-    def worlds(self, size: int, batch_size: int) -> list[int]:
+    def valid_world_sizes(self, size: int, batch_size: int) -> list[int]:
         """Return the numbers of ranks at which the epoch has the batches that `size` ranks of `batch_size` give it."""
         return [size]
 
     def resize(self, batch_size: int) -> None:
         """Read `batch_size` samples at once on this rank; called only where `fixed_world` is None."""
-        raise NotImplementedError(f"{type(self).__name__} has no resize: write one, or give the feed a fixed_world")
+        raise NotImplementedError(f"{type(self).__name__} has no resize: write one, or give the loader a fixed_world")
 
-    def planned(self) -> Iterable[Sequence[Any]] | None:
+    def planned_indices(self) -> Iterable[Sequence[Any]] | None:
         """Return what a sampler gives this rank in the epoch that is open, batch by batch.
 
         None where there is no sampler, or its order is a function of the epoch.
@@ -67,7 +67,7 @@ class ResumableLoader(ABC):
         return None
 
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
+    def order_facts(self) -> dict[str, Any]:
         """Return what decides the order of samples, as JSON; it belongs to the run's identity.
 
         `global_batch_size`, where there is one, counts the samples that all ranks take at once.
@@ -81,29 +81,29 @@ class ResumableLoader(ABC):
         """Take it back; called before the first `batches` of a life."""
 
     def clone(self) -> Self:
-        """Return a feed that can be given a state while this one is read."""
+        """Return a loader that can be given a state while this one is read."""
         return copy.copy(self)
 
 
 class FitLoaders:
-    """The feeds of a fit as one part of a run's state."""
+    """The loaders of a fit as one part of a run's state."""
 
     def __init__(self, training: ResumableLoader, validation: Sequence[ResumableLoader] = ()) -> None:
         self.training, self.validation = training, list(validation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every feed."""
+        """Return the state of every loader."""
         return {
             "training": self.training.state_dict(),
-            "validation": [feed.state_dict() for feed in self.validation],
+            "validation": [loader.state_dict() for loader in self.validation],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
         self.training.load_state_dict(state_dict["training"])
-        for feed, state in zip(self.validation, state_dict["validation"], strict=True):
-            feed.load_state_dict(state)
+        for loader, state in zip(self.validation, state_dict["validation"], strict=True):
+            loader.load_state_dict(state)
 
     def clone(self) -> "FitLoaders":
-        """Return feeds that can be given a state while these are read."""
-        return FitLoaders(self.training.clone(), [feed.clone() for feed in self.validation])
+        """Return loaders that can be given a state while these are read."""
+        return FitLoaders(self.training.clone(), [loader.clone() for loader in self.validation])

@@ -11,15 +11,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from midstride.engine.data.loader import ResumableLoader
-from midstride.engine.data.order import BatchOrder, BatchRequest, Shard
+from midstride.engine.data.order import BatchOrder, BatchRequest, StridedOrder
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import Rng, SampleSeeder
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import SeededCollate, SeededDataset, few
-from midstride.engine.data.workers import RankBoundWorker, fetched, started
+from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.seeds import mix
 
-__all__ = ["MapLoader"]
+__all__ = ["COUNTED", "MapLoader", "limited"]
 
 
 #: samples that are read twice in each life: what draws where it cannot be found may do so for few of them
@@ -30,23 +30,28 @@ PROBED = 64
 COUNTED = 10_000_000
 
 
-class _Places:
+def limited(batches: int, limit: float) -> int:
+    """Return how many of `batches` are read: a share of them, or a number."""
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+class _BatchSampler:
     """The batch sampler: what to fetch, from a place that is set before each pass."""
 
     def __init__(self, order: BatchOrder, key: int, *, probe: bool) -> None:
         self.order, self.key, self._probe = order, key, PROBED if probe else 0
         self.epoch = self.start = self.count = 0
         #: the indices of what is fetched and not yet handed out
-        self.under_way: deque[list[Any]] = deque()
+        self.pending: deque[list[Any]] = deque()
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        self.under_way.clear()
+        self.pending.clear()
         # No more than will be consumed: what workers fetch beyond a limit is time lost.
-        for fetch in islice(self.order.fetches(mix(self.key, self.epoch), self.start), self.count):
-            self.under_way.append(fetch.indices)
+        for fetch in islice(self.order.requests(mix(self.key, self.epoch), self.start), self.count):
+            self.pending.append(fetch.indices)
             probe = min(self._probe, len(fetch.indices))
             self._probe -= probe
             yield fetch._replace(probe=probe) if probe else fetch
@@ -77,23 +82,18 @@ class MapLoader(ResumableLoader):
         self.order, self.source = order, loader
         self._limit, self._rng, self._what = limit, rng, what
         self._seeds = SampleSeeder(rng, shared=loader.num_workers > 0)
-        self._places = _Places(order, key, probe=rng == "lazy")
+        self._sampler = _BatchSampler(order, key, probe=rng == "lazy")
         self._in_main = loader.num_workers == 0
-        self._kept = RngIsolation()
+        self._rng_isolation = RngIsolation()
         self._loader = self._rebuilt(loader, key)
-        self.longest = len(self)
+        self.max_batches = len(self)
         self.batch_size = order.batch_size
 
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""
-        return self._limited(len(self.order))
+        return limited(len(self.order), self._limit)
 
-    def _limited(self, batches: int) -> int:
-        if isinstance(self._limit, int):
-            return min(batches, self._limit)
-        return int(batches * self._limit)
-
-    def facts(self) -> dict[str, Any]:
+    def order_facts(self) -> dict[str, Any]:
         """Return what decides the order of samples."""
         return {
             "global_batch_size": self.order.global_batch_size,
@@ -115,9 +115,9 @@ class MapLoader(ResumableLoader):
             return "its collate_fn draws random numbers, once for each rank's batch"
         return None
 
-    def worlds(self, size: int, batch_size: int) -> list[int]:
+    def valid_world_sizes(self, size: int, batch_size: int) -> list[int]:
         """Return the divisors of the global batch, but for those at which `drop_last` would leave out another end."""
-        if self.fixed_world is not None or not isinstance(order := self.order, Shard):
+        if self.fixed_world is not None or not isinstance(order := self.order, StridedOrder):
             return [size]
 
         def batches(ranks: int) -> int:
@@ -128,42 +128,50 @@ class MapLoader(ResumableLoader):
 
     def resize(self, batch_size: int) -> None:
         """Read `batch_size` samples at once on this rank, at places as if it had always been so."""
-        if not isinstance(self.order, Shard):
+        if not isinstance(self.order, StridedOrder):
             raise TypeError("batches that the user's own code makes have no size to set")
-        self.order = self._places.order = replace(self.order, batch_size=batch_size)
+        self.order = self._sampler.order = replace(self.order, batch_size=batch_size)
         self.batch_size = batch_size
-        self.longest = self._limited(len(replace(self.order, rank=0)))
+        self.max_batches = limited(len(replace(self.order, rank=0)), self._limit)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on."""
         count = len(self) - start
         if count <= 0:
             return
-        self.order.sequence.open(epoch, resumed=start > 0)
-        self._places.epoch, self._places.start, self._places.count = epoch, start, count
-        with self._kept:
-            iterator = started(self._loader, f"the {self._what} loader")
+        iterator = self._opened(epoch, start, count)
         last = start + count - 1
         for number in range(start, last + 1):
-            if self._in_main:
-                with self._kept as kept, self._seeds.restored(self.source.dataset, self.source.collate_fn):
-                    self._seeds.seen = kept.before
-                    batch = fetched(iterator, self._where, number)
-                    kept.after, self._seeds.seen = self._seeds.seen, None
-            else:
-                batch = fetched(iterator, self._where, number)
+            batch, self.last_indices = self._next(iterator, number)
             self.at_end = number == last
-            indices = self._places.under_way.popleft()
-            self.given = indices if {*map(type, indices)} == {int} else None
             yield batch
 
-    def planned(self) -> Iterator[list[Any]] | None:
+    def _opened(self, epoch: int, start: int, count: int) -> Iterator[Any]:
+        """Return what reads `count` batches of `epoch` from batch `start` on."""
+        self.order.sequence.open(epoch, resumed=start > 0)
+        self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
+        with self._rng_isolation:
+            return start_workers(self._loader, f"the {self._what} loader")
+
+    def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
+        """Return the next batch, which is in batch `number` of the epoch, and the indices of its samples."""
+        if self._in_main:
+            with self._rng_isolation as kept, self._seeds.restored(self.source.dataset, self.source.collate_fn):
+                self._seeds.last_reading = kept.before
+                batch = next_batch(iterator, self._where, number)
+                kept.after, self._seeds.last_reading = self._seeds.last_reading, None
+        else:
+            batch = next_batch(iterator, self._where, number)
+        indices = self._sampler.pending.popleft()
+        return batch, indices if {*map(type, indices)} == {int} else None
+
+    def planned_indices(self) -> Iterator[list[Any]] | None:
         """Return what a sampler gives this rank in the epoch that is open, batch by batch."""
         sequence = self.order.sequence
         is_own = "sampler" in sequence.facts or getattr(self.order, "own", False)
         if not is_own or len(sequence) > COUNTED:
             return None
-        return (fetch.indices for fetch in islice(self.order.fetches(0, 0), len(self)))
+        return (fetch.indices for fetch in islice(self.order.requests(0, 0), len(self)))
 
     def shared_order(self) -> str | None:
         """Return a digest of what a sampler gives all ranks in the epoch that is open."""
@@ -179,8 +187,8 @@ class MapLoader(ResumableLoader):
     def _where(self, number: int) -> str:
         rank = getattr(self.order, "rank", 0)
         return (
-            f"\nin batch {number} of epoch {self._places.epoch} of the {self._what} loader on rank {rank}, "
-            f"samples {few(self._places.under_way[0])}"
+            f"\nin batch {number} of epoch {self._sampler.epoch} of the {self._what} loader on rank {rank}, "
+            f"samples {few(self._sampler.pending[0])}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -190,20 +198,21 @@ class MapLoader(ResumableLoader):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
         self.order.sequence.load_state_dict(state_dict["sampler"])
-        self._seeds.collate_drew = state_dict["random_collate"]
+        self._seeds.set_collate_drew(state_dict["random_collate"])
 
     def clone(self) -> "MapLoader":
         """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)
-        clone.order = replace(self.order, sequence=self.order.sequence.clone())  # type: ignore[type-var]  # a dataclass
+        clone.order = self.order.clone()
         clone._seeds = copy.copy(self._seeds)
         return clone
 
     def _rebuilt(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:
+        batches: Any = self._sampler
         collate: Any = SeededCollate(loader.collate_fn, self._seeds, single=loader.batch_sampler is None)
         return DataLoader(
             SeededDataset(loader.dataset, self._seeds),
-            batch_sampler=self._places,  # type: ignore[arg-type]
+            batch_sampler=batches,
             collate_fn=collate,
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,

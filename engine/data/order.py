@@ -6,14 +6,14 @@ so that a global batch depends only on the global batch size.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from midstride.engine.data.permutation import Permutation, Places, permutation
+from midstride.engine.data.permutation import Permutation, Positions, permutation
 
-__all__ = ["BatchOrder", "BatchRequest", "InOrder", "Sequence", "Shard", "Shuffled"]
+__all__ = ["BatchOrder", "BatchRequest", "InOrder", "SampleOrder", "Shuffled", "StridedOrder"]
 
 #: indices that are computed at once
 BLOCK = 16_384
@@ -37,7 +37,7 @@ class BatchRequest(NamedTuple):
     probe: int = 0
 
 
-class Sequence(ABC):
+class SampleOrder(ABC):
     """The samples of an epoch in order, before ranks share them."""
 
     @property
@@ -54,7 +54,7 @@ class Sequence(ABC):
         """Get ready for `epoch`; `resumed` in the middle of it, in another life."""
 
     @abstractmethod
-    def at(self, places: Places) -> list[Any]:
+    def indices_at(self, places: Positions) -> list[Any]:
         """Return the indices at `places` of the epoch that is open."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -64,12 +64,12 @@ class Sequence(ABC):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
 
-    def clone(self) -> "Sequence":
+    def clone(self) -> "SampleOrder":
         """Return a sequence that can be given a state while this one is read; itself where there is no state."""
         return self
 
 
-class InOrder(Sequence):
+class InOrder(SampleOrder):
     """0, 1, 2, ..."""
 
     def __init__(self, samples: int) -> None:
@@ -86,7 +86,7 @@ class InOrder(Sequence):
     def open(self, epoch: int, *, resumed: bool) -> None:
         """Every epoch is the same."""
 
-    def at(self, places: Places) -> list[Any]:
+    def indices_at(self, places: Positions) -> list[Any]:
         """Return the places themselves."""
         return list(places.tolist())
 
@@ -110,7 +110,7 @@ class Shuffled(InOrder):
         if epoch != self._epoch:
             self._epoch, self._permutation = epoch, permutation(len(self), self._seed + epoch)
 
-    def at(self, places: Places) -> list[Any]:
+    def indices_at(self, places: Positions) -> list[Any]:
         """Return the samples at `places`."""
         return list(self._permutation(places).tolist())
 
@@ -122,22 +122,26 @@ class BatchOrder(ABC):
         sequence: what all ranks share.
     """
 
-    sequence: Sequence
+    sequence: SampleOrder
     #: samples in a full batch of this rank, and of all ranks; None where batches have no fixed size
     batch_size: int | None
     global_batch_size: int | None
+
+    def clone(self) -> Self:
+        """Return an order whose sequence can be given a state while this one is read."""
+        return replace(self, sequence=self.sequence.clone())  # type: ignore[type-var]  # a dataclass
 
     @abstractmethod
     def __len__(self) -> int:
         """Return the batches this rank reads in an epoch."""
 
     @abstractmethod
-    def fetches(self, key: int, start: int) -> Iterator[BatchRequest]:
+    def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
         """Yield the batches of the epoch that is open, from batch `start` on."""
 
 
 @dataclass(frozen=True)
-class Shard(BatchOrder):
+class StridedOrder(BatchOrder):
     """Every size-th sample, in batches of a fixed size.
 
     Args:
@@ -152,8 +156,8 @@ class Shard(BatchOrder):
         own: the sequence holds this rank's samples alone, another one on every rank.
     """
 
-    sequence: Sequence
-    batch_size: int
+    sequence: SampleOrder
+    batch_size: int  # pyright: ignore[reportIncompatibleVariableOverride]  # a frozen dataclass
     drop_last: bool = False
     rank: int = 0
     size: int = 1
@@ -185,7 +189,7 @@ class Shard(BatchOrder):
         self.sequence.open(epoch, resumed=False)
         return self._indices(np.arange(self.rank_samples()))
 
-    def fetches(self, key: int, start: int) -> Iterator[BatchRequest]:
+    def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
         """Yield the batches of the epoch that is open from batch `start` on, at a cost that does not depend on `start`.
 
         Sample j of batch p sits at global position p * G + rank + j * size, with G the global batch size:
@@ -201,7 +205,7 @@ class Shard(BatchOrder):
                 place = batch * self.global_batch_size + self.rank
                 yield BatchRequest(key, place, self.size, indices[first : first + batch_size])
 
-    def _indices(self, numbers: Places) -> list[Any]:
+    def _indices(self, numbers: Positions) -> list[Any]:
         if self.own:
-            return self.sequence.at(numbers)
-        return self.sequence.at((numbers * self.size + self.rank) % len(self.sequence))
+            return self.sequence.indices_at(numbers)
+        return self.sequence.indices_at((numbers * self.size + self.rank) % len(self.sequence))

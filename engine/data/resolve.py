@@ -7,22 +7,25 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoader, leaves
+from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoader, Mode, leaves
 from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
+from midstride.engine.data.lane_loader import LaneLoader, check_lanes, nest_in_lanes
 from midstride.engine.data.loader import ResumableLoader
-from midstride.engine.errors import UserError
+from midstride.engine.data.map_style import MapLoader
+from midstride.engine.errors import NotExact, UserError
+from midstride.engine.lanes import Lanes
 from midstride.engine.seeds import mix
 from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
-__all__ = ["Agrees", "LoaderResolver", "LoaderSettings"]
+__all__ = ["LoaderResolver", "LoaderSettings", "RankAgreement"]
 
 _METHODS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
 _STAGES = tuple(_METHODS)
 
 
-class Agrees(Protocol):
+class RankAgreement(Protocol):
     """How ranks compare what they have; every rank calls each method at the same place."""
 
     def gather(self, value: object) -> list[Any]:
@@ -42,11 +45,13 @@ class LoaderSettings:
         world: the ranks that samples are dealt to.
         options: which ask for limits, shards and random numbers.
         seed: of the run.
+        lanes: those that samples are dealt to instead, which `world` then counts; None without lanes.
     """
 
     world: World
     options: TrainerOptions
     seed: int
+    lanes: Lanes | None = None
 
     @property
     def shard(self) -> bool:
@@ -66,7 +71,7 @@ class LoaderResolver:
     """
 
     def __init__(
-        self, settings: LoaderSettings, ranks: Agrees, module: Any, *, train: Any = None, evaluate: Any = None
+        self, settings: LoaderSettings, ranks: RankAgreement, module: Any, *, train: Any = None, evaluate: Any = None
     ) -> None:
         self._settings, self._options, self._ranks = settings, settings.options, ranks
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
@@ -89,12 +94,13 @@ class LoaderResolver:
         if isinstance(given, CombinedLoader):
             named, nest = leaves(given.loaders, "the training loader")
             parts = [self._train(loader, name, i, 1.0) for i, (name, loader) in enumerate(named)]
-            feed: ResumableLoader = CombinedResumableLoader("the training loaders", parts, nest, given.mode, limit)
+            nest = nest if self._settings.lanes is None or given.mode == "sequential" else nest_in_lanes(nest)
+            resumable: ResumableLoader = CombinedResumableLoader("the training loaders", parts, nest, given.mode, limit)
         else:
-            feed = self._train(given, "the training loader", 0, limit)
-        if feed.expected == 0 and limit != 1.0:
+            resumable = self._train(given, "the training loader", 0, limit)
+        if resumable.estimated_batches == 0 and limit != 1.0:
             raise UserError(f"there is no batch to train on: limit_train_batches={limit!r} leaves none.")
-        mine = len(feed) if feed.is_sized else None, feed.facts()
+        mine = len(resumable) if resumable.is_sized else None, resumable.order_facts()
         counts, facts = zip(*self._ranks.gather(mine), strict=True)
         if len(set(counts)) > 1:
             raise UserError(
@@ -102,7 +108,7 @@ class LoaderResolver:
             )
         if self._settings.shard:
             _check_alike(facts)
-        return feed
+        return resumable
 
     def _no_loader(self) -> str:
         kind, owner = type(self._owner).__name__, self._owner
@@ -117,45 +123,60 @@ class LoaderResolver:
         """Return training loader `number`; the first is ordered by the run's seed, each other by one of its own."""
         settings, rng = self._settings, self._options.rng
         seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
+        self._check_lanes(loader, name)
         if _is_iterable(loader):
             check_loader(loader, "train")
             key = mix(mix(seed, 0), settings.world.rank)
             tries, agree = rng == "lazy", self._ranks.all_agree
             return IterableLoader(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
-        return training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
+        return self._in_lanes(
+            training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
+        )
+
+    def _check_lanes(self, loader: Any, name: str) -> None:
+        if self._settings.lanes is not None and isinstance(loader, DataLoader):
+            check_lanes(loader, name, shard=self._options.use_distributed_sampler)
+
+    def _in_lanes(self, loader: MapLoader) -> MapLoader:
+        lanes = self._settings.lanes
+        return loader if lanes is None else LaneLoader.of(loader, lanes)
 
     def evaluation(self, stage: str) -> list[ResumableLoader]:
-        """Return the feeds of `stage`, one for each `dataloader_idx`; none if there are none."""
+        """Return the resumables of `stage`, one for each `dataloader_idx`; none if there are none."""
         given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
         limit = getattr(self._options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
-        feeds = [] if given is None or given == [] else self._evaluation(given, stage, limit)
-        counts = self._ranks.gather([len(feed) if feed.is_sized else None for feed in feeds])
+        resumables = [] if given is None or given == [] else self._evaluation(given, stage, limit)
+        counts = self._ranks.gather([len(resumable) if resumable.is_sized else None for resumable in resumables])
         if len({len(rank) for rank in counts}) > 1:
             raise UserError(
                 f"the ranks have {[len(rank) for rank in counts]} {stage} loaders: all need the same number."
             )
-        for feed, ranks in zip(feeds, zip(*counts, strict=True), strict=True):
-            feed.set_longest(max((count for count in ranks if count is not None), default=0))
-        return feeds
+        for resumable, ranks in zip(resumables, zip(*counts, strict=True), strict=True):
+            resumable.set_max_batches(max((count for count in ranks if count is not None), default=0))
+        return resumables
 
     def _evaluation(self, given: Any, stage: str, limit: float) -> list[ResumableLoader]:
-        mode = given.mode if isinstance(given, CombinedLoader) else "sequential"
+        mode: Mode = given.mode if isinstance(given, CombinedLoader) else "sequential"
+        if mode != "sequential" and self._settings.lanes is not None:
+            raise NotExact(
+                f"the {stage} loaders with lanes: mode {mode} reads them side by side, and in evaluation lanes have "
+                "different numbers of batches: say mode='sequential'."
+            )
         named, nest = leaves(given.loaders if isinstance(given, CombinedLoader) else given, f"the {stage} loader")
         evaluate = partial(self._evaluate, stage=stage, limit=limit if mode == "sequential" else 1.0)
-        feeds = [evaluate(loader, name, i) for i, (name, loader) in enumerate(named)]
-        return (
-            feeds
-            if mode == "sequential"
-            else [CombinedResumableLoader(f"the {stage} loaders", feeds, nest, mode, limit)]
-        )
+        resumables = [evaluate(loader, name, i) for i, (name, loader) in enumerate(named)]
+        if mode == "sequential":
+            return resumables
+        return [CombinedResumableLoader(f"the {stage} loaders", resumables, nest, mode, limit)]
 
     def _evaluate(self, loader: Any, name: str, number: int, *, stage: str, limit: float) -> ResumableLoader:
         settings, rng = self._settings, self._options.rng
+        self._check_lanes(loader, name)
         if _is_iterable(loader):
             check_loader(loader, stage)
             key = mix(mix(mix(settings.seed, 1 + _STAGES.index(stage)), number), settings.world.rank)
             return IterableLoader(loader, name=name, key=key, limit=limit, tries=rng == "lazy")
-        return evaluation_loader(
+        exact = evaluation_loader(
             loader,
             settings.world,
             seed=settings.seed,
@@ -165,6 +186,7 @@ class LoaderResolver:
             limit=limit,
             rng=rng,
         )
+        return self._in_lanes(exact)
 
     def _call(self, name: str) -> Any:
         if isinstance(self._owner, type):

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from midstride.engine.data.items import Items, as_items, digest_of_items, pack_items, unpack_items
-from midstride.engine.data.order import BatchOrder, BatchRequest, Sequence
-from midstride.engine.data.permutation import Places
+from midstride.engine.data.order import BatchOrder, BatchRequest, SampleOrder
+from midstride.engine.data.permutation import Positions
 from midstride.engine.data.rng.isolation import seeded_rng
 from midstride.engine.data.sampler_state import SamplerState, wrapped
 from midstride.engine.errors import NotExact, UserCodeError, UserError
@@ -28,7 +28,7 @@ _ENDLESS = 100
 _WAY_OUT = "Keep counters and generators as attributes made in __init__, or give it state_dict and load_state_dict."
 
 
-class SamplerOrder(Sequence):
+class SamplerOrder(SampleOrder):
     """What a sampler gives, epoch by epoch: drawn whole at an epoch's start, from the sampler as it is then.
 
     In each epoch the main generators are seeded by (key, epoch) while it runs, and put back. The items of the epoch
@@ -58,7 +58,7 @@ class SamplerOrder(Sequence):
         self._due: str | None = None
         #: whether no more is to be said of changes while an epoch is under way; torch's samplers draw whole, too
         self._told = not _draws_late(sampler)
-        digest = self._rehearsed()
+        digest = self._dry_run()
         self._named = type(sampler).__name__ + (f", order {digest}" if shared else "")
 
     @property
@@ -66,7 +66,7 @@ class SamplerOrder(Sequence):
         """The sampler's type, and a digest of its first epoch if that is the same on every rank."""
         return {"sampler": self._named}
 
-    def _rehearsed(self) -> str:
+    def _dry_run(self) -> str:
         """Run copies of the sampler for two epochs, one of them from its state; return a digest of the first."""
         built = self._state.whole()
         one, other, resumed = (_copied(self._sampler, self._dataset) for _ in range(3))
@@ -89,9 +89,9 @@ class SamplerOrder(Sequence):
                 f"{self._what} gives another order when it is run again from the same state: it draws from a source "
                 f"that cannot be put back, or keeps what cannot be found. {_WAY_OUT}"
             )
-        return self._checked(*epochs)
+        return self._checked_indices(*epochs)
 
-    def _checked(self, first: Items, second: Items) -> str:
+    def _checked_indices(self, first: Items, second: Items) -> str:
         if len(first) != len(second):
             raise UserError(
                 f"{self._what} gives {len(first)} items in one epoch and {len(second)} in the next; "
@@ -146,7 +146,7 @@ class SamplerOrder(Sequence):
                 self._what,
             )
 
-    def at(self, places: Places) -> list[Any]:
+    def indices_at(self, places: Positions) -> list[Any]:
         """Return the items at `places`."""
         if isinstance(self._items, list):
             return [self._items[place] for place in places.tolist()]
@@ -154,7 +154,7 @@ class SamplerOrder(Sequence):
 
     def items(self) -> list[Any]:
         """Return all items of the epoch that is open."""
-        return self.at(np.arange(self._length))
+        return self.indices_at(np.arange(self._length))
 
     def digest(self) -> str:
         """Return a digest of the epoch that is open."""
@@ -228,7 +228,7 @@ class BatchSamplerOrder(BatchOrder):
         own: the sequence holds this rank's batches alone.
     """
 
-    sequence: SamplerOrder
+    sequence: SamplerOrder  # pyright: ignore[reportIncompatibleVariableOverride]  # a frozen dataclass
     rank: int = 0
     size: int = 1
     rest: Literal["padded", "kept"] = "padded"
@@ -243,7 +243,7 @@ class BatchSamplerOrder(BatchOrder):
             return batches
         return -(-batches // self.size) if self.rest == "padded" else len(range(self.rank, batches, self.size))
 
-    def fetches(self, key: int, start: int) -> Iterator[BatchRequest]:
+    def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
         """Yield the batches of the epoch that is open, from batch `start` on.
 
         Samples stand where they stand in all batches one after the other; a repeated batch stands where it stood.

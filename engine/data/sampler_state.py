@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from midstride.engine.data.in_place import filled
+from midstride.engine.data.copy_into import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.objects.generators import Generator, attributes_of, find_generators, get_state, set_state
 from midstride.engine.state.codec import differences, walk
@@ -91,7 +91,7 @@ class SamplerState:
                 _there(owners, owner).load_state_dict(copy.deepcopy(value))
             elif path not in now or _differ(now[path], value):
                 there = _there(owners, owner)
-                setattr(there, name, filled(getattr(there, name, None), value))
+                setattr(there, name, copy_into(getattr(there, name, None), value))
 
     def _owners(self) -> dict[str, Any]:
         """Return the sampler and the objects it is made of, by path."""

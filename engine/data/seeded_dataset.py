@@ -9,19 +9,19 @@ from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.per_sample import SampleSeeder
 from midstride.engine.errors import EngineError, UserCodeError, UserError
 
-__all__ = ["Failure", "SeededCollate", "SeededDataset", "few"]
+__all__ = ["SeededCollate", "SeededDataset", "WorkerFailure", "few"]
 
 _OWN = frozenset({"dataset", "seeds", "failure"})
 
 
-class Failure(NamedTuple):
+class WorkerFailure(NamedTuple):
     """What went wrong with a batch, on its way out of a worker: torch would wrap an exception in its own traceback."""
 
     kind: type[EngineError]
     text: str
 
 
-class _Fetched(NamedTuple):
+class _FetchedBatch(NamedTuple):
     """The samples of one batch, and what was asked for, on their way to collate."""
 
     samples: list[Any]
@@ -35,7 +35,7 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self.seeds = seeds
         #: what went wrong when the worker was started
-        self.failure: Failure | None = None
+        self.failure: WorkerFailure | None = None
 
     def __getattr__(self, name: str) -> Any:
         # worker_init_fn and friends look at `get_worker_info().dataset`. The guard is for unpickling.
@@ -53,17 +53,17 @@ class SeededDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, fetch: BatchRequest) -> _Fetched | Failure:
+    def __getitems__(self, fetch: BatchRequest) -> _FetchedBatch | WorkerFailure:
         if self.failure is not None:
             return self.failure
         try:
-            return _Fetched(self.seeds.samples(fetch, self.dataset), fetch)
+            return _FetchedBatch(self.seeds.samples(fetch, self.dataset), fetch)
         except UserError as error:
-            return Failure(type(error), str(error))
+            return WorkerFailure(type(error), str(error))
         except Exception as error:
             name = type(self.dataset).__name__
             where = f"{name}, reading samples {few(fetch.indices)}{_worker()}{self._out_of_range(error, fetch)}"
-            return Failure(UserCodeError, str(UserCodeError.of(where, error)))
+            return WorkerFailure(UserCodeError, str(UserCodeError.of(where, error)))
 
     def _out_of_range(self, error: Exception, fetch: BatchRequest) -> str:
         length = len(self.dataset) if hasattr(self.dataset, "__len__") else None
@@ -85,9 +85,9 @@ class SeededCollate:
     def __init__(self, collate: Callable[[Any], Any], seeds: SampleSeeder, *, single: bool = False) -> None:
         self.collate, self.seeds, self.single = collate, seeds, single
 
-    def __call__(self, fetched: _Fetched | Failure) -> Any:
+    def __call__(self, fetched: _FetchedBatch | WorkerFailure) -> Any:
         """Return the batch made of what was fetched."""
-        if isinstance(fetched, Failure):
+        if isinstance(fetched, WorkerFailure):
             return fetched
         samples, fetch = fetched
         try:
@@ -95,7 +95,7 @@ class SeededCollate:
         except Exception as error:
             name = getattr(self.collate, "__name__", type(self.collate).__name__)
             where = f"{name}, collating samples {few(fetch.indices)}{_worker()}"
-            return Failure(UserCodeError, str(UserCodeError.of(where, error)))
+            return WorkerFailure(UserCodeError, str(UserCodeError.of(where, error)))
 
 
 def few(indices: list[Any]) -> str:

@@ -4,14 +4,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
-from midstride.engine.data.seeded_dataset import Failure
+from midstride.engine.data.seeded_dataset import WorkerFailure
+from midstride.engine.data.torch_internals import end_workers, forget_workers, worker_info, workers_of
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
-from midstride.engine.processes.lifetime import die_with_parent, end_with
+from midstride.engine.processes.lifetime import die_with_parent, exit_with
 
-__all__ = ["RankBoundWorker", "fetched", "lost_workers", "started", "unwatch"]
+__all__ = ["RankBoundWorker", "disable_worker_watchdog", "lost_workers", "next_batch", "start_workers"]
 
 
 class RankBoundWorker:
@@ -26,18 +26,18 @@ class RankBoundWorker:
         if os.getppid() == self.rank_pid:
             die_with_parent(self.rank_pid)
         else:  # a fork server's child, which would be ended when that is
-            end_with(self.rank_pid)
+            exit_with(self.rank_pid)
         if self.init is None:
             return
         try:
             self.init(worker)
         except Exception as error:
             text = str(UserCodeError.of(f"worker_init_fn of worker {worker}", error))
-            dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
-            dataset.failure = Failure(UserCodeError, text)
+            dataset: Any = worker_info().dataset
+            dataset.failure = WorkerFailure(UserCodeError, text)
 
 
-def started(loader: DataLoader[Any], name: str) -> Iterator[Any]:
+def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
     """Return `iter(loader)`.
 
     Raises:
@@ -52,11 +52,11 @@ def started(loader: DataLoader[Any], name: str) -> Iterator[Any]:
             f"the workers of {name} could not be started: {type(error).__name__}: {error}. What is not forked is "
             "pickled: keep the data set and collate_fn at module level, without open files."
         ) from error
-    unwatch(iterator)
+    disable_worker_watchdog(iterator)
     return iterator
 
 
-def fetched(iterator: Iterator[Any], where: Callable[..., str], *place: Any) -> Any:
+def next_batch(iterator: Iterator[Any], where: Callable[..., str], *place: Any) -> Any:
     """Return what `iterator` gives next.
 
     Args:
@@ -71,36 +71,29 @@ def fetched(iterator: Iterator[Any], where: Callable[..., str], *place: Any) -> 
     try:
         batch = next(iterator)
     except RuntimeError as error:
+        # Ended now: a reference to the error would keep them, by its traceback.
         lost = ", ".join(lost_workers(iterator)) or str(error)
-        _end_workers(iterator)
+        end_workers(iterator)
         raise WorldError(f"{lost}{where(*place)}. No sample is lost: a retry reads them again.") from error
-    if isinstance(batch, Failure):
-        _end_workers(iterator)
+    if isinstance(batch, WorkerFailure):
+        end_workers(iterator)
         raise batch.kind(f"{batch.text}{where(*place)}")
     return batch
 
 
-def _end_workers(iterator: Any) -> None:
-    """End the workers of `iterator` now: a reference to the error would keep them, by its traceback."""
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
-
-
-def unwatch(iterator: Any) -> None:
+def disable_worker_watchdog(iterator: Any) -> None:
     """Have torch forget the workers of `iterator`: a lost one is noticed where its batch is waited for.
 
     torch would raise from a signal handler, wherever the main process happens to be: in the user's training step,
     or in a snapshot. It would raise for workers that were ended on purpose, too.
     """
-    if getattr(iterator, "_worker_pids_set", False):
-        torch._C._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
+    forget_workers(iterator)
 
 
 def lost_workers(iterator: Any) -> list[str]:
     """Return how each worker of `iterator` that is no longer there ended, as text."""
     lost = []
-    for number, process in enumerate(getattr(iterator, "_workers", ())):
+    for number, process in enumerate(workers_of(iterator)):
         process.join(0)
         code = process.exitcode
         if code is not None:

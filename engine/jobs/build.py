@@ -5,14 +5,16 @@ from typing import Any, TypeVar
 
 from midstride.engine.config.import_paths import call_with, load_attribute
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.loggers import LOGGERS, LoggerOptions
 from midstride.engine.errors import JobError, SnapshotMissing
+from midstride.engine.lightning.adapt import adapt, is_lightning
 from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["build_data", "build_module", "build_trainer", "try_build"]
+__all__ = ["build_callbacks", "build_data", "build_module", "build_trainer", "try_build"]
 
 Built = TypeVar("Built")
 
@@ -38,24 +40,41 @@ def build_data(job: TrainingJob) -> DataModule:
     return _build(job, "data", job.data, job.data_args, DataModule)
 
 
-def build_trainer(job: TrainingJob) -> Trainer:
-    """Return the Trainer that `job` describes."""
+def build_callbacks(job: TrainingJob) -> list[Callback]:
+    """Return the callbacks of the job's monitor, then those that it names; raises as `build_module` does."""
     callbacks: list[Callback] = []
     if (monitor := job.monitor) is not None:
         callbacks.append(BestCheckpoint(monitor.metric, monitor.mode))
         if monitor.patience is not None:
             callbacks.append(EarlyStopping(monitor.metric, monitor.patience, monitor.mode))
+    for number, named in enumerate(job.callbacks):
+        callbacks.append(_build(job, f"callbacks.{number}", named.path, named.args, Callback))
+    return callbacks
+
+
+def build_trainer(job: TrainingJob) -> Trainer:
+    """Return the Trainer that `job` describes."""
     return Trainer(
         strategy=job.world.strategy,
         strategy_args=job.world.strategy_args,
         devices=job.world.devices,
+        lanes=job.world.lanes,
         snapshots=job.snapshots,
-        callbacks=callbacks,
+        callbacks=build_callbacks(job),
+        loggers=[_in_project(options, job.name) for options in job.loggers],
         seed=job.seed,
         accept_change=job.accept_change,
         identity={key: getattr(job, key) for key in _IDENTITY},
         **job.trainer.model_dump(),
     )
+
+
+def _in_project(options: LoggerOptions, name: str) -> LoggerOptions:
+    """Return a logger whose tracker collects the runs of this job under the job's name, if it says no other."""
+    spec = LOGGERS.get(options.path)
+    if spec is None or not spec.project:
+        return options
+    return options.model_copy(update={"args": {spec.project: name, **options.args}})
 
 
 def try_build(run: Run) -> dict[str, bool]:
@@ -68,9 +87,9 @@ def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kin
     where = f"job {job.name}"
     try:
         make = load_attribute(spec, job.folder or Path.cwd(), key)
-        if isinstance(make, type) and not issubclass(make, kind):
+        if isinstance(make, type) and not issubclass(make, kind) and not is_lightning(make):
             raise JobError(f"{key}: {spec} is no {kind.__name__}")
-        built = call_with(make, arguments, spec, f"{key}_args")
+        built = adapt(call_with(make, arguments, spec, f"{key}{'.' if '.' in key else '_'}args"))
     except JobError as error:
         raise JobError.of(where, str(error).splitlines()) from None
     if not isinstance(built, kind):

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, UserCodeError
-from midstride.engine.jobs.build import build_data, build_module, build_trainer
+from midstride.engine.jobs.build import build_callbacks, build_data, build_module, build_trainer
 from midstride.engine.jobs.dry_run import dry_run
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.registry.nightly import is_nightly, metric_of, nightly_errors, with_date
@@ -35,8 +35,9 @@ def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
         job = with_date(job, date)
     module = _collect(faults, "building the module", partial(build_module, job))
     data = _collect(faults, "building the data", partial(build_data, job))
+    callbacks = _collect(faults, "building the callbacks", partial(build_callbacks, job))
     _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
-    if module is not None and data is not None:
+    if module is not None and data is not None and callbacks is not None:
         _collect(faults, "checking the training", lambda: faults.extend(_training_faults(job, module, data, judged_by)))
     return [*dict.fromkeys(faults)]  # a file that cannot be imported fails for module and data alike
 

@@ -37,7 +37,7 @@ def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judge
         if type(module).test_step is not TrainingModule.test_step:
             tested = trainer.test(module, data)
     faults = missing_metric(tested, judged_by) if judged_by else []
-    if job.monitor is not None and trainer.last_fit is not None and not trainer.last_fit.context.feeds.validation:
+    if job.monitor is not None and trainer.last_fit is not None and not trainer.last_fit.context.loaders.validation:
         where = f"{job.data} needs a val_dataloader"
         faults.append(f"monitor: {job.monitor.metric} is looked at after a validation, and there is none: {where}")
     return faults
@@ -83,8 +83,11 @@ def _shortened(job: TrainingJob, batches: int) -> TrainingJob:
         "max_epochs": 1,
         "accumulate_grad_batches": 1,
         "val_check_interval": 1.0,
+        "check_val_every_n_epoch": 1,
         "deterministic": deterministic,
         "enable_progress_bar": False,
     }
-    world = WorldOptions.model_validate({})
-    return job.model_copy(update={"trainer": options.model_copy(update=changed), "world": world, "snapshots": None})
+    world = WorldOptions.model_validate({"lanes": job.world.lanes})
+    return job.model_copy(
+        update={"trainer": options.model_copy(update=changed), "world": world, "snapshots": None, "loggers": ()}
+    )

@@ -1,7 +1,7 @@
-"""Errands: short work that needs torch or the user's code, done in a process of its own.
+"""Operations on a run that need torch or the user's code, each done in a process of its own.
 
 An orchestrator must neither load torch nor live with what a user's code leaves behind: threads, devices,
-memory, a crash. `python -m midstride.engine.jobs.isolated SESSION VERB` does the work and leaves the result in the
+memory, a crash. `python -m midstride.engine.jobs.isolated SESSION OPERATION` does the work and leaves the result in the
 session.
 """
 
@@ -16,22 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
-from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested, UserError, WorldError
 from midstride.engine.processes.lifetime import PARENT, die_with_parent
-from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.run import Run
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.session import Session
 
-__all__ = ["VERBS", "check_outcome", "main", "run_errand"]
+__all__ = ["OPERATIONS", "main", "raise_for_outcome", "run_isolated"]
 
 _GRACE_S = 5.0
 _POLL_S = 0.1
 
 
-#: verb -> the function that does it, imported in its own process: it takes the run and returns JSON
-VERBS: dict[str, str] = {
+#: name -> the function that does it, imported in its own process: it takes the run and returns JSON
+OPERATIONS: dict[str, str] = {
     "build": "midstride.engine.jobs.build:try_build",
     "prepare": "midstride.engine.jobs.prepare:prepare",
     "evaluate": "midstride.engine.jobs.evaluate:evaluate",
@@ -39,17 +38,14 @@ VERBS: dict[str, str] = {
 }
 
 
-def run_errand(
-    verb: str, job: TrainingJob, run: str, *, on_line: Callable[[str], object], without: Collection[str] = ()
-) -> Any:
-    """Do `verb` in a process of its own and return its result.
+def run_isolated(operation: str, run: Run, *, on_line: Callable[[str], object], without: Collection[str] = ()) -> Any:
+    """Run `operation` in a process of its own and return its result.
 
     Call it in the main thread: it may be interrupted by any exception, and leaves no process behind.
 
     Args:
-        verb: one of `VERBS`.
-        job: what it is about.
-        run: the run's name.
+        operation: one of `OPERATIONS`.
+        run: what it is about.
         on_line: gets what the process prints.
         without: environment variables of ours that the process does not get.
 
@@ -57,30 +53,30 @@ def run_errand(
         UserError: the job or the user's code is wrong; the message starts with their traceback.
         WorldError: the process died.
     """
-    session = Session.create(Run(job, run).document(0))
-    command = [sys.executable, "-m", "midstride.engine.jobs.isolated", str(session.folder), verb]
+    session = Session.create(run.document(0))
+    command = [sys.executable, "-m", "midstride.engine.jobs.isolated", str(session.folder), operation]
     ours = {name: value for name, value in os.environ.items() if name not in without}
     environment = {**ours, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
     try:
-        with ProcessGroup(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
+        with SupervisedProcess(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
             while (code := group.poll()) is None:
                 _pass_on(group, on_line)
                 time.sleep(_POLL_S)
         _pass_on(group, on_line)
-        check_outcome(decide(session.outcomes(), code, 1))
+        raise_for_outcome(decide(session.outcomes(), code, 1))
         return json.loads(_result(session).read_text(encoding="utf-8"))
     finally:
         session.remove()
 
 
-def check_outcome(outcome: Outcome) -> None:
+def raise_for_outcome(outcome: Outcome) -> None:
     """Raise the error that `outcome` stands for; none when all went well."""
     errors = {"user_error": UserError, "stopped": StopRequested, "died": WorldError}
     if outcome.kind != "done":
         raise errors[outcome.kind](outcome.error)
 
 
-def _pass_on(group: ProcessGroup, on_line: Callable[[str], object]) -> None:
+def _pass_on(group: SupervisedProcess, on_line: Callable[[str], object]) -> None:
     if lines := group.lines():
         on_line("\n".join(lines))
 
@@ -90,16 +86,16 @@ def _result(session: Session) -> Path:
 
 
 def main() -> None:
-    """Do the errand that the command line names."""
+    """Run the operation that the command line names."""
     if parent := os.environ.pop(PARENT, None):
         die_with_parent(int(parent))
     with contextlib.suppress(ValueError):  # what `python -m` put there is not importable elsewhere
         sys.path.remove(str(Path.cwd()))
-    session, verb = Session(sys.argv[1]), sys.argv[2]
+    session, operation = Session(sys.argv[1]), sys.argv[2]
     try:
         run = Run.from_document(session.document())
         make_importable(run.job.folder)
-        module, _, name = VERBS[verb].partition(":")
+        module, _, name = OPERATIONS[operation].partition(":")
         result = getattr(import_module(module), name)(run)
         _result(session).write_text(json.dumps(result), encoding="utf-8")
         outcome = Outcome("done")

@@ -5,7 +5,8 @@ from typing import Any
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
-from midstride.engine.jobs.isolated import run_errand
+from midstride.engine.jobs.isolated import run_isolated
+from midstride.engine.runs.run import Run
 
 __all__ = ["portability_errors", "relative_paths"]
 
@@ -20,8 +21,11 @@ def relative_paths(job: TrainingJob) -> list[str]:
         paths.append(("snapshots.url", job.snapshots.url))
     if job.weights is not None:
         paths.append(("weights", job.weights))
-    for group in ("module_args", "data_args"):
-        paths += [(key, text) for key, text in _texts(group, getattr(job, group)) if text.startswith(("./", "../"))]
+    groups = {group: getattr(job, group) for group in ("module_args", "data_args")}
+    groups |= {f"callbacks.{number}.args": callback.args for number, callback in enumerate(job.callbacks)}
+    groups |= {f"loggers.{number}.args": logger.args for number, logger in enumerate(job.loggers)}
+    for group, arguments in groups.items():
+        paths += [(key, text) for key, text in _texts(group, arguments) if text.startswith(("./", "../"))]
     return [
         f"{key}: {text!r} is relative, and each run of a deployment starts in a folder of its own: "
         "write an absolute path, or a URL"
@@ -38,7 +42,7 @@ def portability_errors(job: TrainingJob, *, nightly: bool = False) -> list[str]:
     """
     faults = relative_paths(job)
     try:
-        built = run_errand("build", job, job.name, on_line=lambda text: None, without=("PYTHONPATH",))
+        built = run_isolated("build", Run(job, job.name), on_line=lambda text: None, without=("PYTHONPATH",))
         if nightly and not built["can be tested"]:
             faults.append(f"module: {job.module} has no test_step, so nothing tells whether a challenger is better")
     except EngineError as error:

@@ -1,14 +1,15 @@
 """A world of processes from its start to its end.
 
-fork_server       the spawner of a world on one machine: `python -m midstride.engine.launch.fork_server
+fork_server       the fork server of a world on one machine: `python -m midstride.engine.launch.fork_server
                   SESSION RANKS GRACE_S`
 horovod_rank      a rank under horovodrun: `python -m midstride.engine.launch.horovod_rank SESSION`
 horovodrun_agent  horovodrun, without the traceback it ends with
 launch            launch one world, watch it to its end, and leave nothing of it behind
+log_lines         which lines of a world are worth a person's time; the attempt's log file has them all
 rank              what each rank of a world runs: `python -m midstride.engine.launch.rank SESSION`
 recovery          attempts without a record: their launcher was killed, but its session may still be here
-torchrun_agent    torchrun's agent for this machine alone, its ranks tied to its life
-watchdog          the vigil of a launcher over its world: does it get on, and does one rank hold all the
+torchrun_agent    torchrun's agent for this machine alone, whose ranks end with it
+watchdog          watch the heartbeats of a world: does it get on, and does one rank hold all the
                   others up?
 launchers/        the commands that start a world, by name
 """

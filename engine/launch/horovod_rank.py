@@ -8,7 +8,7 @@ import os
 import sys
 
 from midstride.engine.launch.rank import main as work
-from midstride.engine.processes.lifetime import PARENT, end_with_ancestors
+from midstride.engine.processes.lifetime import PARENT, exit_with_ancestors
 from midstride.engine.session.session import Session
 
 __all__ = ["main"]
@@ -16,8 +16,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Be the rank that the environment says this process is."""
-    os.environ.pop(PARENT, None)  # the keeper: horovodrun's parent, not ours
-    end_with_ancestors(Session.VARIABLE)
+    os.environ.pop(PARENT, None)  # the supervisor: horovodrun's parent, not ours
+    exit_with_ancestors(Session.VARIABLE)
     try:
         work()
     except SystemExit as end:

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
-from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, StoreUnsafe, WorldError
-from midstride.engine.launch.launchers.registry import build_launcher
-from midstride.engine.launch.recovery import settle_lost
-from midstride.engine.launch.watchdog import Vigil
-from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.launch.launchers.build import build_launcher
+from midstride.engine.launch.log_lines import without_noise
+from midstride.engine.launch.recovery import recover_orphaned_attempts
+from midstride.engine.launch.watchdog import Watchdog
+from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.run import Run
-from midstride.engine.session.attempts import Attempt, Ledger
+from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.session.events import Event, EventTail
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.session import Session
@@ -38,22 +38,20 @@ def _ignore(_: object) -> None:
 
 
 def launch(
-    job: TrainingJob,
-    run: str,
+    run: Run,
     *,
     on_line: Callable[[str], object] = _ignore,
     on_event: Callable[[Event], object] = _ignore,
     grace_s: float = GRACE_S,
 ) -> Outcome:
-    """Run one world of `job` to its end, resuming the run called `run` if it has been started before.
+    """Run one world of `run` to its end, resuming it if it has been started before.
 
     Call it in the main thread: it may be interrupted by any exception at any time (a signal turned into
     one, a timeout), and then stops the world within `grace_s` plus 2 s, writes that down, and lets the
     exception go on.
 
     Args:
-        job: what is trained.
-        run: the run's name; a run that is done already is done again at once.
+        run: a job under a name; one that is done already is done again at once.
         on_line: gets what the world prints, several lines joined, at most every half second.
         on_event: gets each event once.
         grace_s: seconds a world has to take a snapshot and leave when it is asked to.
@@ -71,26 +69,27 @@ def launch(
             f"srun starts this command {tasks} times, and each would start a world of its own: start it once, by "
             f"srun --ntasks=1, with world.processes in the job; or a script with a Trainer: its ranks are the tasks"
         )
-    this = Run(job, run)
-    _ensure_writable(this)
-    settle_lost(this)
-    ledger = this.attempts
-    launcher = build_launcher(job.world.launched_by)
-    attempt = ledger.begin()
-    session = Session.create(this.document(attempt.number))
-    watch = _Watch(session, attempt, Vigil(session, job.world), on_line, on_event)
+    job = run.job
+    _ensure_writable(run)
+    recover_orphaned_attempts(run)
+    attempt_log = run.attempts
+    launcher = build_launcher(job.world.launched_by, job.folder)
+    attempt = attempt_log.begin()
+    run.save_job()
+    session = Session.create(run.document(attempt.number))
+    watch = _WorldMonitor(session, attempt, Watchdog(session, job.world), on_line, on_event)
     try:
         command = launcher.command(session, job, grace_s=grace_s)
         environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
         with (
-            watch.asked_for_snapshots(),
-            ProcessGroup(command, environment=environment, log=session.log, grace_s=grace_s) as group,
+            watch.snapshots_on_signal(),
+            SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
         ):
             watch.until_end(group)
     finally:
         # Also on the way out of an exception: what the world did until then is worth knowing.
         outcome = watch.outcome(job.world.processes, grace_s)
-        _write_down(ledger, watch.attempt, outcome, session, this.store, on_line)
+        _record_attempt(attempt_log, watch.attempt, outcome, session, run.store, on_line)
     return outcome
 
 
@@ -101,67 +100,67 @@ def _ensure_writable(run: Run) -> None:
         raise JobError.of(f"job {run.job.name}", [f"snapshots.url: {error}"]) from error
 
 
-class _Watch:
-    """Hands on what a world prints and reports, and keeps what the ledger wants to know."""
+class _WorldMonitor:
+    """Hands on what a world prints and reports, and keeps what the attempt log wants to know."""
 
     def __init__(
         self,
         session: Session,
         attempt: Attempt,
-        vigil: Vigil,
+        watchdog: Watchdog,
         on_line: Callable[[str], object],
         on_event: Callable[[Event], object],
     ) -> None:
         self.attempt = attempt
-        self._session, self._vigil = session, vigil
+        self._session, self._watchdog = session, watchdog
         self._hang: Outcome | None = None
         self._code: int | None = None
         self._snapshot_asked = False
         self._tail = EventTail(session.events)
         self._on_line = on_line
         self._on_event = on_event
-        self._group: ProcessGroup | None = None
+        self._process: SupervisedProcess | None = None
         self._lines_at = time.monotonic()
 
     @contextmanager
-    def asked_for_snapshots(self) -> Iterator[None]:
+    def snapshots_on_signal(self) -> Iterator[None]:
         """Hear SIGUSR1 until the block ends, where Python lets us."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGUSR1, self._hear)
+        before = signal.signal(signal.SIGUSR1, self._request_snapshot)
         try:
             yield
         finally:
             signal.signal(signal.SIGUSR1, before)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _request_snapshot(self, number: int, frame: FrameType | None) -> None:
         self._snapshot_asked = True
 
-    def until_end(self, group: ProcessGroup) -> None:
-        """Watch `group` until it ends by itself."""
-        self._group = group
+    def until_end(self, group: SupervisedProcess) -> None:
+        """Watch `group` until it ends."""
+        self._process = group
         # Polling, never a blocking wait: exceptions raised into this thread must get through.
         while (code := group.poll()) is None:
             self._events()
             if time.monotonic() - self._lines_at >= _LINES_EVERY_S:
                 self._lines()
-                self._look(group)
+                self._check_progress(group)
                 if self._snapshot_asked and self.attempt.generation is not None:  # else there is nothing to keep yet
                     self._snapshot_asked = False
                     group.ask_for_snapshot()
             time.sleep(_POLL_S)
         self._code = code
 
-    def _look(self, group: ProcessGroup) -> None:
+    def _check_progress(self, group: SupervisedProcess) -> None:
         """End a world that hangs; name a rank that holds the others up."""
-        if slow := self._vigil.slow():
+        if slow := self._watchdog.straggler():
             self._take(Event("slow", time.time(), {"rank": slow.rank, "words": str(slow)}))
             self._on_line(str(slow))
-        if stuck := self._vigil.stuck():
-            self._vigil.write_stacks()
-            if not self._vigil.all_ended():
-                self._hang = Outcome.of(WorldError(stuck), step=self._vigil.step())
+        if stuck := self._watchdog.hang_message():
+            self._watchdog.write_stacks()
+            if not self._watchdog.all_ended():
+                self._hang = Outcome.of(WorldError(stuck), step=self._watchdog.step())
             group.kill()
 
     def outcome(self, processes: int, grace_s: float) -> Outcome:
@@ -170,14 +169,14 @@ class _Watch:
             self._events()
             self._lines()
         outcome = self._hang or decide(self._session.outcomes(), self._code, processes)
-        if self._group is None or self._code is not None or outcome.kind != "died" or outcome.type:
+        if self._process is None or self._code is not None or outcome.kind != "died" or outcome.type:
             return outcome
         late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
         return replace(outcome, kind="stopped", error=late)
 
     def _lines(self) -> None:
         self._lines_at = time.monotonic()
-        lines = self._group.lines() if self._group else []
+        lines = without_noise(self._process.lines()) if self._process else []
         for start in range(0, len(lines), _LINES_AT_ONCE):
             self._on_line("\n".join(lines[start : start + _LINES_AT_ONCE]))
 
@@ -190,8 +189,8 @@ class _Watch:
         self._on_event(event)
 
 
-def _write_down(
-    ledger: Ledger,
+def _record_attempt(
+    attempt_log: AttemptLog,
     attempt: Attempt,
     outcome: Outcome,
     session: Session,
@@ -200,7 +199,7 @@ def _write_down(
 ) -> None:
     """Record the attempt and keep its log with the run; a store that fails now changes no outcome."""
     try:
-        ledger.record(attempt, outcome)
+        attempt_log.record(attempt, outcome)
         if session.log.exists():
             store.write(f"attempts/{attempt.number:06d}.log", session.log.read_bytes()[-_LOG_BYTES:])
         session.remove()

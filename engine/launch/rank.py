@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import SnapshotError, StopSignal
-from midstride.engine.launch.watchdog import STACKS
+from midstride.engine.launch.watchdog import DUMP_STACKS
 from midstride.engine.processes.lifetime import PARENT, die_with_parent
 from midstride.engine.runs.run import Run
 from midstride.engine.session.heartbeat import Heartbeat, Phase
@@ -26,7 +26,7 @@ from midstride.engine.world import World
 if TYPE_CHECKING:
     from midstride.engine.training.trainer import Trainer
 
-__all__ = ["Rank", "main", "print_whole_lines"]
+__all__ = ["RankProcess", "main", "print_whole_lines"]
 
 #: what a rank that is done gives the others to be so too
 _TOGETHER_S = 5.0
@@ -57,7 +57,7 @@ def print_whole_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-class Rank:
+class RankProcess:
     """One rank's life, from its session to its outcome.
 
     Args:
@@ -76,7 +76,7 @@ class Rank:
         self._heartbeat = Heartbeat.of(self.world)  # kept: the launcher wants to know our process from here on
         if decided := self.session.outcomes():
             # Some rank has ended already: to go and meet the others now would be to wait for it in vain.
-            return self._end(self._left(decided[0]))
+            return self._end(self._outcome_after(decided[0]))
         try:
             self._fit(Run.from_document(self.session.document()))
             return self._end(Outcome("done", rank=self.world.rank, step=self._step()))
@@ -108,7 +108,7 @@ class Rank:
         step: int | None = getattr(progress, "step", None)
         return step
 
-    def _left(self, decided: Outcome) -> Outcome:
+    def _outcome_after(self, decided: Outcome) -> Outcome:
         why = f"left at once: rank {decided.rank} had ended ({decided.kind})"
         return Outcome(decided.kind, why, rank=self.world.rank)
 
@@ -117,10 +117,10 @@ class Rank:
         self.session.write_outcome(outcome)
         self._heartbeat.enter(Phase.ENDED)
         if outcome.kind == "done":
-            self._leave_together()
+            self._wait_for_peers()
         return outcome.code
 
-    def _leave_together(self) -> None:
+    def _wait_for_peers(self) -> None:
         """Wait until the others here have spoken: they are stopped, should this process fall on its way out."""
         deadline = time.monotonic() + _TOGETHER_S
         while len(self.session.outcomes()) < self.world.local_size and time.monotonic() < deadline:
@@ -132,7 +132,7 @@ def main() -> None:
     if parent := os.environ.pop(PARENT, None):
         die_with_parent(int(parent))
     print_whole_lines()
-    faulthandler.register(STACKS, all_threads=True)  # the launcher asks for it when we hang
+    faulthandler.register(DUMP_STACKS, all_threads=True)  # the launcher asks for it when we hang
     # Importing torch takes seconds; a stop in that time is a stop, not a death. `fit` has its own handler.
     signal.signal(signal.SIGTERM, _stop_early)
     signal.signal(signal.SIGINT, _stop_early)
@@ -141,7 +141,7 @@ def main() -> None:
         sys.path.remove(str(Path.cwd()))
     session = Session(sys.argv[1])
     os.environ[Session.VARIABLE] = str(session.folder)
-    sys.exit(Rank(session, World.from_environment()).run())
+    sys.exit(RankProcess(session, World.from_environment()).run())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.processes.lifetime import marked
+from midstride.engine.processes.lifetime import processes_with_env
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt
 from midstride.engine.session.events import EventTail
@@ -17,36 +17,36 @@ from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.private_file import is_own_folder
 from midstride.engine.session.session import Session
 
-__all__ = ["settle_lost"]
+__all__ = ["recover_orphaned_attempts"]
 
 log = logging.getLogger(__name__)
 
 _STARTING_S = 5.0  # a launcher that has made its session has started its world by then
 
 
-def settle_lost(run: Run) -> list[Attempt]:
-    """Complete the ledger with what killed launchers of this run left on this machine; return those attempts.
+def recover_orphaned_attempts(run: Run) -> list[Attempt]:
+    """Complete the attempt log with what killed launchers of this run left on this machine; return those attempts.
 
-    Their worlds stopped by themselves (a keeper saw to it) and wrote how far they got. Call it before a new attempt,
-    or before a report.
+    Their supervisors stopped those worlds, which wrote how far they got. Call it before a new attempt, or before a
+    report.
     """
-    ledger = run.attempts
-    lost = {attempt.number: attempt for attempt in ledger.attempts() if attempt.outcome == "lost"}
+    attempt_log = run.attempts
+    lost = {attempt.number: attempt for attempt in attempt_log.attempts() if attempt.outcome == "lost"}
     settled = []
-    for number, session in _left_behind(run) if lost else ():
+    for number, session in _orphaned_sessions(run) if lost else ():
         if number not in lost or _still_running(session, lost[number]):
             continue
         try:
-            attempt, outcome, ended = _told(session, lost[number], run.job)
+            attempt, outcome, ended = _outcome_of(session, lost[number], run.job)
         except Exception as error:
             log.warning("what is left of attempt %d in %s cannot be read: %s", number, session.folder, error)
             continue
-        settled.append(ledger.record(attempt, outcome, ended=ended))
+        settled.append(attempt_log.record(attempt, outcome, ended=ended))
         session.remove()
     return settled
 
 
-def _left_behind(run: Run) -> Iterator[tuple[int, Session]]:
+def _orphaned_sessions(run: Run) -> Iterator[tuple[int, Session]]:
     for folder in sorted(Path(tempfile.gettempdir()).glob("midstride-*")):
         if not is_own_folder(folder):
             continue
@@ -61,10 +61,12 @@ def _left_behind(run: Run) -> Iterator[tuple[int, Session]]:
 
 
 def _still_running(session: Session, attempt: Attempt) -> bool:
-    return bool(marked(Session.VARIABLE, str(session.folder))) or time.time() - attempt.started < _STARTING_S
+    return (
+        bool(processes_with_env(Session.VARIABLE, str(session.folder))) or time.time() - attempt.started < _STARTING_S
+    )
 
 
-def _told(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[Attempt, Outcome, float | None]:
+def _outcome_of(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[Attempt, Outcome, float | None]:
     """Return what the world in `session` made of `attempt`, how it ended, and when."""
     events, outcomes = EventTail(session.events).new(), session.outcomes()
     ended = max([event.time for event in events] + [said.time for said in outcomes], default=None)

@@ -1,4 +1,4 @@
-"""torchrun's agent for this machine alone, its ranks tied to its life: `... .agent TORCHRUN-ARGUMENTS`."""
+"""torchrun's agent for this machine alone, whose ranks end with it: `... .torchrun_agent TORCHRUN-ARGUMENTS`."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 from uuid import uuid4
 
-from midstride.engine.processes.lifetime import PARENT, children, kill_all
+from midstride.engine.processes.lifetime import PARENT, children, signal_all
 from midstride.engine.processes.loopback import ADDRESS
 from midstride.engine.strategies.rendezvous import serve_store
 
@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:
-    kill_all(children(os.getpid()), signal.Signals(number))
+    signal_all(children(os.getpid()), signal.Signals(number))
 
 
 def _meeting_at(port: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The vigil of a launcher over its world: does it get on, and does one rank hold all the others up?"""
+"""Watch the heartbeats of a world: does it get on, and does one rank hold all the others up?"""
 
 import os
 import signal
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from midstride.engine.session.heartbeat import Phase, Pulse
+from midstride.engine.session.heartbeat import HeartbeatReading, Phase
 from midstride.engine.session.session import Session
 
 if TYPE_CHECKING:
     from midstride.engine.config.world import WorldOptions
 
-__all__ = ["STACKS", "Slow", "Vigil"]
+__all__ = ["DUMP_STACKS", "Straggler", "Watchdog"]
 
 #: the signal at which a rank writes the Python stack of its every thread to the log
-STACKS = signal.SIGUSR2
+DUMP_STACKS = signal.SIGUSR2
 
 WINDOW_S = 30.0  # over which ranks are compared
 _BATCHES = 20  # in it, at least
@@ -34,7 +34,7 @@ _DOING = {
 
 
 @dataclass(frozen=True)
-class Slow:
+class Straggler:
     """A rank for which the others wait.
 
     Args:
@@ -54,7 +54,7 @@ class Slow:
         )
 
 
-class Vigil:
+class Watchdog:
     """Looks at the heartbeats of one world.
 
     Args:
@@ -67,18 +67,18 @@ class Vigil:
         self._session, self._options, self._clock = session, options, clock
         self._seen: list[tuple[int, Phase]] = []
         self._since = self._window = clock()
-        self._before: list[Pulse] = []
+        self._before: list[HeartbeatReading] = []
         self._named: set[int] = set()
 
-    def pulses(self) -> list[Pulse]:
+    def heartbeats(self) -> list[HeartbeatReading]:
         """Return the heartbeat of every rank."""
-        return [Pulse.read(self._session.heartbeat(rank)) for rank in range(self._options.processes)]
+        return [HeartbeatReading.read(self._session.heartbeat(rank)) for rank in range(self._options.processes)]
 
-    def stuck(self) -> str:
+    def hang_message(self) -> str:
         """Say what has not happened for too long; nothing while the world gets on, or waits for a store."""
-        pulses, now = self.pulses(), self._clock()
+        pulses, now = self.heartbeats(), self._clock()
         if self._options.hosts and not any(pulse.pid for pulse in pulses):
-            return ""  # all ranks are on other machines: their hearts are not heard here
+            return ""  # all ranks are on other machines: their heartbeats are not seen here
         seen = [(pulse.beats, pulse.phase) for pulse in pulses]
         if seen != self._seen or any(pulse.phase is Phase.WAITING for pulse in pulses):
             self._seen, self._since = seen, now
@@ -98,11 +98,11 @@ class Vigil:
         limit: float | None = getattr(self._options, _DOING[phase][1])
         return float("inf") if limit is None else limit
 
-    def slow(self) -> Slow | None:
+    def straggler(self) -> Straggler | None:
         """Return the rank that is much slower than the others, if there is one that was not named before."""
         if self._options.processes == 1 or self._clock() - self._window < WINDOW_S:
             return None
-        pulses, before, self._window = self.pulses(), self._before, self._clock()
+        pulses, before, self._window = self.heartbeats(), self._before, self._clock()
         self._before = pulses
         batches = [now.batches - then.batches for now, then in zip(pulses, before, strict=bool(before))]
         if not batches or min(batches) < _BATCHES:
@@ -114,24 +114,24 @@ class Vigil:
         if rank in self._named or own[rank] < _SLOWER * others or not waits:
             return None
         self._named.add(rank)
-        return Slow(rank, own[rank], others)
+        return Straggler(rank, own[rank], others)
 
     def all_ended(self) -> bool:
         """Whether every rank has written its outcome."""
-        return all(pulse.phase is Phase.ENDED for pulse in self.pulses())
+        return all(pulse.phase is Phase.ENDED for pulse in self.heartbeats())
 
     def step(self) -> int:
         """Return how many optimizer steps were taken."""
-        return max(pulse.step for pulse in self.pulses())
+        return max(pulse.step for pulse in self.heartbeats())
 
     def write_stacks(self) -> None:
         """Have every rank write its stacks to the world's log."""
-        for rank, pulse in enumerate(self.pulses()):
+        for rank, pulse in enumerate(self.heartbeats()):
             with self._session.log.open("ab") as log:
                 log.write(f"\n--- rank {rank}, process {pulse.pid}, {pulse.phase.name.lower()}\n".encode())
             try:
                 if pulse.pid:
-                    os.kill(pulse.pid, STACKS)
+                    os.kill(pulse.pid, DUMP_STACKS)
                     time.sleep(_WRITING_S)
             except ProcessLookupError:
                 continue

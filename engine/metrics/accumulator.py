@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["REDUCTIONS", "Running", "over_ranks", "steps_over_ranks"]
+__all__ = ["REDUCTIONS", "Accumulator", "over_ranks", "steps_over_ranks"]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
 
 
 @dataclass
-class Running:
+class Accumulator:
     """One value over the batches so far.
 
     Args:
@@ -34,7 +34,7 @@ class Running:
             self.weight += weight
         self._join(value)
 
-    def merge(self, other: "Running") -> None:
+    def merge(self, other: "Accumulator") -> None:
         """Take another rank's batches in."""
         if other.total is not None:
             self.weight += other.weight
@@ -55,18 +55,18 @@ class Running:
             return float(self.total)
         return float(self.total) / self.weight if self.weight else float("nan")
 
-    def on_host(self) -> "Running":
+    def on_host(self) -> "Accumulator":
         """Return the same with a plain number, which every other rank can read, whatever its devices."""
-        return Running(self.reduce_fx, self.sync, self.also, float(self.total), self.weight)
+        return Accumulator(self.reduce_fx, self.sync, self.also, float(self.total), self.weight)
 
 
-def over_ranks(ranks: Sequence[dict[str, Running]]) -> dict[str, float]:
+def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:
     """Return the value of every name that any rank has, given what each rank has."""
     values: dict[str, float] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         having = [rank[name] for rank in ranks if name in rank]
         first = having[0]
-        joined = Running(first.reduce_fx, first.sync)
+        joined = Accumulator(first.reduce_fx, first.sync)
         for running in having if first.sync else having[:1]:
             joined.merge(running)
         values[name] = joined.value
@@ -79,7 +79,7 @@ def joined_over_ranks(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, d
     """Return one state for every name, of what each rank has: the fields of `Running`."""
     joined: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
-        having = [Running(**rank[name]) for rank in ranks if name in rank]
+        having = [Accumulator(**rank[name]) for rank in ranks if name in rank]
         for other in having[1:] if having[0].sync else ():
             having[0].merge(other)
         joined[name] = asdict(having[0])

@@ -11,18 +11,18 @@ from torch import Tensor
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.accumulator import (
     REDUCTIONS,
-    Running,
+    Accumulator,
     joined_over_ranks,
     over_ranks,
     steps_over_ranks,
     weighted_over_ranks,
 )
 from midstride.engine.metrics.metric_log import MetricLog
-from midstride.engine.metrics.torchmetrics_state import Metrics, is_metric
+from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
 from midstride.engine.metrics.values import number, numbers_in, of_batch
 from midstride.engine.trees import samples_in
 
-__all__ = ["Logged"]
+__all__ = ["MetricLogger"]
 
 _TOO_LATE = {
     "over": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
@@ -31,10 +31,10 @@ _TOO_LATE = {
 
 
 #: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx: as `TrainingModule.log` was given them
-Asked = tuple[str, bool | None, bool | None, bool, bool, str, bool]
+LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
 
 
-class _Wanted(NamedTuple):
+class _LogTarget(NamedTuple):
     """What `self.log` was asked for, understood: under which names, if any, a value is kept."""
 
     step: str
@@ -46,7 +46,7 @@ class _Wanted(NamedTuple):
     plain: bool
 
 
-class Logged:
+class MetricLogger:
     """What `self.log` was given until it is reduced, and the metric log it ends in.
 
     Args:
@@ -55,7 +55,7 @@ class Logged:
         size: ranks.
     """
 
-    def __init__(self, gather: Callable[[object], list[Any]], metrics: Metrics, size: int) -> None:
+    def __init__(self, gather: Callable[[object], list[Any]], metrics: TorchmetricsState, size: int) -> None:
         self._gather, self.metrics, self._size = gather, metrics, size
         self.rows = MetricLog()
         #: what is going on; see `begin`
@@ -67,17 +67,17 @@ class Logged:
         #: of the last evaluation, what was logged for each step, over all ranks
         self.step_values: dict[str, list[float]] = {}
         #: names to show in the progress bar
-        self.shown: set[str] = set()
-        self._running: dict[str, Running] = {}
-        self._evaluated: dict[str, Running] = {}
+        self.progress_bar_names: set[str] = set()
+        self._running: dict[str, Accumulator] = {}
+        self._evaluated: dict[str, Accumulator] = {}
         self._steps: dict[str, list[tuple[float, float]]] = {}
         self._paths: dict[str, dict[str, str]] = {"train": {}, "evaluate": {}}
-        self._ending = False
+        self._in_epoch_end = False
         self._loader: int | None = None
-        self._wanted: dict[Asked, _Wanted] = {}
-        self._parts: dict[str, Running] | None = None
-        #: whether what is logged here counts; see `unheard`
-        self.is_heard = True
+        self._targets: dict[LogRequest, _LogTarget] = {}
+        self._micro_batches: dict[str, Accumulator] | None = None
+        #: whether what is logged here counts; see `muted`
+        self.is_recording = True
 
     def begin(self, stage: str, loader: int | None = None) -> None:
         """Take what is logged from now on for `stage`: "train", "validate" or "test"; "predict" and "over" refuse it.
@@ -87,17 +87,17 @@ class Logged:
             loader: number of the loader being evaluated, where there are several.
         """
         self.stage, self._loader = stage, loader
-        self._wanted.clear()
+        self._targets.clear()
 
     def begin_batch(self, batch: Any) -> None:
         """Take what is logged from now on for `batch`: its number of samples is the weight of a mean."""
         self.batch = batch
 
-    def log(self, asked: Asked, value: Any, batch_size: int | None) -> None:
+    def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
         """Take one value in; see `TrainingModule.log`."""
-        wanted = self._wanted.get(asked)
+        wanted = self._targets.get(asked)
         if wanted is None:
-            wanted = self._wanted[asked] = self._understood(*asked)
+            wanted = self._targets[asked] = self._log_target(*asked)
         name = asked[0]
         if isinstance(value, Tensor):
             value = number(name, value)
@@ -110,14 +110,14 @@ class Logged:
             wanted, value = wanted._replace(epoch=""), of_batch(name, value)
         elif not isinstance(value, Number):
             raise UserError(f"self.log({name!r}) was given a {type(value).__name__}; a number or a tensor is needed.")
-        if wanted.plain and self._parts is None:
-            self.rows.pending(wanted.step, value)
+        if wanted.plain and self._micro_batches is None:
+            self.rows.set_next(wanted.step, value)
             if self._size == 1:
-                self.values[wanted.step] = value
+                self.values[wanted.step] = value  # pyright: ignore[reportArgumentType]  # a number
         else:
-            self._take(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
+            self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
 
-    def _understood(
+    def _log_target(
         self,
         name: str,
         on_step: bool | None,
@@ -126,7 +126,7 @@ class Logged:
         sync: bool,
         reduce_fx: str,
         add_dataloader_idx: bool,
-    ) -> _Wanted:
+    ) -> _LogTarget:
         if self.stage in _TOO_LATE:
             raise UserError(f"self.log({name!r}) {_TOO_LATE[self.stage]}")
         if name in ("epoch", "step"):
@@ -134,13 +134,13 @@ class Logged:
         if reduce_fx not in REDUCTIONS:
             raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
         if prog_bar:
-            self.shown.add(name)
+            self.progress_bar_names.add(name)
         training = self.stage == "train"
-        stepping = training and not self._ending
+        stepping = training and not self._in_epoch_end
         on_step = stepping if on_step is None else on_step
         on_epoch = not stepping if on_epoch is None else on_epoch
         suffix = "" if self._loader is None or not add_dataloader_idx else f"/dataloader_idx_{self._loader}"
-        return _Wanted(
+        return _LogTarget(
             step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,
             epoch=name + suffix if on_epoch else "",
             also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
@@ -149,7 +149,7 @@ class Logged:
             plain=on_step and training and not (sync or on_epoch),
         )
 
-    def _take(self, wanted: _Wanted, value: Any, weight: float) -> None:
+    def _accumulate(self, wanted: _LogTarget, value: Any, weight: float) -> None:
         if wanted.step:
             self._log_step(wanted.step, value, weight, wanted.sync, wanted.reduce_fx)
         if not wanted.epoch:
@@ -157,7 +157,7 @@ class Logged:
         every = self._running if self.stage == "train" else self._evaluated
         running = every.get(wanted.epoch)
         if running is None:
-            running = every[wanted.epoch] = Running(wanted.reduce_fx, wanted.sync, wanted.also)
+            running = every[wanted.epoch] = Accumulator(wanted.reduce_fx, wanted.sync, wanted.also)
         elif (running.reduce_fx, running.sync) != (wanted.reduce_fx, wanted.sync):
             raise UserError(
                 f"self.log({wanted.epoch!r}) was given reduce_fx={wanted.reduce_fx!r}, sync_dist={wanted.sync}, and "
@@ -166,16 +166,16 @@ class Logged:
         running.add(value, weight)
 
     def _log_step(self, key: str, value: Any, weight: float, sync: bool, reduce_fx: str) -> None:
-        if self._parts is not None:
-            self._parts.setdefault(key, Running(reduce_fx, sync)).add(value, weight)
+        if self._micro_batches is not None:
+            self._micro_batches.setdefault(key, Accumulator(reduce_fx, sync)).add(value, weight)
         elif self.stage != "train":
             # No collective inside a step of evaluation: ranks may have different numbers of them.
             self._steps.setdefault(key, []).append((float(value), weight if sync else 0.0))
         elif sync and self._size > 1:
             # Reduced when the ranks next meet: an exchange here would hang if one of them did not log.
-            self.rows.pending_share(key, (float(value), weight, reduce_fx))
+            self.rows.set_next_share(key, (float(value), weight, reduce_fx))
         else:
-            self.rows.pending(key, value)
+            self.rows.set_next(key, value)
             if self._size == 1:
                 self.values[key] = value
 
@@ -188,9 +188,9 @@ class Logged:
             )
         return path
 
-    def mark(self) -> Callable[[], None]:
+    def rollback_point(self) -> Callable[[], None]:
         """Return what takes back everything that is logged in training from here on."""
-        rows, values = self.rows.mark(), dict(self.values)
+        rows, values = self.rows.rollback_point(), dict(self.values)
         running = {name: replace(one) for name, one in self._running.items()}
         paths = dict(self._paths["train"])
 
@@ -201,15 +201,15 @@ class Logged:
         return back
 
     @contextmanager
-    def ending_epoch(self) -> Iterator[None]:
+    def epoch_end(self) -> Iterator[None]:
         """Log for the epoch, by default, what is logged within."""
-        self._ending = True
-        self._wanted.clear()
+        self._in_epoch_end = True
+        self._targets.clear()
         try:
             yield
         finally:
-            self._ending = False
-            self._wanted.clear()
+            self._in_epoch_end = False
+            self._targets.clear()
 
     def set_values(self, values: Mapping[str, float]) -> None:
         """Have `values` as the newest ones, from another process."""
@@ -217,67 +217,84 @@ class Logged:
 
     def mute(self) -> None:
         """Drop what is logged from now on: this rank's values do not count."""
-        self.is_heard = False
+        self.is_recording = False
 
     @contextmanager
-    def unheard(self) -> Iterator[None]:
+    def muted(self) -> Iterator[None]:
         """Drop what is logged within, and what metrics see: it is there only so that other ranks can go on."""
-        back, heard = self.metrics.mark(), self.is_heard
-        self.is_heard = False
+        back, heard = self.metrics.rollback_point(), self.is_recording
+        self.is_recording = False
         try:
             yield
         finally:
-            self.is_heard = heard
+            self.is_recording = heard
             back()
 
-    def heard(self) -> AbstractContextManager[None]:
-        """Return the context of a step of the user's: where it is not heard, it leaves nothing behind."""
-        return nullcontext() if self.is_heard else self.unheard()
+    def recording(self) -> AbstractContextManager[None]:
+        """Return the context of a step of the user's: where it is muted, it leaves nothing behind."""
+        return nullcontext() if self.is_recording else self.muted()
 
     @contextmanager
-    def parts(self) -> Iterator[None]:
+    def micro_batches(self) -> Iterator[None]:
         """Make one value for the step of what the parts of its batch log within, means weighted by samples."""
-        parts = self._parts = {}
+        parts = self._micro_batches = {}
         try:
             yield
         finally:
-            self._parts = None
+            self._micro_batches = None
         for key, running in parts.items():
             self._log_step(key, running.value, running.weight, running.sync, running.reduce_fx)
 
-    def take_rows(self) -> str:
+    def drain_rows(self) -> str:
         """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
-        shares = self._gather(self.rows.shares())
+        shares = self._everyones(lambda: self.rows.shares())
         places = dict.fromkeys(place for rank in shares for place in rank)
         for place in places:
             having = [rank[place] for rank in shares if place in rank]
-            running = Running(having[0][2], sync=True)
+            running = Accumulator(having[0][2], sync=True)
             for value, weight, _ in having:
                 running.add(value, weight)
-            self.rows.settle(place, running.value)
-        return self.rows.take()
+            self.rows.set_reduced(place, running.value)
+        return self.rows.drain()
 
     def close_epoch(self) -> dict[str, float]:
         """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
         training = self.stage == "train"
-        running = self._running if training else self._evaluated
-        paths = self._paths["train" if training else "evaluate"]
-        everyone = self._gather(({name: one.on_host() for name, one in running.items()}, paths, self._steps))
+        everyone = self._everyones(self._share_of_epoch)
         reduced = over_ranks([rank[0] for rank in everyone])
         metrics = _union([rank[1] for rank in everyone])
         for name, value in zip(metrics, self.metrics.compute(list(metrics.values())), strict=True):
             reduced.update(numbers_in(name, value))
         if not training:
             self.step_values = steps_over_ranks([rank[2] for rank in everyone])
-            self._steps = {}
-        running.clear()
-        paths.clear()
+        self._forget(self.stage)
         self.values.update(reduced)
         seconds = {one.also for rank in everyone for one in rank[0].values() if one.also}
         for name, value in reduced.items():
             if name not in seconds:
-                self.rows.put(name, value)
+                self.rows.set_current(name, value)
         return reduced
+
+    def _share_of_epoch(self) -> Any:
+        """Return what this rank has of the epoch that ends: running values, paths of metrics, values of steps."""
+        training = self.stage == "train"
+        running = self._running if training else self._evaluated
+        paths = self._paths["train" if training else "evaluate"]
+        return {name: one.on_host() for name, one in running.items()}, dict(paths), self._steps
+
+    def _everyones(self, part: Callable[[], Any]) -> list[Any]:
+        """Return what `part` gives on every rank, in the order of ranks."""
+        return self._gather(part())
+
+    def _forget(self, stage: str) -> None:
+        """Begin another epoch, or evaluation."""
+        if stage == "train":
+            self._running.clear()
+            self._paths["train"].clear()
+        else:
+            self._evaluated.clear()
+            self._paths["evaluate"].clear()
+            self._steps = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is logged and not yet reduced, on this rank."""
@@ -294,8 +311,8 @@ class Logged:
         """Take it back."""
         self.rows.load_state_dict(state_dict["rows"])
         self.values = dict(state_dict["values"])
-        self._running = {name: Running(**running) for name, running in state_dict["running"].items()}
-        self._evaluated = {name: Running(**running) for name, running in state_dict["evaluated"].items()}
+        self._running = {name: Accumulator(**running) for name, running in state_dict["running"].items()}
+        self._evaluated = {name: Accumulator(**running) for name, running in state_dict["evaluated"].items()}
         self._steps = {name: list(values) for name, values in state_dict["steps"].items()}
         self._paths = {stage: dict(paths) for stage, paths in state_dict["paths"].items()}
 

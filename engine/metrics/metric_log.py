@@ -8,7 +8,7 @@ snapshot; the open row is part of the run's state.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from midstride.engine.metrics.accumulator import Running
+from midstride.engine.metrics.accumulator import Accumulator
 from midstride.engine.snapshots.rows import to_csv
 
 __all__ = ["MetricLog"]
@@ -17,7 +17,7 @@ __all__ = ["MetricLog"]
 #: one rank's share of a value that is reduced over the ranks: value, weight, reduction
 Share = tuple[float, float, str]
 #: where a value stands: step and name
-Place = tuple[int, str]
+Cell = tuple[int, str]
 
 
 class MetricLog:
@@ -28,18 +28,18 @@ class MetricLog:
         self._pending_shares: dict[str, Share] = {}
         self._open: dict[str, Any] = {}
         self._closed: list[dict[str, Any]] = []
-        self._shares: dict[Place, Share] = {}
+        self._shares: dict[Cell, Share] = {}
 
-    def pending(self, name: str, value: Any) -> None:
+    def set_next(self, name: str, value: Any) -> None:
         """Keep `value` for the row of the step that is being made."""
         self._pending[name] = value
 
-    def pending_share(self, name: str, share: Share) -> None:
+    def set_next_share(self, name: str, share: Share) -> None:
         """Keep this rank's share of a value for that row, until the ranks meet."""
         self._pending[name] = None
         self._pending_shares[name] = share
 
-    def mark(self) -> Callable[[], None]:
+    def rollback_point(self) -> Callable[[], None]:
         """Return what takes back everything kept for the next row from here on."""
         pending, shares = dict(self._pending), dict(self._pending_shares)
 
@@ -55,7 +55,7 @@ class MetricLog:
         self._shares.update({(step, name): share for name, share in self._pending_shares.items()})
         self._pending, self._pending_shares = {}, {}
 
-    def put(self, name: str, value: Any) -> None:
+    def set_current(self, name: str, value: Any) -> None:
         """Write `value` into the row of the last step."""
         if self._open:
             self._open[name] = value
@@ -71,26 +71,31 @@ class MetricLog:
         """Whether every row so far was closed and taken."""
         return not (self._open or self._closed)
 
-    def shares(self) -> dict[Place, Share]:
+    def shares(self) -> dict[Cell, Share]:
         """Return this rank's shares of values in rows that are not taken yet, and forget them."""
         shares, self._shares = self._shares, {}
         return shares
 
-    def settle(self, place: Place, value: float) -> None:
+    def set_reduced(self, place: Cell, value: float) -> None:
         """Write the reduced value where its shares stood."""
         step, name = place
         for row in (*reversed(self._closed), self._open):
             if row.get("step") == step:
                 row[name] = value
 
-    def take(self) -> str:
+    def drain(self) -> str:
         """Return the closed rows as CSV, and forget them."""
         rows, self._closed = self._closed, []
         return to_csv([{k: _plain(v) for k, v in row.items() if v is not None} for row in rows])
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drop the closed rows: there is no log to keep them."""
-        self._closed, self._shares = [], {}
+        self.drop_closed()
+        self._shares = {}
+
+    def drop_closed(self) -> None:
+        """Drop the closed rows, but not this rank's shares of values in them."""
+        self._closed = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the open row and what is kept for the next; closed rows are in segments."""
@@ -111,7 +116,7 @@ class MetricLog:
         shares: dict[str, Share] = {}
         for name in dict.fromkeys(name for state in states for name in state["pending_shares"]):
             having = [state["pending_shares"][name] for state in states if name in state["pending_shares"]]
-            running = Running(having[0][2], sync=True)
+            running = Accumulator(having[0][2], sync=True)
             for value, weight, _ in having:
                 running.add(value, weight)
             shares[name] = (running.value, running.weight, running.reduce_fx)

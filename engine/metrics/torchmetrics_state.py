@@ -8,35 +8,34 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from midstride.engine.errors import NotExact, UnsupportedState
+from midstride.engine.metrics.torchmetrics_internals import (
+    SETUP,
+    defaults,
+    load_groups,
+    reductions,
+    saved_groups,
+    set_updates,
+    sync_by,
+    updates,
+)
 from midstride.engine.state.codec import differences, encode
 from midstride.engine.trees import map_leaves
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-__all__ = ["Metrics", "is_metric", "objects_in"]
+__all__ = ["TorchmetricsState", "is_metric", "objects_in"]
 
 log = logging.getLogger(__name__)
 
 #: reductions by which states can be put together without ending there
 _MERGED = frozenset({"dim_zero_sum", "dim_zero_max", "dim_zero_min", "dim_zero_cat"})
-#: attributes of a metric that are not what it has seen: how it is set up, caches, and what is kept apart
-_SETUP = frozenset(
-    {
-        *("dist_sync_fn", "distributed_available_fn"),  # of this world
-        *("training", "compute_on_cpu", "dist_sync_on_step", "process_group", "sync_on_compute", "compute_with_cache"),
-        *("_device", "_dtype", "_update_count", "_to_sync", "_should_unsync", "_enable_grad", "_dtype_convert"),
-        *("_is_synced", "_computed", "_forward_cache", "_TORCH_GREATER_EQUAL_2_1", "_cache"),
-        *("_defaults", "_persistent", "_reductions", "_update_signature", *vars(nn.Module())),
-    }
-)
 #: methods that torchmetrics sets on each instance
 _WRAPPED = frozenset({"update", "compute"})
 
@@ -48,12 +47,12 @@ def is_metric(value: object) -> bool:
 
 
 def objects_in(metric: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a metric that are objects, which `Metrics` does not keep."""
-    no_objects = {*_SETUP, *_WRAPPED, *getattr(metric, "_defaults", ())}
+    """Return the attributes of a metric that are objects, which `TorchmetricsState` does not keep."""
+    no_objects = {*SETUP, *_WRAPPED, *defaults(metric)}
     return {name: value for name, value in vars(metric).items() if name not in no_objects and not _is_plain(value)}
 
 
-class Metrics:
+class TorchmetricsState:
     """The metrics of a module as one part of a run's state.
 
     Every rank saves its own state: nothing is synced for saving, and a single process never syncs.
@@ -69,11 +68,13 @@ class Metrics:
 
     def __init__(self, module: nn.Module, gather: Callable[[object], list[Any]], size: int) -> None:
         library = sys.modules.get("torchmetrics")
+        self._gather = gather
         self._modules = dict(module.named_modules()) if library is not None else {}
         self._paths = {id(m): name for name, m in self._modules.items() if is_metric(m)}
         self._metrics: dict[str, Metric] = {}
         self._collections: dict[str, Any] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
+        part: Any
         for path, part in self._modules.items():
             if library is not None and isinstance(part, library.MetricTracker):
                 raise NotExact(
@@ -82,9 +83,13 @@ class Metrics:
                 )
             if library is not None and isinstance(part, library.Metric):
                 self._metrics[path] = part
-                _sync_through(part, gather, size)
+                _sync_through(part, self._everyones, size)
             elif library is not None and isinstance(part, library.MetricCollection):
                 self._collections[path] = part
+
+    def _everyones(self, part: Callable[[], Any]) -> list[Any]:
+        """Return what `part` gives on every rank, in the order of ranks."""
+        return self._gather(part())
 
     def path(self, metric: object) -> str | None:
         """Return where `metric` is in the module; None if it is not there."""
@@ -101,10 +106,12 @@ class Metrics:
             metric.reset()
         return values
 
-    def look_for_graphs(self) -> None:
+    def warn_of_graphs(self) -> None:
         """Warn of metrics that hold predictions with the graph they came from: it stays in memory until the reset."""
-        if hanging := [path for path, metric in self._metrics.items() if path not in self._told and _hangs(metric)]:
-            self._told.update(hanging)
+        if hanging := [
+            path for path, metric in self._metrics.items() if path not in self._reported and _holds_graph(metric)
+        ]:
+            self._reported.update(hanging)
             log.warning(
                 "the metric %s was given predictions that hang on a graph: the graph of every batch stays in memory, "
                 "and no snapshot can hold it. Give it predictions.detach()",
@@ -113,7 +120,7 @@ class Metrics:
 
     def without_states(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return `weights` without what metrics have seen, which a persistent state would put among them."""
-        states = {f"{path}.{name}" if path else name for path, m in self._metrics.items() for name in m._defaults}
+        states = {f"{path}.{name}" if path else name for path, m in self._metrics.items() for name in defaults(m)}
         return {name: value for name, value in weights.items() if name not in states}
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,13 +128,10 @@ class Metrics:
         return {
             "metrics": {path: _state_of(metric) for path, metric in self._metrics.items()},
             # Metrics of a collection that keep the same sums share them; which ones is found at the first update.
-            "groups": {
-                path: {"groups": dict(c._groups), "checked": c._groups_checked, "copied": c._state_is_copy}
-                for path, c in self._collections.items()
-            },
+            "groups": {path: saved_groups(collection) for path, collection in self._collections.items()},
         }
 
-    def mark(self) -> Callable[[], None]:
+    def rollback_point(self) -> Callable[[], None]:
         """Return what takes back everything the metrics see from here on."""
         state = _copied(self.state_dict())
         return lambda: self.load_state_dict(state)
@@ -138,14 +142,9 @@ class Metrics:
             metric = self._metrics[path]
             for name, value in {**saved["states"], **saved["attributes"]}.items():
                 setattr(metric, name, _on(value, metric.device))
-            metric._update_count = saved["updates"]
-            metric._computed = None
+            set_updates(metric, saved["updates"])
         for path, saved in state_dict["groups"].items():
-            collection = self._collections[path]
-            collection._groups, collection._groups_checked = dict(saved["groups"]), saved["checked"]
-            collection._state_is_copy = saved["copied"]
-            if saved["checked"]:
-                collection._compute_groups_create_state_ref(copy=saved["copied"])
+            load_groups(self._collections[path], saved)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return for rank 0 what all ranks have seen, put together, and for the others metrics that saw nothing.
@@ -156,19 +155,19 @@ class Metrics:
         metrics = {}
         for path, metric in self._metrics.items():
             ranks = [state["metrics"][path] for state in states]
-            metrics[path] = _together(path, metric, ranks)  # refused on every rank or on none
+            metrics[path] = _merge_ranks(path, metric, ranks)  # refused on every rank or on none
             if rank and metrics[path]["updates"]:
-                empty = {name: copy.deepcopy(default) for name, default in metric._defaults.items()}
+                empty = {name: copy.deepcopy(default) for name, default in defaults(metric).items()}
                 metrics[path] = {"states": empty, "attributes": ranks[0]["attributes"], "updates": 0}
         return {"metrics": metrics, "groups": states[0]["groups"]}
 
 
-def _together(path: str, metric: "Metric", ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _merge_ranks(path: str, metric: "Metric", ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one state of what several ranks have seen; nothing was lost and nothing computed."""
     seen = [one for one in ranks if one["updates"]] or ranks[:1]
     if len(seen) == 1:
         return seen[0]
-    kinds = {name: getattr(reduction, "__name__", "none") for name, reduction in metric._reductions.items()}
+    kinds = {name: getattr(reduction, "__name__", "none") for name, reduction in reductions(metric).items()}
     lost = [name for name, kind in kinds.items() if kind not in _MERGED]
     if any(differences(seen[0]["attributes"], one["attributes"]) for one in seen):
         lost.append("what it keeps in plain attributes")
@@ -179,37 +178,36 @@ def _together(path: str, metric: "Metric", ranks: Sequence[dict[str, Any]]) -> d
             "number of processes that took the snapshot."
         )
     states = {
-        name: _joined([one["states"][name] for one in seen], metric._reductions[name])  # type: ignore[arg-type]
-        for name in metric._defaults
+        name: _joined([one["states"][name] for one in seen], reductions(metric)[name]) for name in defaults(metric)
     }
     return {
-        "states": {name: _as_kept(metric, name, value) for name, value in states.items()},
+        "states": {name: _to_saved(metric, name, value) for name, value in states.items()},
         "attributes": seen[0]["attributes"],
         "updates": sum(one["updates"] for one in seen),
     }
 
 
-def _as_kept(metric: "Metric", name: str, value: Any) -> Any:
+def _to_saved(metric: "Metric", name: str, value: Any) -> Any:
     """Return `value` as the metric keeps it between updates: lists stay lists."""
-    return [value] if isinstance(metric._defaults[name], list) and isinstance(value, Tensor) else value
+    return [value] if isinstance(defaults(metric)[name], list) and isinstance(value, Tensor) else value
 
 
-def _hangs(metric: "Metric") -> bool:
-    values = [getattr(metric, name) for name in metric._defaults]
+def _holds_graph(metric: "Metric") -> bool:
+    values = [getattr(metric, name) for name in defaults(metric)]
     tensors = [item for value in values for item in (value if isinstance(value, list) else [value])]
     return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
 
 
 def _state_of(metric: "Metric") -> dict[str, Any]:
     return {
-        "states": {name: getattr(metric, name) for name in metric._defaults},
+        "states": {name: getattr(metric, name) for name in defaults(metric)},
         # Wrappers and metrics of the user's own keep what they have seen in plain attributes too.
         "attributes": {
             name: value
             for name, value in vars(metric).items()
-            if name not in _SETUP and name not in metric._defaults and _is_plain(value)
+            if name not in SETUP and name not in defaults(metric) and _is_plain(value)
         },
-        "updates": metric._update_count,
+        "updates": updates(metric),
     }
 
 
@@ -232,27 +230,28 @@ def _is_plain(value: object) -> bool:
     return True
 
 
-def _sync_through(metric: "Metric", gather: Callable[[object], list[Any]], size: int) -> None:
-    """Let `metric` meet the other ranks by `gather`: in one exchange, whatever each of them has."""
+def _sync_through(metric: "Metric", everyones: Callable[[Callable[[], Any]], list[Any]], size: int) -> None:
+    """Let `metric` meet the other ranks by `everyones`: in one exchange, whatever each of them has."""
     if size == 1:
         metric.distributed_available_fn = _never
         return
 
     def sync_dist(self: Any, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        mine = {name: getattr(self, name) for name in self._reductions}
-        ranks = gather((self._update_count, _on(mine, "cpu")))
+        def mine() -> Any:
+            return updates(self), _on({name: getattr(self, name) for name in reductions(self)}, "cpu")
+
+        ranks = everyones(mine)
         # The defaults of a rank that has seen nothing are no values: in a mean they would count.
-        having = [states for updates, states in ranks if updates] or [states for _, states in ranks]
-        for name, reduction in self._reductions.items():
+        having = [states for count, states in ranks if count] or [states for _, states in ranks]
+        for name, reduction in reductions(self).items():
             setattr(self, name, _joined([_on(states[name], self.device) for states in having], reduction))
 
     def gathered(tensor: Tensor, group: Any = None) -> list[Tensor]:
-        return [_on(piece, tensor.device) for piece in gather(tensor.detach().cpu())]
+        return [_on(piece, tensor.device) for piece in everyones(lambda: tensor.detach().cpu())]
 
     metric.distributed_available_fn = lambda: True
     metric.dist_sync_fn = gathered  # for metrics that arrange the exchange themselves
-    if type(metric)._sync_dist is sys.modules["torchmetrics"].Metric._sync_dist:
-        metric._sync_dist = MethodType(sync_dist, metric)  # type: ignore[method-assign]
+    sync_by(metric, sync_dist)
 
 
 def _never() -> bool:

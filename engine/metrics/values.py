@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from midstride.engine.errors import UserError
+from midstride.engine.metrics.torchmetrics_internals import batch_value
 
 __all__ = ["number", "numbers_in", "of_batch"]
 
@@ -23,7 +24,7 @@ def number(name: str, value: Tensor) -> Any:
 
 def of_batch(name: str, metric: Any) -> Any:
     """Return the value of the last batch alone, which a metric knows if it was called rather than updated."""
-    value = getattr(metric, "_forward_cache", None)
+    value = batch_value(metric)
     if not isinstance(value, Tensor):
         raise UserError(
             f"self.log({name!r}, on_step=True): the {type(metric).__name__} has no single value for this batch. "
@@ -34,12 +35,13 @@ def of_batch(name: str, metric: Any) -> Any:
 
 def numbers_in(name: str, value: Any) -> dict[str, float]:
     """Return the numbers in what a metric computed, each under a name of its own."""
-    if isinstance(value, Tensor):
-        parts: Any = None if value.numel() == 1 else enumerate(value.reshape(-1))
+    parts: Any
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    elif isinstance(value, Tensor) and value.numel() != 1:
+        parts = enumerate(value.reshape(-1))
     else:
-        parts = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else None
-        )
-    if parts is None:
         return {name: float(value)}
     return {key: number for part, entry in parts for key, number in numbers_in(f"{name}/{part}", entry).items()}

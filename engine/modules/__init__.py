@@ -1,12 +1,13 @@
 """What a user writes, and what the engine reads of it.
 
-callbacks     what acts beside a module at its hooks, with state of its own
-hooks         who wants to be called when, found once, so that a hook that is not written costs nothing
-interface     what a module, its hooks and its callbacks may use of the Trainer that runs them
-module        what a user writes: a module that trains, and the data it trains on
-module_state  what a user's module carries besides weights and attributes: other buffers, and which parts of
-              it train
-progress      where a run stands
-structure     what a module has come to consist of since it was built: layers, parameters and buffers that
-              came up in training
+callbacks        what acts beside a module at its hooks, with state of its own
+hooks            who wants to be called when, found once, so that a hook that is not written costs nothing
+interface        what a module, its hooks and its callbacks may use of the Trainer that runs them
+module           what a user writes: a module that trains, and the data it trains on
+module_state     what a user's module carries besides weights and attributes: other buffers, and which parts
+                 of it train
+progress         where a run stands
+structure        what a module has come to consist of since it was built: layers, parameters and buffers that
+                 came up in training
+torch_internals  privates of `torch.nn`, named here alone
 """

@@ -30,6 +30,10 @@ class Callback:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Become the callback that gave `state_dict`."""
 
+    def trainer_view(self, trainer: "TrainerInterface") -> Any:
+        """Return what the hooks are given for `trainer`: it is that itself, unless the callback is of other making."""
+        return trainer
+
     def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
     def on_fit_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
     def on_train_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
@@ -82,6 +86,22 @@ class Callback:
     ) -> None: ...
     def on_test_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
     def on_test_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_predict_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_predict_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_predict_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_predict_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_predict_batch_start(
+        self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_predict_batch_end(
+        self,
+        trainer: "TrainerInterface",
+        module: "TrainingModule",
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None: ...
 
 
 class Callbacks:
@@ -125,7 +145,7 @@ class _Monitor(Callback):
 
     def value(self, trainer: "TrainerInterface") -> float:
         """Return the monitored value, alike on every rank."""
-        values = trainer.logged.values
+        values = trainer.metric_logger.values
         if self.monitor not in values:
             known = ", ".join(sorted(values)) or "nothing"
             raise UserError(
@@ -211,4 +231,4 @@ class LearningRateMonitor(Callback):
         """Log the rate that this batch's step will use."""
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
         for number, rate in enumerate(rates):
-            trainer.logged.rows.pending("lr" if len(rates) == 1 else f"lr/{number}", float(rate))
+            trainer.metric_logger.rows.set_next("lr" if len(rates) == 1 else f"lr/{number}", float(rate))

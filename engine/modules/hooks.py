@@ -3,9 +3,10 @@
 import inspect
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from midstride.engine.config.lightning_names import HOOKS
+from midstride.engine.config.lightning_names import LIGHTNING_HOOKS
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import ModuleHooks, TrainingModule
 from midstride.engine.user_code import call_user_code
@@ -13,7 +14,7 @@ from midstride.engine.user_code import call_user_code
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
 
-__all__ = ["Hooks", "step_end", "unheard"]
+__all__ = ["Hooks", "bind_step_end", "own_hook", "unknown_hooks"]
 
 
 class Hooks:
@@ -24,7 +25,7 @@ class Hooks:
         for callback in callbacks:
             for name in _hook_names(Callback):
                 if getattr(type(callback), name) is not getattr(Callback, name):
-                    self._add(name, callback, (trainer, module))
+                    self._add(name, callback, (callback.trainer_view(trainer), module))
         for name in _hook_names(ModuleHooks):
             if getattr(type(module), name, None) is not getattr(ModuleHooks, name):
                 self._add(name, module, ())
@@ -40,7 +41,13 @@ class Hooks:
                 call_user_code(where, hook, *first, *arguments)
 
 
-def unheard(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
+def own_hook(owner: object, name: str) -> Callable[..., Any] | None:
+    """Return the hook called `name` that `owner` has written, to be called; None if it has none."""
+    hook = getattr(owner, name, None)
+    return None if hook is None else partial(call_user_code, f"{type(owner).__name__}.{name}", hook)
+
+
+def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
     """Return messages on which methods were written to be called and never would be: Lightning's, and mistyped ones."""
     faults = []
     for owner, base in [(module, TrainingModule), *((callback, Callback) for callback in callbacks)]:
@@ -48,7 +55,7 @@ def unheard(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
         written = {name for kind in type(owner).__mro__ if _is_users(kind) for name in vars(kind)}
         for name in sorted(written - set(dir(base))):
             meant = get_close_matches(name, known, n=1, cutoff=0.85)
-            way = HOOKS.get(name) or (f"write {meant[0]}" if meant else "")
+            way = LIGHTNING_HOOKS.get(name) or (f"write {meant[0]}" if meant else "")
             if way:
                 where = f"{type(owner).__name__}.{name}"
                 faults.append(f"{where} would never be called: {way}; a helper of your own needs another name")
@@ -56,10 +63,11 @@ def unheard(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
 
 
 def _is_users(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in ("torch", "torchmetrics", "midstride", "builtins")
+    libraries = ("torch", "torchmetrics", "midstride", "builtins", "lightning", "pytorch_lightning")
+    return kind.__module__.partition(".")[0] not in libraries
 
 
-def step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any]:
+def bind_step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any]:
     """Return the module's `..._step_end`, to be called with a step's outputs and its batch, which it need not take."""
     method, where = getattr(module, f"{step}_end"), f"{type(module).__name__}.{step}_end"
     if len(inspect.signature(method).parameters) > 1:

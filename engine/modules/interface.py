@@ -1,19 +1,23 @@
 """What a module, its hooks and its callbacks may use of the Trainer that runs them."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.metrics.logger import Logged
+from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.progress import Progress
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.world import World
+
+if TYPE_CHECKING:
+    from midstride.engine.modules.module import DataModule, TrainingModule
 
 __all__ = ["TrainerInterface"]
 
@@ -48,7 +52,7 @@ class TrainerInterface(Protocol):
 
     @property
     @abstractmethod
-    def logged(self) -> Logged:
+    def metric_logger(self) -> MetricLogger:
         """What `self.log` was given."""
 
     @property
@@ -70,9 +74,46 @@ class TrainerInterface(Protocol):
     def schedulers(self) -> list[SchedulerConfig]:
         """The learning rate schedulers, each with when it steps."""
 
+    @property
     @abstractmethod
-    def backward(self, loss: Tensor) -> None:
+    def module(self) -> "TrainingModule":
+        """What is trained or evaluated."""
+
+    @property
+    @abstractmethod
+    def datamodule(self) -> "DataModule | None":
+        """The DataModule that is read, if there is one."""
+
+    @property
+    @abstractmethod
+    def num_training_batches(self) -> int | None:
+        """Training batches of an epoch on this rank; None where only reading them tells."""
+
+    @property
+    @abstractmethod
+    def num_val_batches(self) -> list[int | None]:
+        """Batches of each validation loader on this rank; None where only reading them tells."""
+
+    @property
+    @abstractmethod
+    def is_last_batch(self) -> bool:
+        """Whether the training batch in hand is the last of its epoch."""
+
+    @abstractmethod
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks; every rank calls this at the same place."""
+
+    @abstractmethod
+    def clip_gradients(self, optimizer: Optimizer, largest: float, algorithm: Literal["norm", "value"]) -> None:
+        """Clip the gradients of what `optimizer` trains to that norm, or each to that value."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor, **options: Any) -> None:
         """Run the backward pass of `loss` and average the module's gradients over the ranks.
+
+        Args:
+            loss: of one number.
+            options: for `Tensor.backward`, such as `retain_graph`.
 
         Raises:
             LossNotFinite: the loss is infinite or no number.
@@ -89,7 +130,16 @@ class TrainerInterface(Protocol):
     @property
     def callback_metrics(self) -> dict[str, float]:
         """The newest logged values by name, alike on every rank."""
-        return self.logged.values
+        return self.metric_logger.values
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Optimizer steps of the whole fit, for schedules of the learning rate; infinite if nothing tells."""
+        options, batches = self.options, self.num_training_batches
+        steps = math.inf if options.max_steps is None else options.max_steps
+        if batches is None or options.max_epochs is None:
+            return steps
+        return min(steps, math.ceil(batches / options.accumulate_grad_batches) * options.max_epochs)
 
     @property
     def current_epoch(self) -> int:
@@ -105,6 +155,11 @@ class TrainerInterface(Protocol):
     def global_rank(self) -> int:
         """The rank of this process."""
         return self.world.rank
+
+    @property
+    def local_rank(self) -> int:
+        """The rank of this process on its machine."""
+        return self.world.local_rank
 
     @property
     def world_size(self) -> int:

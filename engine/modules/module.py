@@ -13,7 +13,25 @@ from midstride.engine.errors import UserError
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
 
-__all__ = ["DataModule", "ModuleHooks", "TrainingModule", "attach", "ensure_module", "set_device"]
+__all__ = [
+    "LOADERS",
+    "STEP_HOOKS",
+    "TRANSFER_HOOKS",
+    "DataModule",
+    "ModuleHooks",
+    "TrainingModule",
+    "attach",
+    "ensure_module",
+    "set_device",
+]
+
+
+#: methods by which a module may do a part of the step itself; see docs/module.md
+STEP_HOOKS = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad")
+#: methods by which a DataModule, or else a module, may change a batch on its way to the device
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+#: methods that return loaders
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 
 
 class ModuleHooks:
@@ -43,6 +61,12 @@ class ModuleHooks:
     def on_test_epoch_end(self) -> None: ...
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
     def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_predict_start(self) -> None: ...
+    def on_predict_end(self) -> None: ...
+    def on_predict_epoch_start(self) -> None: ...
+    def on_predict_epoch_end(self) -> None: ...
+    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Put into `checkpoint` what else decides how this module goes on: numbers, text, tensors, nests of them."""
@@ -60,6 +84,8 @@ class TrainingModule(ModuleHooks, nn.Module):
 
     #: False: `training_step` calls `self.manual_backward(loss)` and steps `self.optimizers()` itself
     automatic_optimization: bool = True
+    #: attributes that are the engine's, and in no snapshot
+    not_state: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,15 +182,15 @@ class TrainingModule(ModuleHooks, nn.Module):
             add_dataloader_idx: where several loaders are evaluated, each has a value of its own:
                 "val/loss/dataloader_idx_1". False: one value over all of them.
         """
-        logged = self._trainer[0].logged
-        if logged.is_heard:
+        logged = self._trainer[0].metric_logger
+        if logged.is_recording:
             asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx)
             logged.log(asked, value, batch_size)
 
-    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+    def log_dict(self, dictionary: Mapping[str, Any], *given: Any, **options: Any) -> None:
         """Log several values with the same options."""
-        for name, value in values.items():
-            self.log(name, value, **options)
+        for name, value in dictionary.items():
+            self.log(name, value, *given, **options)
 
     def optimizers(self) -> Any:
         """Return the optimizer, or the list of them, for manual optimization."""
@@ -243,9 +269,12 @@ class DataModule:
         return None
 
 
-def attach(module: TrainingModule, trainer: "TrainerInterface | None") -> None:
-    """Let `module` be with `trainer`, or with none."""
-    module._trainer = [] if trainer is None else [trainer]
+def attach(owner: Any, trainer: "TrainerInterface | None") -> None:
+    """Let `owner`, a module with those in it, or data that ask for it, be with `trainer`, or with none."""
+    part: Any
+    for part in owner.modules() if isinstance(owner, nn.Module) else [owner]:
+        if part is owner or isinstance(part, TrainingModule):
+            part._trainer = [] if trainer is None else [trainer]
 
 
 def set_device(module: TrainingModule, device: torch.device) -> None:

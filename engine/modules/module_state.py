@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.modules.torch_internals import buffers_of, transient_buffers
 from midstride.engine.state.stateful import rank0_state
 
 if TYPE_CHECKING:
     from midstride.engine.modules.module import TrainingModule
 
-__all__ = ["Buffers", "Modes"]
+__all__ = ["NonPersistentBuffers", "TrainingModes"]
 
 log = logging.getLogger(__name__)
 
 
-class Buffers:
+class NonPersistentBuffers:
     """The buffers of a module that its own state leaves out (`persistent=False`): training may change those too."""
 
     def __init__(self, module: "TrainingModule") -> None:
@@ -32,11 +33,11 @@ class Buffers:
 
     def _filled(self) -> dict[str, Any]:
         return {
-            f"{path}.{name}" if path else name: module._buffers[name]
+            f"{path}.{name}" if path else name: buffers_of(module)[name]
             for path, module in self._module.named_modules()
             if not is_metric(module)  # those are kept by the strategy
-            for name in sorted(module._non_persistent_buffers_set)
-            if module._buffers.get(name) is not None
+            for name in sorted(transient_buffers(module))
+            if buffers_of(module).get(name) is not None
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -65,7 +66,7 @@ class Buffers:
         return dict(rank0_state("a buffer that is not persistent", states))
 
 
-class Modes:
+class TrainingModes:
     """Which submodules are in training mode, and which parameters collect gradients."""
 
     def __init__(self, module: nn.Module) -> None:

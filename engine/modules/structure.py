@@ -8,17 +8,18 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of, transient_buffers
 from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.filling import Filling
+from midstride.engine.objects.filling import StateFilling
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.object_state import module_anchors
 
-__all__ = ["Structure"]
+__all__ = ["ModuleStructure"]
 
 log = logging.getLogger(__name__)
 
 
-class Structure:
+class ModuleStructure:
     """How a module differs from what every life builds; given back before its weights are.
 
     Args:
@@ -29,7 +30,7 @@ class Structure:
         self._module, self._device = module, device
         self._forms = {name: _form(tensor) for name, tensor in _tensors(module).items()}
         self._modules = dict(module.named_modules())
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
         """Return new modules, and parameters and buffers that are new or have another form; nothing if all is as built.
@@ -65,8 +66,8 @@ class Structure:
             if held is not None and _form(held) == _form(value, form["kind"]):
                 continue
             if form["kind"] == "buffer":
-                owner._buffers[attribute] = value
-                owner._non_persistent_buffers_set.discard(attribute)
+                buffers_of(owner)[attribute] = value
+                transient_buffers(owner).discard(attribute)
             elif held is None:
                 owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
             else:
@@ -75,8 +76,8 @@ class Structure:
     def _described(self, modules: dict[str, nn.Module]) -> dict[str, Any]:
         walk = self._walk()
         nodes = {path: walk.node(module, f"structure/{path}") for path, module in modules.items()}
-        if lost := [path for path in [*walk.opaque, *walk.constants] if path not in self._told]:
-            self._told.update(lost)
+        if lost := [path for path in [*walk.opaque, *walk.constants] if path not in self._reported]:
+            self._reported.update(lost)
             log.warning(
                 "%s came up in training and holds what no snapshot can (%s): a resumed run could not build it again. "
                 "Make it in __init__",
@@ -93,9 +94,9 @@ class Structure:
     def _rebuild(self, nodes: dict[str, Any]) -> None:
         for path, node in nodes.items():
             owner, name = self._module.get_submodule(_owner(path)), path.rpartition(".")[2]
-            if name in owner._modules and owner._modules[name] is not None:
+            if children_of(owner).get(name) is not None:
                 continue
-            filling = Filling(GraphWalk({}, {}), module_anchors(self._module), self._device)
+            filling = StateFilling(GraphWalk({}, {}), module_anchors(self._module), self._device)
             made = filling.put(node, MISSING, f"structure/{path}")
             if not isinstance(made, nn.Module):
                 raise UserError(
@@ -103,7 +104,7 @@ class Structure:
                     "is not to be found. Make it in __init__, or define the class at the top of a file."
                 )
             vars(owner).pop(name, None)
-            owner._modules[name] = made.to(self._device)
+            children_of(owner)[name] = made.to(self._device)
 
 
 def _is_built(name: str, value: object, modules: dict[str, nn.Module]) -> bool:
@@ -117,9 +118,9 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
         f"{path}.{name}" if path else name: tensor
         for path, part in module.named_modules()
         if not is_metric(part)
-        for kind in (part._parameters, part._buffers)
+        for kind in (parameters_of(part), buffers_of(part))
         for name, tensor in kind.items()
-        if tensor is not None and name not in part._non_persistent_buffers_set
+        if tensor is not None and name not in transient_buffers(part)
     }
 
 

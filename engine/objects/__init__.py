@@ -3,8 +3,8 @@
 code_changes      what the code of a life builds, beside what that of the snapshot's life built: it may have
                   been mended since
 containers        how values, tensors and containers are put back: a filler for each type of node
-digest            the portrait of a life at its end: everything its module, its data, their classes and their
-                  files' globals hold
+digest            A digest of what a module, its data, their classes and their files' globals hold at the end
+                  of a training
 filling           the nodes that a `GraphWalk` made, put back into live objects
 generators        generators that an object holds: found where a reader of its code would find them, seeded
                   like the main ones

@@ -1,6 +1,6 @@
-"""The portrait of a life at its end: everything its module, its data, their classes and their files' globals hold.
+"""A digest of what a module, its data, their classes and their files' globals hold at the end of a training.
 
-What differs between two portraits is where a life kept what no snapshot holds.
+What differs between two digests is where a training kept what no snapshot holds.
 """
 
 import inspect
@@ -18,26 +18,26 @@ from torch import Tensor, nn
 from midstride.engine.code_origin import is_users
 from midstride.engine.objects.generators import Generator, get_state
 
-__all__ = ["beside", "compared", "lines_of", "portrait"]
+__all__ = ["class_and_global_state", "differing_lines", "digest_lines", "object_digest"]
 
 DEPTH = 5
 _WHOLE_BYTES = 1 << 26
 _INTERNAL = frozenset(vars(nn.Module())) | {"_trainer"}
 
 
-def portrait(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
+def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
     """Return what can be said in a line of every attribute, by name."""
     lines: dict[str, str] = {}
     seen: dict[int, object] = {}  # objects, kept so that no other takes the place of one that is gone
     others = ((type(callback).__name__, callback) for callback in callbacks)
     for name, root in (("module", module), ("data", data), *others):
         lines.update(_walk(name, root, DEPTH, seen))
-    for name, value in beside(list(seen.values())):
+    for name, value in class_and_global_state(list(seen.values())):
         lines.update(_walk(name, value, 2, seen))
     return lines
 
 
-def beside(objects: Iterable[object]) -> Iterator[tuple[str, object]]:
+def class_and_global_state(objects: Iterable[object]) -> Iterator[tuple[str, object]]:
     """Yield what the user's classes of `objects` hold, and the globals of their files, by name."""
     kinds = {kind for value in objects for kind in type(value).__mro__ if is_users(kind)}
     for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
@@ -50,12 +50,12 @@ def beside(objects: Iterable[object]) -> Iterator[tuple[str, object]]:
                 yield f"global {file}.{name}", value
 
 
-def lines_of(name: str, value: object) -> dict[str, str]:
+def digest_lines(name: str, value: object) -> dict[str, str]:
     """Return what can be said in a line of each part of `value`, by name."""
     return dict(_walk(name, value, 3, {}))
 
 
-def compared(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) -> list[str]:
+def differing_lines(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) -> list[str]:
     """Return what differs, a line each."""
     names = [name for name in undisturbed if undisturbed[name] != resumed.get(name)]
     return [f"{name}: {resumed.get(name, 'missing')} resumed, {undisturbed[name]} undisturbed" for name in names]
@@ -70,7 +70,7 @@ def _is_wrapper(value: object) -> bool:
 
 
 def _walk(name: str, value: Any, depth: int, seen: dict[int, object]) -> Iterator[tuple[str, str]]:
-    if (told := _told(value)) is not None:
+    if (told := _describe(value)) is not None:
         yield name, told
     elif id(value) not in seen and depth:
         seen[id(value)] = value
@@ -93,7 +93,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{key}", item) for key, item in vars(value).items())
 
 
-def _told(value: Any) -> str | None:
+def _describe(value: Any) -> str | None:
     """Return what `value` is in a few words; None if only its parts can be told."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
         text = repr(value)

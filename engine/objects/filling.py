@@ -18,10 +18,10 @@ from midstride.engine.objects.instances import FORMS
 from midstride.engine.objects.node_writers import PLAIN, kind_name
 from midstride.engine.state.nodes import Instance
 
-__all__ = ["Filling"]
+__all__ = ["StateFilling"]
 
 
-class Filling:
+class StateFilling:
     """One pass over nodes and the live objects that stand at the same places.
 
     Args:

@@ -176,7 +176,8 @@ def seeder(generator: Any) -> Callable[[int], object]:
         return lambda seed: setattr(bits, "state", type(bits)(seed).state)
     if isinstance(generator, random.Random):
         return generator.seed
-    return generator.reseed  # type: ignore[no-any-return]
+    reseed: Callable[[int], Any] = generator.reseed
+    return reseed
 
 
 def get_state(generator: Any) -> Any:

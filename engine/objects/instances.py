@@ -42,7 +42,7 @@ def _set(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if isinstance(live, (set, frozenset)) and list(live) == items and kind_name(type(live)) == node.kind:
         return live
     is_set = node.kind == "builtins:set"
-    target: set[Any] = live if is_set and filling.use(live, path, fits=type(live) is set) else set()
+    target: Any = live if is_set and filling.use(live, path, fits=type(live) is set) else set()
     if not fill_set(target, items):
         filling.reordered.append(path)
     return filling.set(target if is_set else frozenset(target), path)
@@ -55,7 +55,8 @@ def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         live = filling.set(_GENERATORS[node.kind](), path)
     set_state(live, node.state["state"])
     if "spawned" in node.state:
-        bits = live.bit_generator
+        owner: Any = live  # one of numpy's
+        bits = owner.bit_generator
         seeds = bits.seed_seq
         spawned = {"pool_size": seeds.pool_size, "n_children_spawned": node.state["spawned"]}
         bits.__setstate__((bits.state, np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key, **spawned)))

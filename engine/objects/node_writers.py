@@ -28,7 +28,12 @@ __all__ = ["INTERNAL", "PLAIN", "VALUES", "attributes_of", "has_memory", "is_lar
 #: values that never change, written as they are
 PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
 #: built by Python, and holding nothing but what their attributes say
-_NAMESPACES = frozenset({"types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"})
+_NAMESPACES = frozenset(
+    {
+        *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
+        *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
+    }
+)
 #: of nn.Module's own attributes, those that hold state of a module that no other part keeps
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 #: what is larger than this is data, which is watched and not written

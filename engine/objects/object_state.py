@@ -14,7 +14,7 @@ from midstride.engine.code_origin import is_users
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.filling import Filling
+from midstride.engine.objects.filling import StateFilling
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.node_writers import INTERNAL, PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
@@ -22,7 +22,7 @@ from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.stateful import rank0_state
 
-__all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgraded"]
+__all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgrade"]
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ def module_roots(module: nn.Module) -> Iterator[Root]:
         if is_metric(part):  # what else it holds is in a part of its own
             yield Root("metrics", path, objects_in(part), part, is_setup=True)
             continue
-        set_by_users = (name for name in vars(part) if name not in _OURS and not name.startswith(_COMPOSABLE))
+        ours = _OURS | getattr(type(part), "not_state", frozenset())
+        set_by_users = (name for name in vars(part) if name not in ours and not name.startswith(_COMPOSABLE))
         own = {name: vars(part)[name] for name in set_by_users}
         yield Root("module", path, own, part, is_setup=not is_users(type(part)))
         if hooks := user_hooks(part, _HOOKS):
@@ -100,7 +101,7 @@ class Objects:
         self, roots: Callable[[], Iterator[Root]], anchors: Callable[[], dict[str, object]], device: torch.device
     ) -> None:
         self._roots, self._anchors, self._device = roots, anchors, device
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}
         self._code: Built = {}
@@ -166,7 +167,7 @@ class Objects:
         change = CodeChange(self._code, as_saved(state_dict.pop("built", {})))
         walk, roots = self._walk()
         saved = [self._saved(root, state_dict, walk) for root in roots]
-        filling = Filling(walk, self._anchors(), self._device, change)
+        filling = StateFilling(walk, self._anchors(), self._device, change)
         for root, nodes in zip(roots, saved, strict=True):
             self._fill(root, nodes, filling)
             if root.owner is not None:
@@ -182,7 +183,7 @@ class Objects:
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
 
-    def _fill(self, root: Root, nodes: dict[str, Any], filling: Filling) -> None:
+    def _fill(self, root: Root, nodes: dict[str, Any], filling: StateFilling) -> None:
         for name, node in nodes.items():
             path = f"{root.path}/{name}"
             if filling.change.drops(root.path, name) or filling.change.replaces(root.path, name, node):
@@ -219,7 +220,7 @@ class Objects:
         """Return rank 0's, with a warning where others differ."""
         return dict(rank0_state("what an attribute holds", states))
 
-    def _report(self, filling: Filling) -> None:
+    def _report(self, filling: StateFilling) -> None:
         if filling.change.found:
             lines = [
                 f"{what}: {_few([_shown(path) for path in paths])}" for what, paths in filling.change.found.items()
@@ -255,9 +256,9 @@ class Objects:
         found: dict[str, list[str]] = {}
         beside = []
         for path, value in walk.opaque.items():
-            if path in self._told:
+            if path in self._reported:
                 continue
-            self._told.add(path)
+            self._reported.add(path)
             if path.startswith("module/"):
                 found.setdefault(kind_name(type(value)), []).append(_attribute(path))
             elif not isinstance(value, _DATA):
@@ -284,8 +285,11 @@ class Objects:
         for path, kind in now.items():
             if path.startswith("hooks"):
                 continue
-            if before.get(path, kind if path in self._told else None) != kind and f"now {path}" not in self._told:
-                self._told.add(f"now {path}")
+            if (
+                before.get(path, kind if path in self._reported else None) != kind
+                and f"now {path}" not in self._reported
+            ):
+                self._reported.add(f"now {path}")
                 lines.append(f"{_shown(path)} (now {kind})")
         if lines:
             log.warning(
@@ -299,7 +303,7 @@ def _hooks_of(roots: Sequence[Root]) -> dict[str, Mapping[str, Any]]:
     return {root.path: root.values for root in roots if root.group == "hooks"}
 
 
-def upgraded(tree: dict[str, Any]) -> dict[str, Any]:
+def upgrade(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the tree of a snapshot whose parts "attributes" and "own generators" are one part now."""
     tree = {"structure": {}, **tree}
     if "attributes" not in tree:

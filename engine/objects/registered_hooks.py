@@ -36,7 +36,7 @@ class RegisteredHooks:
 
     def __init__(self, hooks: Mapping[str, Mapping[str, Any]]) -> None:
         self._before = _counted(hooks)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def compare(self, hooks: Mapping[str, Mapping[str, Any]]) -> None:
         """Name, once, what differs between `hooks` and those that training began with."""
@@ -45,8 +45,8 @@ class RegisteredHooks:
             *(f"{name} is new" for name in now - self._before),
             *(f"{name} is gone" for name in self._before - now),
         ]
-        if lines := [line for line in lines if line not in self._told]:
-            self._told.update(lines)
+        if lines := [line for line in lines if line not in self._reported]:
+            self._reported.update(lines)
             log.warning(
                 "training changed what hooks there are, and no snapshot holds that: %s. A resumed run has those it is "
                 "built with: register them in __init__ or setup and let an attribute decide what they do, or do it "

@@ -36,15 +36,16 @@ class SchedulerConfig:
         """Return whether it steps after `count` epochs or steps."""
         return count % self.frequency == 0
 
-    def step(self, values: dict[str, float]) -> None:
-        """Step the scheduler, with the monitored value if it watches one."""
+    def step(self, values: dict[str, float], by: Callable[[Any, float | None], None] | None = None) -> None:
+        """Step the scheduler, with the monitored value if it watches one; `by` a function of the user's if given."""
         if not isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step()
+            self.scheduler.step() if by is None else by(self.scheduler, values.get(self.monitor or ""))
             return
         if self.monitor not in values:
             known = ", ".join(sorted(values)) or "nothing"
             raise UserError(f"ReduceLROnPlateau watches {self.monitor!r}, not logged; logged so far: {known}.")
-        self.scheduler.step(float(values[self.monitor]))
+        value = float(values[self.monitor])
+        self.scheduler.step(value) if by is None else by(self.scheduler, value)
 
 
 class OptimizerList:
@@ -153,7 +154,7 @@ def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], 
     found = _read(returned, where)
     if found is None:
         raise UserError(
-            f"{where} returned {_in_words(returned)}; an optimizer, a list of them, ([optimizers], [schedulers]), or "
+            f"{where} returned {_describe(returned)}; an optimizer, a list of them, ([optimizers], [schedulers]), or "
             '{"optimizer": ..., "lr_scheduler": ...} is needed.'
         )
     optimizers, schedulers = found
@@ -202,13 +203,13 @@ def _read(returned: Any, where: str) -> tuple[list[Optimizer], list[SchedulerCon
     return None
 
 
-def _in_words(returned: Any) -> str:
+def _describe(returned: Any) -> str:
     """Say what a value is made of."""
     if isinstance(returned, (list, tuple)):
-        inner = ", ".join(map(_in_words, returned))
+        inner = ", ".join(map(_describe, returned))
         return f"[{inner}]" if isinstance(returned, list) else f"({inner})"
     if isinstance(returned, dict):
-        return "{" + ", ".join(f"{key!r}: {_in_words(value)}" for key, value in returned.items()) + "}"
+        return "{" + ", ".join(f"{key!r}: {_describe(value)}" for key, value in returned.items()) + "}"
     return "None" if returned is None else type(returned).__name__
 
 
@@ -234,7 +235,7 @@ def _scheduler(entry: Any, monitor: str | None = None) -> SchedulerConfig:
         raise UserError(f"lr_scheduler has the keys {sorted(unknown)}; there are: {', '.join(sorted(known))}")
     scheduler = entry.get("scheduler")
     if isinstance(scheduler, Optimizer) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
-        raise UserError(f"lr_scheduler is {_in_words(entry)}; a scheduler of torch.optim.lr_scheduler is needed.")
+        raise UserError(f"lr_scheduler is {_describe(entry)}; a scheduler of torch.optim.lr_scheduler is needed.")
     if entry.get("interval", "epoch") not in ("epoch", "step"):
         raise UserError(f"lr_scheduler has interval {entry['interval']!r}; there are: epoch, step")
     frequency = entry.get("frequency", 1)
@@ -242,4 +243,5 @@ def _scheduler(entry: Any, monitor: str | None = None) -> SchedulerConfig:
         raise UserError(
             f"lr_scheduler has frequency {frequency!r}; a whole number of epochs or steps is needed, from 1"
         )
-    return SchedulerConfig(**{"monitor": monitor, **{key: entry[key] for key in known if key in entry}})
+    chosen: dict[str, Any] = {"monitor": monitor, **{key: entry[key] for key in known if key in entry}}
+    return SchedulerConfig(**chosen)

@@ -1,5 +1,6 @@
 """The arithmetic a module trains in: 32, bf16, 16 (with a gradient scaler) or 64 bits."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,9 +44,9 @@ class Precision:
             return self._plain
         return torch.autocast(self._device, dtype=self._autocast)
 
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of `loss`."""
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+    def backward(self, loss: Tensor, by: Callable[..., object] = Tensor.backward, **options: Any) -> None:
+        """Run the backward pass of `loss`, `by` a function of the user's if need be; `options` are for that."""
+        by(loss if self._scaler is None else self._scaler.scale(loss), **options)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Give gradients their true size again, for clipping and hooks."""
@@ -66,7 +67,7 @@ class Precision:
             self._scaler.update()
             self._used = False
 
-    def refusals(self, *, by_hand: bool) -> list[str]:
+    def module_errors(self, *, by_hand: bool) -> list[str]:
         """Return messages on what this precision cannot do; `by_hand`: the module steps its optimizers itself."""
         if self._scaler is None or not by_hand:
             return []

@@ -1,10 +1,10 @@
 """Process trees that end together. Needs no torch.
 
-lifetime          processes that do not outlive the one that started them, and how to find those that did
-loopback          what a world of one machine listens on: the loopback, where no other machine reaches it
-registered_ranks  ranks that have said who they are: what a keeper does for them where their launcher does it
-                  badly
-supervised        a process and all it starts, as one thing that can be watched and ended
-supervisor        the keeper of a world: `python -m midstride.engine.processes.supervisor PARENT GRACE_S
-                  COMMAND...`
+lifetime            processes that do not outlive the one that started them, and how to find those that did
+loopback            what a world of one machine listens on: the loopback, where no other machine reaches it
+registered_ranks    ranks that have said who they are: what a supervisor does for them where their launcher does it
+                    badly
+supervised_process  a process and all it starts, as one thing that can be watched and ended
+supervisor          the supervisor of a world: `python -m midstride.engine.processes.supervisor PARENT GRACE_S
+                    COMMAND...`
 """

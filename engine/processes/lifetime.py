@@ -1,7 +1,7 @@
 """Processes that do not outlive the one that started them, and how to find those that did.
 
 Three ties hold a world together, so that any one of them may be cut (by SIGKILL, even):
-a child asks the kernel to be signalled when its parent dies; a keeper adopts whatever its
+a child asks the kernel to be signalled when its parent dies; a supervisor adopts whatever its
 descendants leave behind; and every process of a world carries the world's session in its
 environment, by which it can be found wherever it went.
 
@@ -23,10 +23,10 @@ __all__ = [
     "children",
     "descendants",
     "die_with_parent",
-    "end_with",
-    "end_with_ancestors",
-    "kill_all",
-    "marked",
+    "exit_with",
+    "exit_with_ancestors",
+    "processes_with_env",
+    "signal_all",
 ]
 
 #: environment variable in which a parent tells its children who it is
@@ -55,7 +55,7 @@ def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def end_with(*processes: int) -> None:
+def exit_with(*processes: int) -> None:
     """End this process when one of `processes` ends, be it its parent or not."""
     if not _LINUX:
         return
@@ -71,7 +71,7 @@ def end_with(*processes: int) -> None:
     threading.Thread(target=wait, name="end-with", daemon=True).start()
 
 
-def end_with_ancestors(variable: str) -> None:
+def exit_with_ancestors(variable: str) -> None:
     """End this process when one of those that it comes from ends.
 
     For a launcher that starts ranks through processes of its own: the kernel's word to a child reaches no further
@@ -84,8 +84,8 @@ def end_with_ancestors(variable: str) -> None:
     if not _LINUX:
         return
     above = _ancestors(os.getpid())
-    ours = set(marked(variable, os.environ.get(variable, "")))
-    end_with(*(itertools.takewhile(ours.__contains__, above) if above[0] in ours else above[:2]))
+    ours = set(processes_with_env(variable, os.environ.get(variable, "")))
+    exit_with(*(itertools.takewhile(ours.__contains__, above) if above[0] in ours else above[:2]))
 
 
 def become_subreaper() -> None:
@@ -139,7 +139,7 @@ def _ancestors(process: int) -> list[int]:
     return above
 
 
-def marked(variable: str, value: str) -> list[int]:
+def processes_with_env(variable: str, value: str) -> list[int]:
     """Return the living processes, other than this one, that were started with `variable`=`value`."""
     mark = f"{variable}={value}".encode()
     found = []
@@ -153,7 +153,7 @@ def marked(variable: str, value: str) -> list[int]:
     return found
 
 
-def kill_all(pids: list[int], by: signal.Signals = signal.SIGKILL) -> None:
+def signal_all(pids: list[int], by: signal.Signals = signal.SIGKILL) -> None:
     """Send every process of `pids` the signal `by`; those that are gone are gone."""
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""Ranks that have said who they are: what a keeper does for them where their launcher does it badly."""
+"""Ranks that have said who they are: what a supervisor does for them where their launcher does it badly."""
 
 import os
 import signal
@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from midstride.engine.processes.lifetime import descendants, kill_all
+from midstride.engine.processes.lifetime import descendants, signal_all
 
-__all__ = ["Wards"]
+__all__ = ["RegisteredRanks"]
 
 _LAST_WORDS_S = 1.0  # for what a dead rank left behind
 _HANGS_S = 60.0  # a launcher does not need so long when its ranks have ended
 
 
-class Wards:
+class RegisteredRanks:
     """The ranks on this machine, by their heartbeats.
 
     horovodrun kills its ranks five seconds after it was asked to stop, so they are asked directly. It waits for
@@ -36,36 +36,36 @@ class Wards:
         self._since: dict[str, float] = {}
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Wards | None":
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "RegisteredRanks | None":
         """Return the ranks of the world that this process keeps, if it wants them looked after."""
         if cls.VARIABLE not in environment:
             return None
         return cls(Path(environment["MIDSTRIDE_SESSION"]), all_here=environment[cls.VARIABLE] == "all")
 
-    def alive(self) -> list[int]:
+    def running(self) -> list[int]:
         """Return the ranks below this process. The process ids of another machine mean nothing here."""
-        return sorted(self._said() & set(descendants(os.getpid())))
+        return sorted(self._registered() & set(descendants(os.getpid())))
 
-    def tidy(self, launcher: int) -> None:
+    def end_leftovers(self, launcher: int) -> None:
         """End what dead ranks left behind, and a launcher that has no process left to wait for."""
         below = descendants(os.getpid())
-        said = self._said()
+        said = self._registered()
         self._seen |= said if self._all_here else said & set(below)  # a rank may end before it was ever looked for
         dead = self._seen - set(below)
-        if self._for("left behind", bool(dead)) > _LAST_WORDS_S:
+        if self._seconds("left behind", bool(dead)) > _LAST_WORDS_S:
             # A process whose parents have died is ours now, and no longer below the launcher.
-            kill_all(sorted(set(below) - {launcher, *descendants(launcher)}))
-        if self._for("hangs", bool(dead) and dead == self._seen) > _HANGS_S:
-            kill_all([launcher], signal.SIGKILL)
+            signal_all(sorted(set(below) - {launcher, *descendants(launcher)}))
+        if self._seconds("hangs", bool(dead) and dead == self._seen) > _HANGS_S:
+            signal_all([launcher], signal.SIGKILL)
 
-    def _for(self, what: str, is_so: bool) -> float:
+    def _seconds(self, what: str, is_so: bool) -> float:
         """Return for how many seconds it has been so."""
         if not is_so:
             self._since.pop(what, None)
             return 0.0
         return time.monotonic() - self._since.setdefault(what, time.monotonic())
 
-    def _said(self) -> set[int]:
+    def _registered(self) -> set[int]:
         return {_process(path) for path in self._folder.glob("heartbeat-rank-*")} - {0}
 
 

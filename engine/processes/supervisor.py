@@ -1,7 +1,7 @@
-"""The keeper of a world: `python -m midstride.engine.processes.supervisor PARENT GRACE_S COMMAND...`.
+"""The supervisor of a world: `python -m midstride.engine.processes.supervisor PARENT GRACE_S COMMAND...`.
 
 A small process between the launcher and the world, for the one case in which the launcher cannot
-clean up: when it is killed. The keeper is told by the kernel, asks the world to stop, gives it its
+clean up: when it is killed. The supervisor is told by the kernel, asks the world to stop, gives it its
 grace, and then ends every process below it. It does the same when it is asked to stop itself. SIGUSR1, which asks for
 a snapshot, it passes on.
 """
@@ -12,17 +12,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-from midstride.engine.processes.lifetime import PARENT, become_subreaper, descendants, die_with_parent, kill_all
-from midstride.engine.processes.registered_ranks import Wards
+from midstride.engine.processes.lifetime import PARENT, become_subreaper, descendants, die_with_parent, signal_all
+from midstride.engine.processes.registered_ranks import RegisteredRanks
 
-__all__ = ["Keeper", "main"]
+__all__ = ["Supervisor", "main"]
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WAITED = {signal.SIGCHLD, signal.SIGUSR1, *_STOPS}
 _LAST_WORDS_S = 1.0  # for what the world's first process left behind
 
 
-class Keeper:
+class Supervisor:
     """Runs one command, and leaves nothing of it alive.
 
     Args:
@@ -40,35 +40,35 @@ class Keeper:
         # Blocked signals wait for `sigtimedwait`: no handler, and no moment at which one is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
         become_subreaper()
-        child, wards = self._start(), Wards.from_environment()
+        child, ranks = self._start(), RegisteredRanks.from_environment()
         code = None
         while code is None:
             came = signal.sigtimedwait(_WAITED, 0.5)
             if came is not None and came.si_signo in _STOPS and self._deadline is None:
                 self._deadline = time.monotonic() + self.grace_s
-                kill_all((wards and wards.alive()) or [child], signal.SIGTERM)
+                signal_all((ranks and ranks.running()) or [child], signal.SIGTERM)
             if came is not None and came.si_signo == signal.SIGUSR1:
-                kill_all((wards and wards.alive()) or [child], signal.SIGUSR1)
-            if wards is not None:
-                wards.tidy(child)
+                signal_all((ranks and ranks.running()) or [child], signal.SIGUSR1)
+            if ranks is not None:
+                ranks.end_leftovers(child)
             if self._deadline is not None and time.monotonic() > self._deadline:
-                kill_all(descendants(os.getpid()))
+                signal_all(descendants(os.getpid()))
             code = self._reap(child)
-        self._sweep()
+        self._end_leftovers()
         return code
 
     def _start(self) -> int:
-        keeper = os.getpid()
+        supervisor = os.getpid()
         child = os.fork()
         if child:
             return child
         try:
-            die_with_parent(keeper)
+            die_with_parent(supervisor)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
             for stop in _STOPS:  # a shell that started us in the background had SIGINT ignored
                 signal.signal(stop, signal.SIG_DFL)
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a rank to take a snapshot
-            os.environ[PARENT] = str(keeper)
+            os.environ[PARENT] = str(supervisor)
             self.execute()
         except BaseException as error:
             print(f"cannot run {self.command[0]}: {error}", file=sys.stderr, flush=True)
@@ -92,23 +92,23 @@ class Keeper:
                 code = os.waitstatus_to_exitcode(status)
                 code = 128 - code if code < 0 else code
 
-    def _sweep(self) -> None:
+    def _end_leftovers(self) -> None:
         """End what the world's first process left behind: politely, then not."""
         patience = 0.0 if self._deadline is not None else _LAST_WORDS_S
         polite_until = time.monotonic() + patience
-        kill_all(descendants(os.getpid()), signal.SIGTERM)
+        signal_all(descendants(os.getpid()), signal.SIGTERM)
         while left := descendants(os.getpid()):
             if time.monotonic() >= polite_until:
-                kill_all(left)
+                signal_all(left)
             signal.sigtimedwait({signal.SIGCHLD}, 0.05)
             self._reap(-1)
 
 
 def main() -> None:
-    """Keep the world that the command line names."""
+    """Supervise the world that the command line names."""
     parent, grace_s, *command = sys.argv[1:]
     die_with_parent(int(parent), signal.SIGTERM)
-    sys.exit(Keeper(command, float(grace_s)).run())
+    sys.exit(Supervisor(command, float(grace_s)).run())
 
 
 if __name__ == "__main__":

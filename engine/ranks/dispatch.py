@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Protocol, TypeVar, cast
 
-from midstride.engine.config.lightning_names import ARGUMENTS
+from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
+from midstride.engine.lightning.adapt import adapt
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
 from midstride.engine.ranks.subprocess_script import ended_early, start_other_ranks
 
-__all__ = ["in_every_rank"]
+__all__ = ["on_all_ranks"]
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -41,7 +42,7 @@ class StartsRanks(Protocol):
         ...
 
 
-def in_every_rank(verb: Verb) -> Verb:
+def on_all_ranks(verb: Verb) -> Verb:
     """Have `verb`, a method of the Trainer, run in every rank."""
     signature = inspect.signature(verb)
 
@@ -51,21 +52,27 @@ def in_every_rank(verb: Verb) -> Verb:
             arguments = signature.bind(*given, **named).arguments
         except TypeError as error:
             takes = [name for name in signature.parameters if name != "self"]
-            ways = [f"; {name}: {ARGUMENTS[name]}" for name in named if name in ARGUMENTS and name not in takes]
+            ways = [
+                f"; {name}: {LIGHTNING_ARGUMENTS[name]}"
+                for name in named
+                if name in LIGHTNING_ARGUMENTS and name not in takes
+            ]
             raise TypeError(f"Trainer.{verb.__name__}({', '.join(takes)}) {error}{''.join(ways)}") from None
         trainer: StartsRanks
         trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
+        adapt(module)
+        adapt(data)
         start = trainer.placement.start
         if start == "none":
             return verb(trainer, module, data, **arguments)
-        if start == "script":
-            return _in_script(verb, trainer, module, data, arguments)
+        if start == "subprocess":
+            return _in_subprocesses(verb, trainer, module, data, arguments)
         return _in_children(verb, trainer, module, data, arguments)
 
     return cast("Verb", started)
 
 
-def _in_script(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
+def _in_subprocesses(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
     start_other_ranks(trainer.placement.ranks, trainer.placement.gpus)
     try:
         return verb(trainer, module, data, **arguments)

@@ -50,32 +50,32 @@ def parse_gpus(gpus: Any, available: int) -> list[int]:
     if isinstance(gpus, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", gpus):
         indices = [int(index) for index in gpus.split(",")]
     if not isinstance(indices, list) or not indices or any(type(index) is not int or index < 0 for index in indices):
-        raise ValueError(_meaningless(gpus, available))
+        raise ValueError(_not_a_number_of_gpus(gpus, available))
     if len(set(indices)) < len(indices):
-        raise ValueError(f"gpus={gpus!r} names a GPU twice; {_there_are(available)}")
+        raise ValueError(f"gpus={gpus!r} names a GPU twice; {_gpus_here(available)}")
     if missing := [index for index in indices if index >= available]:
-        raise ValueError(f"gpus={gpus!r}: there is no GPU {' nor '.join(map(str, missing))}; {_there_are(available)}")
+        raise ValueError(f"gpus={gpus!r}: there is no GPU {' nor '.join(map(str, missing))}; {_gpus_here(available)}")
     return indices
 
 
 def _first(count: int, available: int) -> list[int]:
     if count < -1:
-        raise ValueError(_meaningless(count, available))
+        raise ValueError(_not_a_number_of_gpus(count, available))
     if count == -1 and not available:
-        raise ValueError(f"gpus=-1 means all GPUs; {_there_are(available)}: for the CPU say gpus=0")
+        raise ValueError(f"gpus=-1 means all GPUs; {_gpus_here(available)}: for the CPU say gpus=0")
     if count > available:
-        raise ValueError(f"gpus={count} means {count} GPUs; {_there_are(available)}")
+        raise ValueError(f"gpus={count} means {count} GPUs; {_gpus_here(available)}")
     return list(range(available if count == -1 else count))
 
 
-def _meaningless(gpus: Any, available: int) -> str:
+def _not_a_number_of_gpus(gpus: Any, available: int) -> str:
     return (
         f"gpus={gpus!r} names no GPUs: a number of them is needed, -1 for all, a list of indices such as [1, 3], or "
-        f'text such as "1, 3"; {_there_are(available)}'
+        f'text such as "1, 3"; {_gpus_here(available)}'
     )
 
 
-def _there_are(available: int) -> str:
+def _gpus_here(available: int) -> str:
     if not available:
         return "there is no GPU here (torch.cuda sees none)"
     return "there is GPU 0 here" if available == 1 else f"there are GPUs 0 to {available - 1} here"
@@ -108,7 +108,7 @@ def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
         return gpus, len(gpus)
     raise ValueError(
         f'devices={devices!r} names no devices: a number of them is needed, "auto", -1 for all GPUs, or a list of the '
-        f"indices of GPUs; {_there_are(available)}"
+        f"indices of GPUs; {_gpus_here(available)}"
     )
 
 

@@ -3,6 +3,7 @@
 The children train; what comes back are the weights, the metrics, the callbacks' state and the value of the call.
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -22,9 +23,9 @@ from typing import Any, Literal
 import torch
 
 from midstride.engine.errors import EngineError, UserError, WorldError
-from midstride.engine.processes.lifetime import die_with_parent, kill_all
+from midstride.engine.processes.lifetime import die_with_parent, signal_all
 from midstride.engine.processes.loopback import ADDRESS, interfaces
-from midstride.engine.ranks.pickling import unpicklable
+from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.world import World
@@ -68,14 +69,14 @@ class TrainerCall:
             UserError: naming each part by its path.
         """
         named = {"module": self.module, "data": self.data, **{f"Trainer({n}=...)": v for n, v in self.settings.items()}}
-        faults = [fault for path, value in named.items() if (fault := unpicklable(value, path))]
+        faults = [fault for path, value in named.items() if (fault := find_unpicklable(value, path))]
         if faults:
             raise UserError(
                 "\n  ".join(["ddp_spawn hands these to fresh processes, which they cannot be (ddp_fork can):", *faults])
             )
 
 
-class InRank(Exception):
+class RemoteTraceback(Exception):
     """The traceback, as text, of an error that came from another process; it stands as the error's cause."""
 
     def __str__(self) -> str:
@@ -118,9 +119,9 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
         for rank in range(ranks):
             world = World(rank=rank, size=ranks, local_rank=rank, local_size=ranks)
             arguments = (world, store.port, folder, os.getpid(), call if method == "fork" else None)
-            children.append(context.Process(target=_live, args=arguments, name=f"midstride rank {rank}"))
+            children.append(context.Process(target=_run_rank, args=arguments, name=f"midstride rank {rank}"))
         asked_to_stop = _watch(children)
-        _raise_what_was_raised(folder, ranks, asked_to_stop)
+        _raise_for_results(folder, ranks, asked_to_stop)
         return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
@@ -130,7 +131,7 @@ def _watch(children: Sequence[BaseProcess]) -> bool:
     try:
         for child in children:
             child.start()
-        with _stops_passed_on(children) as stops:
+        with _stop_signals_forwarded(children) as stops:
             while running := [child for child in children if child.is_alive()]:
                 wait([child.sentinel for child in running], timeout=0.2)
                 if deadline == float("inf") and any(child.exitcode for child in children):
@@ -147,7 +148,7 @@ def _watch(children: Sequence[BaseProcess]) -> bool:
 
 
 @contextmanager
-def _stops_passed_on(children: Sequence[BaseProcess]) -> Iterator[list[int]]:
+def _stop_signals_forwarded(children: Sequence[BaseProcess]) -> Iterator[list[int]]:
     """Have a request to stop reach the ranks, which take a snapshot and end within their grace; yield such requests."""
     stops: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -156,7 +157,7 @@ def _stops_passed_on(children: Sequence[BaseProcess]) -> Iterator[list[int]]:
 
     def pass_on(number: int, frame: Any) -> None:
         stops.append(number)
-        kill_all([child.pid for child in children if child.pid is not None], signal.SIGTERM)
+        signal_all([child.pid for child in children if child.pid is not None], signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, pass_on)
     try:
@@ -165,17 +166,19 @@ def _stops_passed_on(children: Sequence[BaseProcess]) -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _live(world: World, port: int, folder: Path, parent: int, call: TrainerCall | None) -> None:
+def _run_rank(world: World, port: int, folder: Path, parent: int, call: TrainerCall | None) -> None:
     """Be one rank: make the call, leave what came of it in `folder`."""
-    # First of all: after a fork, the parent's pool of threads is gone, and a wait for it hangs.
+    # First of all: after a fork, the parent's threads are gone, and a wait for one hangs. So would the destructor of
+    # what the parent has left to its garbage collector, such as the store of an earlier fit.
+    gc.freeze()
     torch.set_num_threads(1 if call is not None else torch.get_num_threads())
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     meeting = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ.update({**world.environment, **meeting, **interfaces(), World.STARTED: ""})
     try:
-        call = call or torch.load(folder / "call.pt", weights_only=False)
-        _write(folder / f"result-{world.rank}.pt", call.make())
+        made: TrainerCall = call or torch.load(folder / "call.pt", weights_only=False)
+        _write(folder / f"result-{world.rank}.pt", made.make())
     except BaseException as error:
         _write(folder / f"raised-{world.rank}.pt", (Outcome.of(error, rank=world.rank), *_portable(error)))
         os._exit(1)
@@ -196,7 +199,7 @@ def _portable(error: BaseException) -> tuple[BaseException, str]:
         return WorldError(words), words
 
 
-def _raise_what_was_raised(folder: Path, ranks: int, asked_to_stop: bool) -> None:
+def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
     raised = [torch.load(path, weights_only=False) for path in sorted(folder.glob("raised-*.pt"))]
     done = [Outcome("done", rank=rank) for rank in range(ranks) if (folder / f"result-{rank}.pt").exists()]
     outcome = decide([*done, *(outcome for outcome, _, _ in raised)], None if asked_to_stop else 1, ranks)
@@ -204,5 +207,5 @@ def _raise_what_was_raised(folder: Path, ranks: int, asked_to_stop: bool) -> Non
         return
     for said, error, words in raised:
         if said == outcome:
-            raise error from (None if isinstance(error, EngineError) else InRank(words))
+            raise error from (None if isinstance(error, EngineError) else RemoteTraceback(words))
     raise WorldError(outcome.error)

@@ -6,13 +6,15 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["unpicklable"]
+from midstride.engine.modules.torch_internals import children_of
+
+__all__ = ["find_unpicklable"]
 
 
-def unpicklable(value: Any, path: str) -> str | None:
+def find_unpicklable(value: Any, path: str) -> str | None:
     """Return the innermost part of `value` that cannot be pickled, by its path, and why; None if all of it can.
 
-    >>> unpicklable({"rate": 0.1, "fn": lambda x: x}, "module.options").partition(":")[0]
+    >>> find_unpicklable({"rate": 0.1, "fn": lambda x: x}, "module.options").partition(":")[0]
     "module.options['fn']"
     """
     return _innermost(value, path, set())
@@ -38,5 +40,5 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{place}]", item) for place, item in enumerate(value))
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         if isinstance(value, nn.Module):
-            yield from ((f".{name}", child) for name, child in value._modules.items())
+            yield from ((f".{name}", child) for name, child in children_of(value).items())
         yield from ((f".{name}", item) for name, item in vars(value).items() if name != "_modules")

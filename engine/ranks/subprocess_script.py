@@ -9,12 +9,11 @@ import subprocess
 import sys
 import time
 
-from torch._C._distributed_c10d import TCPStore
-
 from midstride.engine.errors import WorldError
 from midstride.engine.processes.lifetime import PARENT, die_with_parent
 from midstride.engine.processes.loopback import ADDRESS, interfaces
 from midstride.engine.strategies.rendezvous import serve_store
+from midstride.engine.strategies.torch_internals import TCPStore
 from midstride.engine.world import World
 
 __all__ = ["ended_early", "start_other_ranks", "tie_to_first_rank"]
@@ -24,7 +23,7 @@ _PATIENCE_S = 60.0
 #: after an error in this process, for the others to say theirs
 _LAST_WORDS_S = 5.0
 
-_others: dict[int, subprocess.Popen[bytes]] = {}
+_processes: dict[int, subprocess.Popen[bytes]] = {}
 _stores: list[TCPStore] = []
 
 
@@ -33,10 +32,10 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
 
     No other rank outlives this process. They are told which `gpus` were selected.
     """
-    if _others:
-        if size != len(_others) + 1:
+    if _processes:
+        if size != len(_processes) + 1:
             raise WorldError(
-                f"a Trainer of {size} processes in a script whose ranks are started, {len(_others) + 1} of them"
+                f"a Trainer of {size} processes in a script whose ranks are started, {len(_processes) + 1} of them"
             )
         return
     store = serve_store()
@@ -48,15 +47,12 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
         World.STARTED: ",".join(map(str, gpus)),
         **interfaces(),
     }
-    for rank in range(size):
-        place = {**meeting, **World(rank=rank, size=size, local_rank=rank, local_size=size).environment}
-        if rank == 0:
-            first = place
-        else:
-            environment = {**os.environ, **place, PARENT: str(os.getpid())}
-            command = [sys.executable, *sys.orig_argv[1:]]
-            _others[rank] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-    os.environ.update(first)
+    command = [sys.executable, *sys.orig_argv[1:]]
+    for rank in range(1, size):
+        world = World(rank=rank, size=size, local_rank=rank, local_size=size)
+        environment = {**os.environ, **meeting, **world.environment, PARENT: str(os.getpid())}
+        _processes[rank] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    os.environ.update({**meeting, **World(size=size, local_size=size).environment})
     atexit.register(_end)
 
 
@@ -68,7 +64,7 @@ def tie_to_first_rank() -> None:
 
 def ended_early() -> list[str]:
     """Return text on which other ranks have ended by an error."""
-    codes = {rank: process.poll() for rank, process in _others.items()}
+    codes = {rank: process.poll() for rank, process in _processes.items()}
     return [
         f"rank {rank} had ended with code {code}; what it said stands above" for rank, code in codes.items() if code
     ]
@@ -77,7 +73,7 @@ def ended_early() -> list[str]:
 def _end() -> None:
     failed = getattr(sys, "last_value", None) is not None
     until = time.monotonic() + (_LAST_WORDS_S if failed else _PATIENCE_S)
-    for rank, process in _others.items():
+    for rank, process in _processes.items():
         try:
             process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.runs.run import Run
 from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.listing import Manifest
 from midstride.engine.storage.store import Store
@@ -31,15 +32,19 @@ class NightlyRun:
     """A night that was begun.
 
     Args:
-        job: tonight's, with the date in its arguments.
+        run: its job has the date in its arguments.
         date: of the data.
-        run: name of the run.
     """
 
-    def __init__(self, job: TrainingJob, date: str, run: str) -> None:
-        self.job, self.date, self.run = job, date, run
-        self.line = ModelRegistry.of(job)
-        self._store = Store.open(job.run_url(run), job.store_terms)
+    def __init__(self, run: Run, date: str) -> None:
+        self.run, self.date = run, date
+        self.line = ModelRegistry.of(run.job)
+        self._store = run.store
+
+    @property
+    def job(self) -> TrainingJob:
+        """Tonight's job."""
+        return self.run.job
 
     @classmethod
     def begin(cls, job: TrainingJob, date: str) -> Self:
@@ -50,7 +55,7 @@ class NightlyRun:
         """
         if faults := nightly_errors(job, date):
             raise JobError.of(f"job {job.name}", faults)
-        night = cls(with_date(job, date), date, f"{job.name}-{date}")
+        night = cls(Run(with_date(job, date), f"{job.name}-{date}"), date)
         with night._store.errors_explained("written"):
             champion = night.line.current() if job.nightly.warm_start else None
             plan = {"date": date, "champion": champion and champion.number, "time": time.time()}
@@ -58,13 +63,13 @@ class NightlyRun:
             begun = decode_document(night._store.read("night.json"), f"{night._store.url}/night.json")
             if begun["champion"] is not None:
                 weights = night.line.weights_url(night.line.champion(begun["champion"]))
-                night.job = night.job.model_copy(update={"weights": weights})
+                return cls(Run(night.job.model_copy(update={"weights": weights}), night.run.name), date)
         return night
 
     @property
     def url(self) -> str:
         """Where the run lives."""
-        return self._store.url
+        return self.run.url
 
     def decision(self) -> PromotionDecision | None:
         """Return what the night came to; None if it is not over."""
@@ -75,13 +80,13 @@ class NightlyRun:
         """Promote the run if it is better; a night that did so before has done so.
 
         Args:
-            compared: what the errand "compare" found.
+            compared: what the operation "compare" returned.
 
         Raises:
             Overtaken: the champion is another one by now; compare again.
         """
         assert self.job.monitor is not None  # `begin` saw to it
-        if done := self.line.promoted(self.run):
+        if done := self.line.promoted(self.run.name):
             assert done.decision is not None
             return done.decision
         decision = compare(
@@ -93,7 +98,7 @@ class NightlyRun:
             over=compared["over"],
         )
         if decision.promoted:
-            self.line.promote(self.job, self.run, compared["weights"], decision)
+            self.line.promote(self.run, compared["weights"], decision)
         return decision
 
     def close(self, decision: PromotionDecision, data: Manifest) -> None:

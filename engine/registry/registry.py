@@ -15,6 +15,7 @@ from uuid import uuid4
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import Overtaken, SnapshotDamaged, SnapshotMissing, UserError
 from midstride.engine.registry.comparison import PromotionDecision
+from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights_index import COPY, newest_weights
 from midstride.engine.storage.checksums import check_digest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
@@ -101,12 +102,11 @@ class ModelRegistry:
         found = [one for one in self.champions() if one.run == run and one.decision]
         return found[-1] if found else None
 
-    def promote(self, job: TrainingJob, run: str, weights: str, decision: PromotionDecision) -> Champion:
+    def promote(self, run: Run, weights: str, decision: PromotionDecision) -> Champion:
         """Make `run` the champion, in one step: no reader sees none or two.
 
         Args:
-            job: the run's.
-            run: its name.
+            run: of this line's job.
             weights: which of its folders, "best" or "last".
             decision: why; it also says over whom.
 
@@ -114,8 +114,8 @@ class ModelRegistry:
             Overtaken: another run was promoted since `decision` was made.
         """
         # First, so that a champion has weights; those of a loser of the race lie there for nothing.
-        self._keep(Store.open(job.run_url(run)), weights, run)
-        return self._commit(decision.over, run, job.module, job.module_args, decision.over, decision)
+        self._keep(run.store, weights, run.name)
+        return self._commit(decision.over, run.name, run.job.module, run.job.module_args, decision.over, decision)
 
     def roll_back(self) -> Champion:
         """Make the champion before this one champion again.

@@ -7,10 +7,10 @@ from midstride.engine.formatting import format_number
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun
 
-__all__ = ["NightReport", "markdown_of_night", "report_of_night"]
+__all__ = ["NightlyReport", "nightly_markdown", "nightly_report"]
 
 
-class NightReport(Options):
+class NightlyReport(Options):
     """What a night came to."""
 
     job: str
@@ -22,7 +22,7 @@ class NightReport(Options):
     weights: str = Field("", description="Where its weights are.")
 
     @property
-    def words(self) -> str:
+    def verdict(self) -> str:
         """What happened, in a line."""
         if self.decision is None:
             return f"nothing new to train on; {self.champion or 'no run'} stays champion"
@@ -31,13 +31,13 @@ class NightReport(Options):
         return f"{self.champion or 'no run'} stays champion: {self.decision.why}"
 
 
-def report_of_night(night: NightlyRun, decision: PromotionDecision | None) -> NightReport:
+def nightly_report(night: NightlyRun, decision: PromotionDecision | None) -> NightlyReport:
     """Return the report of `night`, with the champion as of now."""
     champion = night.line.current()
-    return NightReport(
+    return NightlyReport(
         job=night.job.name,
         date=night.date,
-        run=night.run,
+        run=night.run.name,
         url=night.url,
         decision=decision,
         champion=champion.run if champion else "",
@@ -45,9 +45,9 @@ def report_of_night(night: NightlyRun, decision: PromotionDecision | None) -> Ni
     )
 
 
-def markdown_of_night(report: NightReport) -> str:
+def nightly_markdown(report: NightlyReport) -> str:
     """Return `report` in Markdown: the decision first, then every value of both."""
-    parts = [f"# {report.job}: night of {report.date}", f"**{report.words}**"]
+    parts = [f"# {report.job}: night of {report.date}", f"**{report.verdict}**"]
     if decision := report.decision:
         parts.append(_values(decision))
         better = "larger" if decision.mode == "max" else "smaller"

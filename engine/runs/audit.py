@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from midstride.engine.data.order import InOrder, Shard, Shuffled
+from midstride.engine.data.order import InOrder, Shuffled, StridedOrder
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.reader import read_part
 from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.storage.store import Store
-from midstride.engine.training.sample_log import Stretch, digest_of
+from midstride.engine.training.sample_log import BatchRange, digest_of
 
 __all__ = ["Audit", "EpochAudit", "audit"]
 
@@ -106,8 +106,8 @@ def audit(url: str) -> Audit:
     newest = snapshots[-1]
     account = read_part(store, newest, 0, "samples")
     facts = newest.manifest["facts"]
-    stretches = [Stretch(*one) for one in account["stretches"]]
-    planned = {one[0]: Stretch(*one) for one in account.get("planned", ())}
+    stretches = [BatchRange(*one) for one in account["stretches"]]
+    planned = {one[0]: BatchRange(*one) for one in account.get("planned", ())}
     epochs = []
     for number in dict.fromkeys(stretch.epoch for stretch in stretches):
         own = [stretch for stretch in stretches if stretch.epoch == number]
@@ -124,10 +124,10 @@ class _EpochAuditor:
     """One epoch: the order it should have had beside the stretches it had."""
 
     identity: dict[str, Any]
-    stretches: Sequence[Stretch]
+    stretches: Sequence[BatchRange]
     is_over: bool
     left_out: tuple[int, ...]
-    planned: Stretch | None = None
+    planned: BatchRange | None = None
     faults: list[str] = field(default_factory=list)
 
     def audit(self) -> EpochAudit:
@@ -148,7 +148,7 @@ class _EpochAuditor:
             indices, padded = self._order_of(stretch)
             used += np.bincount(indices, minlength=samples)
             padding += padded
-        whole = Stretch(first.epoch, 0, self._limit(first.world), first.world)
+        whole = BatchRange(first.epoch, 0, self._limit(first.world), first.world)
         meant = np.bincount(self._order_of(whole, check=False)[0], minlength=samples)
         return EpochAudit(
             **plain,
@@ -195,7 +195,7 @@ class _EpochAuditor:
             )
         return True
 
-    def _order_of(self, stretch: Stretch, *, check: bool = True) -> tuple[Indices, int]:
+    def _order_of(self, stretch: BatchRange, *, check: bool = True) -> tuple[Indices, int]:
         """Return the indices that belong to `stretch`, padding aside, and how many places are padding."""
         own, digest, places = [], 0, 0
         for rank in range(stretch.world):
@@ -216,11 +216,11 @@ class _EpochAuditor:
         indices = np.concatenate(own)
         return indices, places - len(indices)
 
-    def _order(self, rank: int, world: int) -> Shard:
+    def _order(self, rank: int, world: int) -> StridedOrder:
         facts = self.identity
         batch_size = facts["global_batch_size"] // facts["accumulate_grad_batches"] // world
         sequence = Shuffled(facts["samples"], facts["seed"]) if facts["shuffle"] else InOrder(facts["samples"])
-        return Shard(sequence, batch_size, facts["drop_last"], rank, world)
+        return StridedOrder(sequence, batch_size, facts["drop_last"], rank, world)
 
     def _limit(self, world: int) -> int:
         """Return the batches of an epoch."""

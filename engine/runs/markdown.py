@@ -1,9 +1,9 @@
 """A report in Markdown: the same for a file, an artifact and an e-mail."""
 
-from midstride.engine.formatting import format_number, format_seconds
-from midstride.engine.runs.report import Failure, Report
+from midstride.engine.formatting import format_number, format_run_name, format_seconds
+from midstride.engine.runs.report import Interruption, Report
 
-__all__ = ["facts_of", "headline", "lost_steps", "markdown_of"]
+__all__ = ["headline", "lost_steps", "markdown_of", "summary_rows"]
 
 _HEADLINES = {
     "done": "done",
@@ -22,10 +22,10 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
         report: of a run.
         picture: address of the curves, if there are any.
     """
-    parts = [f"# {report.job}, run {report.run}: {headline(report)}"]
+    parts = [f"# {report.job}, run {format_run_name(report.run)}: {headline(report)}"]
     if report.error:
         parts += [_cause(report), f"```\n{report.error.rstrip()}\n```"]
-    parts.append(_table([("", ""), *facts_of(report)]))
+    parts.append(_table([("", ""), *summary_rows(report)]))
     if picture:
         parts.append(f"![curves]({picture})")
     if report.failures:
@@ -48,14 +48,14 @@ def headline(report: Report) -> str:
     return _HEADLINES[report.outcome]
 
 
-def facts_of(report: Report) -> list[tuple[str, str]]:
+def summary_rows(report: Report) -> list[tuple[str, str]]:
     """Return what a person wants to know first, in lines of two."""
     facts = [(f"test: {name}", format_number(value)) for name, value in report.test.items()]
     if report.monitor in report.best:
         facts.append((f"best {report.monitor}", format_number(report.best[report.monitor])))
     if report.previous:
         run, value = report.previous
-        facts.append(("best of other runs", f"{format_number(value)} ({run})"))
+        facts.append(("best of other runs", f"{format_number(value)} ({format_run_name(run)})"))
     facts += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", format_seconds(report.seconds))]
     facts.append(("snapshots", f"{report.snapshots} taken"))
     if report.gaps:
@@ -66,7 +66,7 @@ def facts_of(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def lost_steps(failure: Failure) -> str:
+def lost_steps(failure: Interruption) -> str:
     """Write how many steps had to be made again."""
     if failure.steps_lost is None:
         return ""

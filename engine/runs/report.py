@@ -3,29 +3,43 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.config.options import Options
+from midstride.engine.config.options import MonitorOptions, Options
 from midstride.engine.errors import SnapshotError
-from midstride.engine.runs.run import Run
-from midstride.engine.session.attempts import Attempt
+from midstride.engine.runs.cause import cause_of
+from midstride.engine.runs.run import Run, job_of
+from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import metrics_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["Failure", "Report", "metric_rows", "report_of", "summarize_error"]
+__all__ = [
+    "CURVES",
+    "MARKDOWN",
+    "METRICS_SO_FAR",
+    "REPORT",
+    "Interruption",
+    "Report",
+    "metric_log",
+    "metric_rows",
+    "report_at",
+    "report_of",
+]
 
-METRICS = "metrics.csv"
+METRICS, MARKDOWN, REPORT, CURVES = "metrics.csv", "report.md", "report.json", "curves.png"
+#: the metric log up to the newest snapshot, of a run that is not done
+METRICS_SO_FAR = "metrics-so-far.csv"
 _RUNS_COMPARED = 100  # a file is read of each
-_UNSAID = {"stopped": "stopped on request", "lost": "its launcher was killed"}
+_DEFAULT_CAUSES = {"stopped": "stopped on request", "lost": "its launcher was killed"}
 
 
-class Failure(Options):
+class Interruption(Options):
     """One attempt that did not reach the end, and what it cost."""
 
     attempt: int
@@ -52,7 +66,7 @@ class Report(Options):
     snapshots: int = Field(0, description="Taken by the attempts that count.")
     set_aside: dict[str, str] = Field({}, description="Snapshots that are not used again: name -> why.")
     gaps: tuple[str, ...] = Field((), description="What of the metric log is damaged or missing.")
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[Interruption, ...] = ()
     left_out: tuple[tuple[int, int], ...] = Field(
         (), description="Epoch and batch, from 0, of what was left out because its loss was not finite."
     )
@@ -74,20 +88,33 @@ class Report(Options):
 
 def report_of(run: Run, test: dict[str, float] | None = None) -> Report:
     """Return the report of `run`, with the results of a test if there was one."""
-    job, store, catalog = run.job, run.store, run.catalog
-    attempts, rows = run.attempts.attempts(), metric_rows(run.store)
+    return _report(run.name, run.store, Store.open(run.job.store_url, run.job.store_terms), run.job, test)
+
+
+def report_at(store: Store) -> Report:
+    """Return the report of the run whose folder `store` is, with what was tested when it ended.
+
+    What a script trains has no job: the name of its module stands for it, and no value decides which run is best.
+    """
+    parent, _, name = store.url.rpartition("/")
+    return _report(name, store, Store.open(parent, store.options), job_of(store), _tested(store))
+
+
+def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test: dict[str, float] | None) -> Report:
+    catalog, attempts, rows = SnapshotCatalog(store), AttemptLog(store).attempts(), metric_rows(store)
     last = attempts[-1] if attempts else None
-    facts = _facts(catalog)
+    facts = _newest_facts(catalog)
+    monitor = job.monitor if job else None
     return Report(
-        job=job.name,
-        run=run.name,
-        url=run.url,
-        outcome=last.outcome if last else "new",  # type: ignore[arg-type]  # validated
+        job=job.name if job else facts.get("identity", {}).get("module", "script"),
+        run=name,
+        url=store.url,
+        outcome=last.outcome if last else _script_state(facts),  # type: ignore[arg-type]  # validated
         error=last.error if last and last.outcome != "done" else "",
         steps=len(rows),
         epochs=len({row["epoch"] for row in rows}),
         seconds=sum(attempt.ended - attempt.started for attempt in attempts if attempt.ended),
-        snapshots=_taken(catalog),
+        snapshots=_snapshots_of(catalog),
         set_aside=dict(catalog.aside()),
         gaps=_gaps(catalog),
         failures=_failures(attempts),
@@ -97,9 +124,9 @@ def report_of(run: Run, test: dict[str, float] | None = None) -> Report:
             for name, found in facts.get("overridden", {}).items()
         },
         slow=tuple(f"attempt {attempt.number}: {words}" for attempt in attempts for words in attempt.slow),
-        monitor=job.monitor.metric if job.monitor else "",
+        monitor=monitor.metric if monitor else "",
         best=metrics_of(store, "best").get("metrics", {}),
-        previous=_previous(job, run.name),
+        previous=_previous(runs, name, monitor) if monitor else None,
         test=test or {},
         files=_files(store),
     )
@@ -107,28 +134,32 @@ def report_of(run: Run, test: dict[str, float] | None = None) -> Report:
 
 def metric_rows(store: Store) -> list[dict[str, str]]:
     """Return the metric log of a run, finished or not, from its snapshots: one row a step."""
+    return list(csv.DictReader(io.StringIO(metric_log(store))))
+
+
+def metric_log(store: Store) -> str:
+    """Return the metric log of a run, finished or not, from its snapshots, as CSV."""
     try:
-        text = join_segments(SnapshotCatalog(store).rows(faults=[]))
+        return join_segments(SnapshotCatalog(store).rows(faults=[]))
     except SnapshotError:
-        text = ""  # which of its snapshots count is unknown
-    return list(csv.DictReader(io.StringIO(text)))
+        return ""  # which of its snapshots count is unknown
 
 
-def _failures(attempts: Sequence[Attempt]) -> tuple[Failure, ...]:
+def _failures(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
     return tuple(
         _failure(attempt, attempts[place + 1 :]) for place, attempt in enumerate(attempts) if attempt.outcome != "done"
     )
 
 
-def _failure(attempt: Attempt, later: Sequence[Attempt]) -> Failure:
+def _failure(attempt: Attempt, later: Sequence[Attempt]) -> Interruption:
     # A fresh start resumes nothing, and is known by its first step.
     taken_up = next((other for other in later if other.generation is not None or other.first_step_at), None)
     new_step_at = next((other.first_step_at for other in later if other.first_step_at), None)
     resumed = None if taken_up is None else taken_up.resumed_step or 0
     ended = attempt.ended
-    return Failure(
+    return Interruption(
         attempt=attempt.number,
-        cause=summarize_error(attempt.error) or _UNSAID.get(attempt.outcome, attempt.outcome),
+        cause=cause_of(attempt.error) or _DEFAULT_CAUSES.get(attempt.outcome, attempt.outcome),
         rank=attempt.rank if attempt.outcome in ("died", "user_error") else None,
         step=attempt.step,
         resumed_step=resumed,
@@ -138,26 +169,17 @@ def _failure(attempt: Attempt, later: Sequence[Attempt]) -> Failure:
     )
 
 
-def summarize_error(error: str) -> str:
-    r"""Return an error in one line: of a traceback the exception itself, of our own words the first line.
-
-    >>> summarize_error("Traceback (most recent call last):\n  File ...\nValueError: 3 is odd\nraised in training_step")
-    'ValueError: 3 is odd'
-    """
-    lines = [line for line in error.strip().splitlines() if line.strip()]
-    if not lines:
-        return ""
-    if not lines[0].startswith("Traceback"):
-        return lines[0]
-    return next((line for line in reversed(lines) if ":" in line and not line.startswith(" ")), lines[-1])
+def _script_state(facts: Mapping[str, Any]) -> str:
+    """How far a run without attempts is: what a script trains writes none."""
+    return "done" if facts.get("progress", {}).get("finished") else "new"
 
 
-def _facts(catalog: SnapshotCatalog) -> dict[str, Any]:
+def _newest_facts(catalog: SnapshotCatalog) -> dict[str, Any]:
     snapshots = catalog.snapshots()
     return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
 
 
-def _taken(catalog: SnapshotCatalog) -> int:
+def _snapshots_of(catalog: SnapshotCatalog) -> int:
     try:
         return len(catalog.rows(faults=[]))  # one segment for each, pruned ones too
     except SnapshotError:
@@ -171,18 +193,23 @@ def _gaps(catalog: SnapshotCatalog) -> tuple[str, ...]:
         return (str(error),)
 
 
-def _previous(job: TrainingJob, run: str) -> tuple[str, float] | None:
+def _previous(runs: Store, run: str, monitor: MonitorOptions) -> tuple[str, float] | None:
     """Return the best of what other runs in the same store reached with the same module, if there are any."""
-    if job.monitor is None:
-        return None
-    store, metric = Store.open(job.store_url), job.monitor.metric
-    module = metrics_of(store.at(run), "best").get("facts", {}).get("module")
-    others = [name for name in store.list() if name != run][-_RUNS_COMPARED:]
-    found = {name: metrics_of(store.at(name), "best") for name in others}
+    module = metrics_of(runs.at(run), "best").get("facts", {}).get("module")
+    others = [name for name in runs.list() if name != run][-_RUNS_COMPARED:]
+    found = {name: metrics_of(runs.at(name), "best") for name in others}
     alike = {name: best for name, best in found.items() if best and best["facts"].get("module") == module}
-    values = [(name, float(best["metrics"].get(metric, math.nan))) for name, best in alike.items()]
-    choose = min if job.monitor.mode == "min" else max
+    values = [(name, float(best["metrics"].get(monitor.metric, math.nan))) for name, best in alike.items()]
+    choose = min if monitor.mode == "min" else max
     return choose((one for one in values if math.isfinite(one[1])), key=lambda one: one[1], default=None)
+
+
+def _tested(store: Store) -> dict[str, float]:
+    """Return what a test of the best weights gave when the run ended."""
+    try:
+        return Report.model_validate_json(store.read(REPORT)).test
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def _files(store: Store) -> dict[str, str]:
@@ -190,6 +217,9 @@ def _files(store: Store) -> dict[str, str]:
         "best weights": ("best", bool(metrics_of(store, "best"))),
         "last weights": ("last", bool(metrics_of(store, "last"))),
         "metric log": (METRICS, store.exists(METRICS)),
+        "metric log so far": (METRICS_SO_FAR, store.exists(METRICS_SO_FAR)),
         "snapshots": ("snapshots", bool(store.list("snapshots"))),
+        "report": (MARKDOWN, store.exists(MARKDOWN)),
+        "curves": (CURVES, store.exists(CURVES)),
     }
     return {name: f"{store.url}/{path}" for name, (path, is_there) in there.items() if is_there}

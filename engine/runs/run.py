@@ -5,11 +5,16 @@ from functools import cached_property
 from typing import Any, Self
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.store import Store
 
-__all__ = ["Run"]
+__all__ = ["JOB_FILE", "Run", "job_of"]
+
+#: in the run's folder: the job as it was resolved for the newest attempt
+JOB_FILE = "job.json"
 
 
 class Run:
@@ -35,17 +40,29 @@ class Run:
         """Return what the processes of attempt number `attempt` are told, as JSON."""
         return {"run": self.name, "attempt": attempt, "job": self.job.model_dump(mode="json")}
 
+    def save_job(self) -> None:
+        """Write the job into the run's folder: what shows a run needs no job file."""
+        self.store.write(JOB_FILE, encode_document({"job": self.job.model_dump(mode="json")}))
+
     @cached_property
     def store(self) -> Store:
         """The run's folder."""
         return Store.open(self.url, self.job.store_terms)
 
     @property
-    def attempts(self) -> Ledger:
+    def attempts(self) -> AttemptLog:
         """The log of its attempts."""
-        return Ledger(self.store)
+        return AttemptLog(self.store)
 
     @property
     def catalog(self) -> SnapshotCatalog:
         """Its snapshots."""
         return SnapshotCatalog(self.store)
+
+
+def job_of(store: Store) -> TrainingJob | None:
+    """Return the job of the run in `store`; None where a script trains, or another version wrote it."""
+    try:
+        return TrainingJob.model_validate(decode_document(store.read(JOB_FILE), JOB_FILE)["job"])
+    except (FileNotFoundError, SnapshotDamaged, ValueError):
+        return None

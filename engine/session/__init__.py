@@ -2,7 +2,7 @@
 
 agreement      how ranks find a boundary that all of them have still before them, silent until one of them has
                to
-attempts       the ledger of a run: one file per attempt, and whether another attempt makes sense
+attempts       the attempts of a run: one file per attempt, and whether another attempt makes sense
 events         what happens in a world, one JSON line per event, in a local file that the launcher names
 heartbeat      what a rank is doing, in a few numbers of shared memory that its launcher reads
 last_seen      where each rank was last seen: said in the store in which the ranks met, and read when one of

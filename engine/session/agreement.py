@@ -48,7 +48,7 @@ class BoundaryAgreement:
     ) -> None:
         self._pending, self._take, self._seen, self._world = pending, take, seen, world
         self._store = store.clone()
-        self._round = self._passed = 0
+        self._round = self._boundaries_passed = 0
         self._is_open = False
         self._agreed: tuple[int, Request | None] | None = None
         self._lock = threading.Lock()
@@ -60,10 +60,10 @@ class BoundaryAgreement:
 
     def boundary(self) -> Request | None:
         """Count one boundary; return what all ranks do at it."""
-        self._passed += 1
+        self._boundaries_passed += 1
         if self._pending() and not self._is_open:
             self._store.set(f"proposal/{self._round}", "")
-            self._answer(self._store, self._round, self._passed)
+            self._answer(self._store, self._round, self._boundaries_passed)
         return self._request_if_due() if self._is_open else None
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class BoundaryAgreement:
             number = self._round
             try:
                 if self._seen is not None:
-                    self._seen.tell(store)
+                    self._seen.publish(store)
                 if not self._is_open and store.check([f"proposal/{number}"]):
                     self._answer(store, number, None)
             except RuntimeError:
@@ -91,7 +91,7 @@ class BoundaryAgreement:
             self._is_open = True  # first: from here on the main thread waits at its next boundary
             request = self._take()
             answer = {
-                "boundary": self._passed + 1 if here is None else here,
+                "boundary": self._boundaries_passed + 1 if here is None else here,
                 "asked": request.kind if request else 0,
                 "deadline": request.deadline if request else 0.0,
             }
@@ -101,7 +101,7 @@ class BoundaryAgreement:
         if self._agreed is None:
             self._agreed = self._agree()
         boundary, request = self._agreed
-        if self._passed < boundary:
+        if self._boundaries_passed < boundary:
             return None
         with self._lock:
             self._agreed, self._round, self._is_open = None, self._round + 1, False

@@ -1,4 +1,4 @@
-"""The ledger of a run: one file per attempt, and whether another attempt makes sense.
+"""The attempts of a run: one file per attempt, and whether another attempt makes sense.
 
     <run>/attempts/000001.json   created when the attempt starts, rewritten once when it ends
 
@@ -16,14 +16,14 @@ from midstride.engine.session.events import Event
 from midstride.engine.session.outcome import SUPERSEDED, Outcome
 from midstride.engine.storage.store import Store
 
-__all__ = ["Attempt", "Ledger", "Verdict", "fatal_snapshots", "judge"]
+__all__ = ["Attempt", "AttemptLog", "Verdict", "fatal_snapshots", "retry_verdict"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One life of a run.
+    """One attempt at a run: a world from its start to its end.
 
     Args:
         number: from 1.
@@ -98,7 +98,7 @@ _FINAL = {
 }
 
 
-class Ledger:
+class AttemptLog:
     """The attempts of one run.
 
     Args:
@@ -152,13 +152,13 @@ class Ledger:
             after: leave attempts up to this number out of the count: who asked for a retry
                 by hand, knowing of them, wants to be given as many again.
         """
-        return judge(self.attempts(), retries, after=after)
+        return retry_verdict(self.attempts(), retries, after=after)
 
     def _names(self) -> list[str]:
         return sorted(name for name in self._store.list("") if name.endswith(".json"))
 
 
-def judge(attempts: Sequence[Attempt], retries: int, *, after: int = 0) -> Verdict:
+def retry_verdict(attempts: Sequence[Attempt], retries: int, *, after: int = 0) -> Verdict:
     """Say whether another attempt makes sense after `attempts`, oldest first."""
     if not attempts:
         return Verdict(True, "nothing was tried yet")
@@ -206,17 +206,17 @@ def _without_progress(attempts: Sequence[Attempt], after: int) -> int:
     """How many failed attempts at the end of the list brought no newer snapshot."""
     idle, newest = 0, ""
     for attempt in attempts:
-        place = _place(attempt.snapshot or attempt.resumed_from)
-        if place > newest or attempt.outcome == "user_error":  # after that one, the code was changed
+        position = _position(attempt.snapshot or attempt.resumed_from)
+        if position > newest or attempt.outcome == "user_error":  # after that one, the code was changed
             idle = 0
         elif attempt.failed and attempt.number > after:
             idle += 1
-        newest = max(newest, place)
+        newest = max(newest, position)
     return idle
 
 
-def _place(snapshot: str | None) -> str:
-    """The part of a snapshot's name that says where it stands; such texts sort as the places do."""
+def _position(snapshot: str | None) -> str:
+    """The part of a snapshot's name that is its position; such texts sort as the positions do."""
     return (snapshot or "").rpartition("-g")[0]
 
 

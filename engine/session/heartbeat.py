@@ -16,7 +16,7 @@ from pathlib import Path
 from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
-__all__ = ["Heartbeat", "Phase", "Pulse"]
+__all__ = ["Heartbeat", "HeartbeatReading", "Phase"]
 
 _FIELDS = 6
 _BYTES = 8 * _FIELDS
@@ -34,7 +34,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True)
-class Pulse:
+class HeartbeatReading:
     """A heartbeat at one moment.
 
     Args:
@@ -54,7 +54,7 @@ class Pulse:
     worked_s: float = 0.0
 
     @classmethod
-    def read(cls, path: Path) -> "Pulse":
+    def read(cls, path: Path) -> "HeartbeatReading":
         """Return what stands at `path`; that of a rank which has not started, if nothing does."""
         try:
             data = memoryview(path.read_bytes()).cast("q")
@@ -105,15 +105,15 @@ class Heartbeat:
         if cells[_PHASE] == Phase.STARTING:
             cells[_PHASE] = Phase.TRAINING
 
-    def begin(self) -> None:
+    def begin_work(self) -> None:
         """Start to measure this rank's own work on a training batch."""
         self._began = time.perf_counter_ns()
 
-    def worked(self) -> None:
+    def end_work(self) -> None:
         """Add the time since `begin`."""
         self._cells[_WORKED] += time.perf_counter_ns() - self._began
 
-    def batch(self) -> None:
+    def count_batch(self) -> None:
         """Count one training batch."""
         self._cells[_BATCHES] += 1
 

@@ -28,17 +28,17 @@ class LastSeen:
 
     def __init__(self, store: Any, world: World, step: Callable[[], int]) -> None:
         self._store, self._world, self._step = store, world, step
-        self._at, self._since, self._told = -1, 0.0, 0.0
-        self.tell(store)
+        self._at, self._since, self._published_at = -1, 0.0, 0.0
+        self.publish(store)
 
-    def tell(self, store: Any) -> None:
+    def publish(self, store: Any) -> None:
         """Say where this rank is, once a second, over a connection of the thread that calls this."""
         now = time.time()
-        if now - self._told < _EVERY_S:
+        if now - self._published_at < _EVERY_S:
             return
         if (step := self._step()) != self._at:
             self._at, self._since = step, now
-        self._told = now
+        self._published_at = now
         store.set(f"seen/{self._world.rank}", json.dumps({"step": step, "since": self._since, "time": now}))
 
     def others(self) -> str:

@@ -63,7 +63,7 @@ class Outcome:
         75
         """
         name = f"{type(error).__module__}.{type(error).__qualname__}"
-        return cls(_kind(error), _words(error), name, rank, step)
+        return cls(_kind(error), _message(error), name, rank, step)
 
     def to_json(self) -> str:
         """Return the outcome as a JSON document."""
@@ -81,7 +81,7 @@ def _kind(error: BaseException) -> Kind:
     return "user_error" if isinstance(error, UserError) else "died"
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """What a person needs: our own errors are worded, others need to show where they came from."""
     if isinstance(error, (EngineError, StopSignal)):
         return str(error)

@@ -10,6 +10,13 @@ from midstride.engine.session.events import Event
 
 __all__ = ["TerminalView"]
 
+#: kind of an event -> what comes next
+_STARTING = {
+    "imported": "the processes meet",
+    "met": "setting up",
+    "started": "the first step",
+}
+
 
 class TerminalView:
     """Shows what a world prints and how far it is; the bar only on a terminal.
@@ -35,6 +42,7 @@ class TerminalView:
         )
         self._task = self._progress.add_task("steps", total=None, epoch=0, facts="", visible=False)
         self._metrics = ""
+        self.url = ""
 
     def __enter__(self) -> "TerminalView":
         """Start to show."""
@@ -47,15 +55,24 @@ class TerminalView:
         """Take the bar away."""
         self._progress.stop()
 
+    def begin(self, url: str) -> None:
+        """Say which run it is, whose name resumes it, and show that its processes are starting."""
+        if url != self.url:
+            self.console.print(f"run [bold]{escape(url.rpartition('/')[2])}[/] in {escape(url)}")
+        self.url = url
+        self._progress.update(self._task, facts="starting the processes", visible=True)
+
     def line(self, text: str) -> None:
         """Show lines the world printed, as they are."""
-        self.console.print(escape(text), highlight=False)
+        self.console.print(escape(text), highlight=False, soft_wrap=not self.console.is_terminal)
 
     def event(self, event: Event) -> None:
         """Show one event."""
         fields = event.fields
         if event.kind == "step":
             self._step(fields)
+        elif event.kind in _STARTING:
+            self._progress.update(self._task, facts=_STARTING[event.kind])
         elif event.kind == "validation":
             metrics = fields.get("metrics") or {}
             self._metrics = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())

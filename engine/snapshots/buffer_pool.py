@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from threading import Condition
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,6 +109,6 @@ def _touched(size: int) -> Tensor:
 
 def _pin(memory: Tensor) -> None:
     """Let the GPU copy into `memory` by itself; where the driver refuses, copies are merely slower."""
-    runtime = torch.cuda.cudart()
+    runtime: Any = torch.cuda.cudart()
     if int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
         weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())

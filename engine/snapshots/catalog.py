@@ -175,11 +175,15 @@ class SnapshotCatalog:
         Raises:
             SnapshotDamaged: a segment is not what was written, and `faults` is None.
         """
+        return [*self.segments(faults).values()]
+
+    def segments(self, faults: list[str] | None = None, after: str = "") -> dict[str, str]:
+        """Return the segments by their snapshots' names, of those whose names sort after `after`; as `rows` does."""
         lineage = Lineage.of(self._store)
-        folders = self._folders(lineage)
+        folders = {name: files for name, files in self._folders(lineage).items() if name > after}
         committed = {snapshot.name: snapshot for snapshot in self._committed(lineage, folders)}
         end = max(committed, default="")
-        removed, damages = self._metric_segments.read()
+        removed, damages = self._metric_segments.read(after)
         segments = {name: rows for name, rows in removed.items() if lineage.holds(name)}
         for name, files in folders.items():
             if name > end or MANIFEST not in files or name in segments:
@@ -195,7 +199,7 @@ class SnapshotCatalog:
             raise SnapshotDamaged(f"{damages[0]}: the metric log would have a hole")
         if faults is not None:
             faults += damages
-        return [segments[name] for name in sorted(segments) if name <= end]
+        return {name: segments[name] for name in sorted(segments) if name <= end}
 
     def prune(self, keep: int, also: Collection[str] = ()) -> list[str]:
         """Remove the snapshots that count, but for the newest `keep` and those named in `also`; return what went.

@@ -43,10 +43,14 @@ class MetricSegments:
         else:
             self._single += 1
 
-    def read(self) -> tuple[dict[str, str], list[str]]:
-        """Return the rows by name of their snapshot, and messages on files that are not what was written."""
-        rows, damaged = self._rows(self._files())
-        return rows, [*damaged.values()]
+    def read(self, after: str = "") -> tuple[dict[str, str], list[str]]:
+        """Return the rows by name of their snapshot, and messages on files that are not what was written.
+
+        Args:
+            after: leave out snapshots whose names do not sort after this one.
+        """
+        rows, damaged = self._rows([file for file in self._files() if _last_of(file) > after])
+        return {name: text for name, text in rows.items() if name > after}, [*damaged.values()]
 
     def _rows(self, files: list[str]) -> tuple[dict[str, str], dict[str, str]]:
         """Return the rows in `files` by snapshot, and by file why those of it are not there."""
@@ -93,6 +97,13 @@ class MetricSegments:
                 self._store.remove(file)
         single = len(by_level[0])
         return single if single < FOLD else 0
+
+
+def _last_of(file: str) -> str:
+    """Return the name of the last snapshot whose rows are in `file`."""
+    if file.startswith(_FOLDED):
+        return file.removeprefix(_FOLDED).partition("-")[2].removesuffix(".json")
+    return file.removesuffix(".csv").rpartition(".")[0]
 
 
 def _level(file: str) -> int:

@@ -38,7 +38,7 @@ _OLDER = "older weights count, or none until the run goes on"
 class Repair:
     """Something to be done, as text; `act` does it, and is None where nothing can be."""
 
-    words: str
+    message: str
     act: Callable[[], object] | None
 
 
@@ -50,7 +50,7 @@ def repairs(store: Store) -> list[Repair]:
 
 
 def _leases(store: Store) -> Iterator[Repair]:
-    known = _told(store)
+    known = _described(store)
     newest = max([*generations(store), *known], default=0)
     for generation in range(1, newest + 1):
         try:
@@ -79,7 +79,7 @@ def _rewrite(store: Store, path: str, lease: Lease) -> Callable[[], None]:
     return act
 
 
-def _told(store: Store) -> dict[int, Lease]:
+def _described(store: Store) -> dict[int, Lease]:
     """Return the leases that whole manifests and leases speak of, by generation."""
     found: dict[int, Lease] = {}
     documents = [*_documents(store)]
@@ -115,7 +115,7 @@ def _empty(store: Store, generation: int) -> Lease | None:
     named = {name: parsed for name in store.list(SNAPSHOTS) if (parsed := parse_name(name))}
     older = {number for _, number in named.values() if number < generation}
     for number in sorted(older, reverse=True):
-        lease = _told(store).get(number)
+        lease = _described(store).get(number)
         mine = [
             name for name, (_, of) in named.items() if of == number and store.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")
         ]
@@ -134,18 +134,20 @@ def _weights(store: Store) -> Iterator[Repair]:
         except SnapshotDamaged as error:
             name = weights_names(store, folder, Lineage.of(store))[-1]
             aside = partial(set_damaged_weights_aside, store, folder)
-            yield _anew(store, folder, name, newest, f"{error}", Repair(f"set it aside: {_OLDER}", aside))
+            yield _rebuilt(store, folder, name, newest, f"{error}", Repair(f"set it aside: {_OLDER}", aside))
             continue
         if newest is None:
             continue
         if folder == "last" and (fault := last_is_missing(store, newest)):
-            yield _anew(store, folder, newest.name, newest, fault, Repair("`fit` the run again: it writes them", None))
+            yield _rebuilt(
+                store, folder, newest.name, newest, fault, Repair("`fit` the run again: it writes them", None)
+            )
         if fault := missing_weights(store, newest.manifest).get(folder, ""):
             name = newest.manifest["facts"]["weights"][folder]
-            yield _anew(store, folder, name, newest, fault, Repair(_OLDER, None))
+            yield _rebuilt(store, folder, name, newest, fault, Repair(_OLDER, None))
 
 
-def _anew(store: Store, folder: str, name: str, newest: Snapshot | None, fault: str, otherwise: Repair) -> Repair:
+def _rebuilt(store: Store, folder: str, name: str, newest: Snapshot | None, fault: str, otherwise: Repair) -> Repair:
     """Return how weights are made anew from the snapshot `newest`, or why not, and what is done `otherwise`."""
     from midstride.engine.snapshots.weights_rebuild import NotRebuilt, rebuild  # imports torch
 
@@ -154,7 +156,7 @@ def _anew(store: Store, folder: str, name: str, newest: Snapshot | None, fault: 
             raise NotRebuilt("no good snapshot is left")
         act = rebuild(store, folder, name, newest)
     except NotRebuilt as why:
-        return Repair(f"{fault}; not made anew from a snapshot: {why}; {otherwise.words}", otherwise.act)
+        return Repair(f"{fault}; not made anew from a snapshot: {why}; {otherwise.message}", otherwise.act)
     return Repair(f"{fault}; write {folder}/{name} anew from snapshot {newest.name}", act)
 
 

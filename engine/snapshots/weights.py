@@ -12,7 +12,14 @@ from midstride.engine.snapshots.lease import Lease, ensure_newest
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.position import Position, parse_name, snapshot_name
 from midstride.engine.snapshots.staging import Staged, Stager
-from midstride.engine.snapshots.weights_index import COPY, files_of, needed, newest_weights, weights_names, with_way_out
+from midstride.engine.snapshots.weights_index import (
+    COPY,
+    error_with_remedy,
+    files_of,
+    newest_weights,
+    required_files,
+    weights_names,
+)
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.state.codec import decode
 from midstride.engine.state.tensor_file import read_tensors
@@ -100,7 +107,7 @@ class WeightsFolder:
         """Remove what no run that resumes from one of `positions` has use for, and what older generations left."""
         if self._files is None:
             self._files = self._listed()
-        wanted = needed(list(self._files), positions)
+        wanted = required_files(list(self._files), positions)
         if unneeded := [name for name in self._files if name not in wanted]:
             ensure_newest(self._store, self._lease)
             for name in unneeded:
@@ -152,7 +159,7 @@ def save_weights(
     target.sweep([])
 
 
-@with_way_out()
+@error_with_remedy()
 def load_weights(store: Store, folder: str) -> Weights:
     """Return the weights in `folder` that count.
 

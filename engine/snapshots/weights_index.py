@@ -31,17 +31,17 @@ __all__ = [
     "COPY",
     "FOLDERS",
     "SavedWeights",
+    "error_with_remedy",
     "is_of_the_end",
     "last_is_missing",
     "metrics_of",
     "missing_weights",
-    "needed",
     "newest_weights",
     "open_weights",
+    "required_files",
     "set_damaged_weights_aside",
     "verify_weights",
     "weights_names",
-    "with_way_out",
 ]
 
 FOLDERS = ("best", "last")
@@ -79,7 +79,7 @@ class SavedWeights:
 
 
 @contextmanager
-def with_way_out() -> Iterator[None]:
+def error_with_remedy() -> Iterator[None]:
     """Say what to do about damaged weights in the error that the block raises of them."""
     try:
         yield
@@ -91,7 +91,7 @@ def with_way_out() -> Iterator[None]:
         ) from error
 
 
-@with_way_out()
+@error_with_remedy()
 def newest_weights(store: Store, folder: str) -> SavedWeights | None:
     """Return the weights in `folder` ("best" or "last") that count; None if none were saved.
 
@@ -124,7 +124,7 @@ def weights_names(store: Store, folder: str, lineage: Lineage) -> list[str]:
     return sorted(counted, key=_age)
 
 
-def needed(names: Sequence[str], positions: Iterable[Position]) -> set[str]:
+def required_files(names: Sequence[str], positions: Iterable[Position]) -> set[str]:
     """Return which of the weights called `names`, oldest first, a run has use for that may resume from `positions`.
 
     Weights of the very place of a snapshot may have been saved before it or after it. What is newer than all of them

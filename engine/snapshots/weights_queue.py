@@ -68,7 +68,7 @@ class WeightsQueue:
             self._waiting.append(
                 _Entry(folder, StagedWeights(staged, metrics, facts, position), buffer, self._snapshots)
             )
-            self._give_way()
+            self._drop_oldest()
 
     def snapshot_taken(self) -> None:
         """Take note of a snapshot: what waits by now belongs to it, and gives way to nothing."""
@@ -81,7 +81,7 @@ class WeightsQueue:
                 first = self._waiting[0].snapshots
                 for entry in self._waiting:
                     entry.snapshots += entry.snapshots == first < self._snapshots
-                self._give_way()
+                self._drop_oldest()
 
     def flush(self) -> None:
         """Write what waits; raises why it cannot be written, and then it waits on."""
@@ -91,7 +91,7 @@ class WeightsQueue:
             except BaseException:
                 with self._lock:
                     self._waiting.insert(0, entry)
-                    self._give_way()
+                    self._drop_oldest()
                 raise
             with self._lock:
                 self._free.append(entry.buffer)
@@ -112,7 +112,7 @@ class WeightsQueue:
         with self._lock:
             return self._waiting.pop(0) if self._waiting else None
 
-    def _give_way(self) -> None:
+    def _drop_oldest(self) -> None:
         """Forget weights to which others of their folder are newer, without a snapshot between them."""
         newest = {(entry.folder, entry.snapshots): entry for entry in self._waiting}
         self._free += [entry.buffer for entry in self._waiting if entry not in newest.values()]

@@ -91,7 +91,7 @@ def _state_dict(store: Store, snapshot: Snapshot) -> dict[str, Any]:
     if any(isinstance(value, RowShard) for value in tree["module"].values()):
         others = [read(store, snapshot, rank)["module"] for rank in range(1, snapshot.manifest["world_size"])]
         tree["module"] = _joined([tree["module"], *others])
-    elif row is None or row.divides:
+    elif row is None or row.shards_weights:
         raise NotRebuilt(f"under strategy {strategy} a rank may have but a part of the weights")
     metrics = tree.get("metrics", {}).get("metrics", {})
     seen = {f"{path}.{name}" if path else name for path, metric in metrics.items() for name in metric["states"]}

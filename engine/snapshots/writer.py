@@ -228,6 +228,7 @@ class Writer:
         began = time.perf_counter()
         request = self._with_dropped(job.request)
         failure: Exception | None = None
+        snapshot: Snapshot | None = None
         try:
             if self._failure is not None:
                 raise SnapshotError(f"an older snapshot was not taken: {self._failure}") from self._failure
@@ -242,7 +243,7 @@ class Writer:
             failure = error
             self._failure = self._failure or error
         self._buffers.release(job.buffer)  # before anybody hears of it: the next copy needs no other buffer
-        if failure is not None:
+        if failure is not None or snapshot is None:
             job.pending.future.set_exception(failure)
             return
         job.pending.future.set_result(snapshot)

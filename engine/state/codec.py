@@ -25,6 +25,7 @@ from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.nodes import Instance, Same, View, fill_set, stable_kind
 from midstride.engine.state.row_shards import RowShard
 from midstride.engine.state.tensors import TensorEntry, rebuild, stage
+from midstride.engine.state.torch_internals import sparse_parts
 
 __all__ = ["Encoded", "decode", "differences", "encode", "walk"]
 
@@ -167,8 +168,9 @@ def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
         return encoder.fault(path, f"a {kind} tensor of {tensor.dtype}")
     if layout == torch.sparse_coo:
         entry: dict[str, Any] = {_TAG: "sparse", "shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
-        entry["indices"] = encoder.strided(tensor._indices(), _join(path, "indices"))
-        entry["values"] = encoder.strided(tensor._values(), _join(path, "values"))
+        indices, values = sparse_parts(tensor)
+        entry["indices"] = encoder.strided(indices, _join(path, "indices"))
+        entry["values"] = encoder.strided(values, _join(path, "values"))
     else:
         entry = encoder.strided(tensor, path)
     if type(tensor) is nn.Parameter:

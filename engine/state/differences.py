@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from midstride.engine.state.nodes import Instance, Same
+from midstride.engine.state.torch_internals import sparse_parts
 
 __all__ = ["differences", "iter_differences"]
 
@@ -89,7 +90,7 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
         return False
     if a.layout == torch.sparse_coo:
-        return _same_tensor(a._indices(), b._indices()) and _same_tensor(a._values(), b._values())
+        return all(map(_same_tensor, sparse_parts(a), sparse_parts(b)))
     return torch.equal(_bits(a), _bits(b))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from midstride.engine.state.bounds import check_view, sizes
 from midstride.engine.state.dtypes import torch_dtype
+from midstride.engine.state.torch_internals import foreach_copy
 
 __all__ = ["DTYPES", "FreshTensors", "Layout", "TensorEntry", "TensorRegion", "copy_tensors", "rebuild", "stage"]
 
@@ -164,7 +165,7 @@ def stage(leaves: Sequence[TensorEntry]) -> dict[str, Tensor]:
 def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy each of `sources` to one of `targets`, on the CPU; when this returns the sources may change."""
     if targets:
-        torch._foreach_copy_(targets, sources, non_blocking=True)
+        foreach_copy(targets, sources)
     for device in {source.device for source in sources if source.is_cuda}:
         torch.cuda.synchronize(device)
 
@@ -185,7 +186,7 @@ def rebuild(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], memory: dic
     if name not in memory and "offset" in entry:
         memory[name] = _flat(tensors, name)
     elif name not in memory:
-        memory[name] = _arranged(_flat(tensors, name).view(dtype), shape, strides)
+        memory[name] = _as_strided(_flat(tensors, name).view(dtype), shape, strides)
     if "offset" in entry:
         typed = memory[name].view(dtype)
         check_view(typed.numel(), dtype.itemsize, shape, strides, entry["offset"])
@@ -203,7 +204,7 @@ def _flat(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _arranged(flat: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+def _as_strided(flat: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     """Return the elements of `flat` in `shape`, laid out in memory as `strides` say."""
     plain = flat.view(shape)
     if strides == _plain_strides(shape):

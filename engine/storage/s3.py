@@ -50,7 +50,7 @@ class S3Store(RemoteStore):
 
     @property
     def _files(self) -> Any:
-        import fsspec
+        import fsspec.config
         from botocore.handlers import add_expect_header
 
         configured = fsspec.config.conf.get("s3", {})

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from midstride.engine.config.lightning_names import LIGHTNING_STRATEGIES
 from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.errors import StrategyUnavailable
 
@@ -13,19 +14,22 @@ if TYPE_CHECKING:
 __all__ = ["build_strategy"]
 
 
-def build_strategy(name: str, options: Mapping[str, Any] | None = None) -> "Strategy":
+def build_strategy(name: str, options: Mapping[str, Any] | None = None, lanes: int | None = None) -> "Strategy":
     """Return the strategy called `name`, not yet attached to a world.
 
     Args:
         name: of a row, or "package.module:Class" of your own.
         options: its `strategy_args`.
+        lanes: equal parts that every batch is cut in; only where its row has them.
 
     Raises:
         StrategyUnavailable: no such name, or its library is not installed.
     """
     row = STRATEGIES.get(name)
-    target = name if row is None else row.target
+    target = name if row is None else row.target if lanes is None else row.in_lanes
     module, colon, attribute = target.partition(":")
+    if name in LIGHTNING_STRATEGIES:
+        raise StrategyUnavailable(f"no strategy {name!r} here: {LIGHTNING_STRATEGIES[name]}")
     if not colon:
         raise StrategyUnavailable(
             f"no strategy {name!r}; there are: {', '.join(sorted(STRATEGIES))}, "
@@ -40,4 +44,5 @@ def build_strategy(name: str, options: Mapping[str, Any] | None = None) -> "Stra
             raise  # our own broken import is a bug, not a missing extra
         remedy = f"install {error.name}, or mend the name" if row is None else row.remedy
         raise StrategyUnavailable(f"strategy {name!r} needs {error.name}, not installed here: {remedy}") from error
-    return strategy(**(options or {}))
+    arguments: dict[str, Any] = {**(options or {}), **({} if lanes is None else {"lanes": lanes})}
+    return strategy(**arguments)

@@ -1,120 +1,68 @@
-"""Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
+"""What ranks exchange beside gradients: values of any kind, on the host."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore
 
-from midstride.engine.errors import WorldError
-from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.rendezvous import meeting
-from midstride.engine.strategies.side_channel import CHANNEL
+from midstride.engine.strategies.side_channel import SideChannel
+from midstride.engine.world import World
 
-__all__ = ["ProcessGroup", "average_gradients", "broadcast"]
-
-#: what gloo and NCCL say where another rank does not answer, or left
-_LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
-#: a rank may still be importing, or reading its first batch, while the others wait
-TIMEOUT = timedelta(minutes=30)
+__all__ = ["Collective", "SingleProcess"]
 
 
-class ProcessGroup(Strategy):
-    """What strategies over `torch.distributed` have in common: how ranks meet and exchange values."""
+class Collective(ABC):
+    """How the ranks of a world meet, and what they tell each other. Every rank makes the same calls, in the same order.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._corners = 0
+    What is exchanged is small: logged values, whether to stop, where a snapshot stands. Gradients are the strategy's.
+    """
 
-    def init_process_group(self) -> None:
-        """Meet the other ranks over NCCL on GPUs and gloo elsewhere."""
-        if dist.is_initialized():
-            return
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        rank, size = self.world.rank, self.world.size
-        try:
-            dist.init_process_group(backend, store=meeting(self.world), rank=rank, world_size=size, timeout=TIMEOUT)
-        except (RuntimeError, ValueError) as error:
-            raise WorldError(
-                f"rank {self.world.rank} of {self.world.size} could not meet the others over {backend}: {error}"
-            ) from error
+    @abstractmethod
+    def init_process_group(self, world: World, device: torch.device) -> None:
+        """Meet the other ranks of `world`; `device` is that of this rank. Calling it again does nothing.
 
-    @contextmanager
-    def waiting_at_most(self, timeout_s: float) -> Iterator[None]:
-        """Bound the collectives of every group but those beside training, which wait for stores."""
-        world = dist.distributed_c10d._world
-        groups = [group for group in world.pg_map if group.group_desc != CHANNEL]
-        for group in groups:
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
-        try:
-            yield
-        finally:
-            for group in groups:
-                if group in world.pg_map:
-                    dist.distributed_c10d._set_pg_timeout(TIMEOUT, group)
+        Raises:
+            WorldError: they could not be met.
+        """
 
-    def lost_another(self, error: Exception) -> bool:
-        """Return whether `error` is gloo's or NCCL's of a timeout or a closed connection."""
-        return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
-
+    @abstractmethod
     def gather(self, value: object) -> list[Any]:
-        """Return every rank's `value`, in the order of ranks."""
-        values: list[Any] = [None] * self.world.size
-        dist.all_gather_object(values, value)
-        return values
+        """Return every rank's `value`, in the order of ranks, the same list on every rank."""
+
+    def broadcast(self, value: object) -> Any:
+        """Return rank 0's `value` on every rank."""
+        return self.gather(value)[0]
 
     def all_agree(self, value: bool) -> bool:
-        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
-        lowest = torch.tensor(int(value))
-        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-        return bool(lowest)
+        """Return whether `value` is true on every rank."""
+        return all(self.gather(value))
 
-    def store(self) -> Any:
-        """Return a new corner of torch's store; every rank calls this equally often."""
-        self._corners += 1
-        return PrefixStore(f"midstride/{self._corners}", dist.distributed_c10d._get_default_store())
+    def key_value_store(self) -> Any:
+        """Return a new corner of the key-value store in which the ranks met (a `torch.distributed.Store`), or None."""
+        return None
+
+    def side_channel(self) -> SideChannel:
+        """Return a way to exchange values from a thread beside training."""
+        return SideChannel(1)
+
+    @contextmanager
+    def timeout(self, timeout_s: float) -> Iterator[None]:
+        """Let ranks wait at most so long for one that does not answer, until the block ends; where that can be set."""
+        yield
+
+    def is_peer_failure(self, error: Exception) -> bool:
+        """Return whether `error` says that another rank did not answer, or left."""
+        return False
 
 
-def broadcast(module: nn.Module, source: int = 0, group: Any = None) -> None:
-    """Start every rank of `group` from the weights and buffers of rank `source`, as DDP does."""
-    with torch.no_grad():
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor, source, group=group)
+class SingleProcess(Collective):
+    """A world of one rank."""
 
+    def init_process_group(self, world: World, device: torch.device) -> None:
+        """Do nothing: there are no other ranks."""
 
-def average_gradients(
-    parameters: Iterable[Tensor],
-    device: torch.device,
-    size: int,
-    group: Any = None,
-    add_up: Callable[[Tensor], None] | None = None,
-) -> None:
-    """Average the gradients of `parameters` over the `size` ranks of `group`, in one flat buffer.
-
-    Args:
-        parameters: the same on every rank, in the same order.
-        device: where the ranks tell each other which of them have gradients.
-        size: ranks.
-        group: theirs, if not all.
-        add_up: adds a buffer up over the ranks, in place, where that is not the group's affair.
-    """
-    every = [p for p in parameters if p.requires_grad]
-    has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=device)
-    dist.all_reduce(has, op=dist.ReduceOp.MAX, group=group)
-    used = [p for p, anywhere in zip(every, has.tolist(), strict=True) if anywhere]
-    if not used:
-        return
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
-    flat = torch.cat([g.reshape(-1) for g in grads])
-    if add_up is None:
-        dist.all_reduce(flat, group=group)
-    else:
-        add_up(flat)
-    flat /= size
-    for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
-        parameter.grad = part.view_as(parameter).clone()
+    def gather(self, value: object) -> list[Any]:
+        """Return `value` alone."""
+        return [value]

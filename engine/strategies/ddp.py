@@ -1,7 +1,7 @@
 """One full replica per process, gradients averaged during backward."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Self, cast
 
 from torch import Tensor, nn
@@ -9,13 +9,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from midstride.engine.errors import NotExact, UserError
-from midstride.engine.strategies.base import TrainingStep
-from midstride.engine.strategies.collective import ProcessGroup, average_gradients, broadcast
+from midstride.engine.strategies.mixins import BackwardSync, ReplicatesParameters
+from midstride.engine.strategies.step import TrainingStep
+from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients, broadcast
 
-__all__ = ["Ddp"]
+__all__ = ["Ddp", "watch_frozen"]
 
 
-class Ddp(ProcessGroup):
+class Ddp(ReplicatesParameters, BackwardSync):
     """Replicate the module on every rank (`torch.nn.parallel.DistributedDataParallel`).
 
     From the second backward pass on, DDP sums gradients in the order in which they became ready in
@@ -40,14 +41,13 @@ class Ddp(ProcessGroup):
         comm_hook: Literal["bf16_compress", "fp16_compress"] | None = None,
         sync_batchnorm: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(TorchCollective())
         self._find_unused, self._static_graph = find_unused_parameters, static_graph
         self._comm_hook, self._sync_batchnorm = comm_hook, sync_batchnorm
         self._order: list[str] | None = None
         self._noted: list[str] = []
         self._wrapped: DistributedDataParallel | None = None
         self._shares_buffers = True
-        self._parameters: set[str] = set()
         self._needed: list[tuple[str, nn.Parameter]] = []
 
     @property
@@ -64,9 +64,9 @@ class Ddp(ProcessGroup):
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
+        super().wrap(step, one_backward=one_backward)
         self._order, self._wrapped, self._noted, self._needed = None, None, [], []
         self._shares_buffers = True
-        self._parameters = {name for name, _ in step.module.named_parameters(remove_duplicate=False)}
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
         if not one_backward or not any(p.requires_grad for p in step.parameters()):
@@ -82,18 +82,18 @@ class Ddp(ProcessGroup):
         )
         if not (self._find_unused or self._static_graph):
             self._needed = [(name, p) for name, p in step.module.named_parameters() if p.requires_grad]
-        _watch_frozen(step.module)
+        watch_frozen(step.module)
         if self._comm_hook is not None:
             self._wrapped.register_comm_hook(None, getattr(default_hooks, f"{self._comm_hook}_hook"))
         if not self._find_unused:  # DDP keeps its first order then, which is the same in every life
             self._record(self._wrapped, step)
         return self._wrapped
 
-    def accumulate(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+    def no_backward_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Keep gradients on this rank while the block runs."""
         if isinstance(wrapped, DistributedDataParallel):
             return cast("AbstractContextManager[Any]", wrapped.no_sync())
-        return super().accumulate(wrapped)
+        return nullcontext()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average gradients in one flat buffer of a fixed layout, which has the same bits in every life."""
@@ -102,16 +102,11 @@ class Ddp(ProcessGroup):
             return
         average_gradients(parameters, self.device, self.world.size)
 
-    def exchange_collected(self) -> None:
+    def sync_pending_gradients(self) -> None:
         """Exchange the gradients of a window whose last batch has none: DDP does so in a backward pass only."""
         if self._wrapped is not None:
             named = self._wrapped.module.step.module.named_parameters()
             self._wrapped(replay=[name for name, p in named if p.grad is not None]).backward()
-
-    def is_replicated(self, path: str) -> bool:
-        """Parameters and what optimizers keep of them are alike on every rank; buffers are each rank's own."""
-        kind, _, name = path.partition("/")
-        return kind == "optimizers" or (kind == "module" and name in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the order in which rank 0's gradients became ready in its first backward pass.
@@ -174,7 +169,7 @@ class Ddp(ProcessGroup):
         handles = [p.register_post_accumulate_grad_hook(noted(n)) for n, p in named]
 
 
-def _watch_frozen(module: nn.Module) -> None:
+def watch_frozen(module: nn.Module) -> None:
     """Refuse gradients of parameters that are frozen now: DDP would not average them, and the ranks drift apart."""
 
     def refused(name: str) -> Any:

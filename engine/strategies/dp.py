@@ -2,18 +2,19 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.strategies.base import Strategy, TrainingStep
-from midstride.engine.strategies.replicas import SplitStep, in_parts
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.mixins import MergesOutputs
+from midstride.engine.strategies.replicas import run_on_replicas
 from midstride.engine.strategies.single import Single
-from midstride.engine.user_code import call_user_code
+from midstride.engine.strategies.step import StepName, StepScope
 
-__all__ = ["Dp", "Splits"]
+__all__ = ["Dp", "SplitsBatches"]
 
 
-class Splits(Strategy):
+class SplitsBatches(MergesOutputs, Strategy):
     """What strategies have in common whose processes split their batches; stands first among the bases."""
 
     @property
@@ -22,7 +23,7 @@ class Splits(Strategy):
         inner = super().identity.removesuffix(")")
         return f"{inner}{', ' if '(' in inner else '('}devices={len(self.devices)})"
 
-    def refusals(self, module: TrainingModule) -> list[str]:
+    def module_errors(self, module: TrainingModule) -> list[str]:
         """Name optimization by hand: every part would step the optimizers by itself."""
         if module.automatic_optimization:
             return []
@@ -31,15 +32,15 @@ class Splits(Strategy):
             "each part of a batch, and each would step the optimizers. Use ddp, or automatic optimization."
         ]
 
-    def evaluate(self, module: TrainingModule, step: str, batch: Any, *arguments: Any) -> Any:
+    def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
         """Return the joined outputs of the user's step on the parts of `batch`."""
 
-        def call(replica: TrainingModule, part: Any) -> Any:
-            return call_user_code(f"{type(module).__name__}.{step}", getattr(replica, step), part, *arguments)
+        def run(replica: TrainingModule, part: Any) -> Any:
+            return scope.call(replica, name, part, *arguments)
 
-        return in_parts(module, batch, self.devices, call)
+        return run_on_replicas(module, batch, self.devices, run, scope.micro_batches)
 
-    def joined(self, outputs: Any) -> Any:
+    def merge_outputs(self, outputs: Any) -> Any:
         """Return outputs whose loss is the mean of the parts' losses, where it still is one for each part."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor) or loss.ndim != 1 or len(loss) > len(self.devices):
@@ -47,7 +48,7 @@ class Splits(Strategy):
         return {**outputs, "loss": loss.mean()} if isinstance(outputs, dict) else loss.mean()
 
 
-class Dp(Splits, Single):
+class Dp(SplitsBatches, Single):
     """Split every batch over the devices of this process; on the CPU, over so many virtual ones.
 
     The module is replicated for each part, gradients are added in the order of the parts, and the buffers that stay
@@ -55,7 +56,3 @@ class Dp(Splits, Single):
     """
 
     name = "dp"
-
-    def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step`, on parts of the batch."""
-        return SplitStep(step, self.devices)

@@ -11,21 +11,24 @@ import torch
 import xxhash
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.learning_rates import scale_learning_rates
-from midstride.engine.strategies.base import Strategy, TrainingStep
-from midstride.engine.strategies.side_channel import Channel
+from midstride.engine.strategies.collective import Collective
+from midstride.engine.strategies.mixins import ReplicatesParameters
+from midstride.engine.strategies.side_channel import SideChannel
+from midstride.engine.strategies.step import TrainingStep
+from midstride.engine.strategies.torch_internals import PrefixStore, Store, TCPStore
+from midstride.engine.world import World
 
 __all__ = ["Horovod"]
 
 log = logging.getLogger(__name__)
 
 
-class Horovod(Strategy):
+class Horovod(ReplicatesParameters):
     """Replicate the module on every rank and let Horovod average the gradients.
 
     `hvd.DistributedOptimizer` fuses gradients as they become ready, and the place of a number in the
@@ -43,14 +46,11 @@ class Horovod(Strategy):
     name = "horovod"
 
     def __init__(self, *, scale_lr: bool = True) -> None:
-        super().__init__()
+        super().__init__(HorovodCollective())
         self._scale_lr = scale_lr
         self._factor = 1
-        self._parameters: set[str] = set()
-        self._meeting: Store | None = None
-        self._corners = self._channels = 0
 
-    def refusals(self, module: TrainingModule) -> list[str]:
+    def module_errors(self, module: TrainingModule) -> list[str]:
         """Return what Horovod cannot sum: gradients that are sparse or complex."""
         sparse = [
             f"the module's {name} has sparse gradients, which strategy horovod cannot average in a fixed order: "
@@ -64,57 +64,19 @@ class Horovod(Strategy):
             if parameter.is_complex()
         ]
 
-    def init_process_group(self) -> None:
-        """Meet the other ranks, as horovodrun or mpirun described them.
-
-        Raises:
-            WorldError: they could not be met, or are not as many as the environment says.
-        """
-        if hvd.is_initialized():
-            return
-        with _met(self.world.rank):
-            hvd.init()
-        if hvd.size() != self.world.size:
-            raise WorldError(
-                f"rank {self.world.rank} belongs to a world of {self.world.size}, and Horovod knows of {hvd.size()}: "
-                "start the processes by horovodrun, which tells Horovod of each other."
-            )
-
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` as it is.
 
         Raises:
             UserError: ranks start from different weights.
         """
-        self._parameters = {name for name, _ in step.module.named_parameters(remove_duplicate=False)}
         self._check_alike(step.module)
-        return step
+        return super().wrap(step, one_backward=one_backward)
 
-    def configured(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
+    def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
         """Scale what `configure_optimizers` returned: a step sees the samples of all ranks."""
         self._factor = self.world.size if self._scale_lr else 1
         scale_learning_rates(optimizers, schedulers, self._factor)
-
-    def gather(self, value: object) -> list[Any]:
-        """Return every rank's `value`, in the order of ranks."""
-        return _gather(self.world.rank, value, "gather")
-
-    def all_agree(self, value: bool) -> bool:
-        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
-        with _met(self.world.rank):
-            return bool(hvd.allreduce(torch.tensor([int(value)]), op=hvd.Min, name="agree"))
-
-    def store(self) -> Store:
-        """Return a new corner of a key-value store on rank 0; every rank calls this equally often."""
-        if self._meeting is None:
-            self._meeting = self._meet()
-        self._corners += 1
-        return PrefixStore(f"midstride/{self._corners}", self._meeting)
-
-    def channel(self) -> Channel:
-        """Return a way to exchange values beside training; every rank calls this at the same place."""
-        self._channels += 1
-        return _Channel(self.world.rank, self._channels)
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average gradients in one flat buffer of a fixed layout, which has the same bits in every life."""
@@ -123,17 +85,12 @@ class Horovod(Strategy):
         has = torch.tensor([float(p.grad is not None) for p in every], device=self.device)
         # Together with `has`, half precision is summed in float32.
         flat = torch.cat([*(g.reshape(-1) for g in grads), has])
-        with _met(self.world.rank):
+        with _meeting_errors(self.world.rank):
             hvd.allreduce_(flat, name="gradients", op=hvd.Average)
         *means, used = flat.split([*(p.numel() for p in every), len(every)])
         for parameter, gradient, mean, anywhere in zip(every, grads, means, used.tolist(), strict=True):
             if anywhere:
                 parameter.grad = gradient.copy_(mean.view_as(gradient))
-
-    def is_replicated(self, path: str) -> bool:
-        """Parameters and what optimizers keep of them are alike on every rank; buffers are each rank's own."""
-        kind, _, name = path.partition("/")
-        return kind == "optimizers" or (kind == "module" and name in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """Return by what the learning rates were multiplied at the first start."""
@@ -151,23 +108,69 @@ class Horovod(Strategy):
     def _check_alike(self, module: nn.Module) -> None:
         # Buffers are each rank's own: after one fit they differ, and the next may go on from there.
         mine = {name: _digest(parameter) for name, parameter in module.named_parameters()}
-        for rank, theirs in enumerate(self.gather(mine)):
+        for rank, theirs in enumerate(self.collective.gather(mine)):
             if different := [name for name in mine if theirs.get(name) != mine[name]]:
                 raise UserError(
                     f"ranks {self.world.rank} and {rank} start from different values of {different[0]} "
                     f"(and {len(different) - 1} more): build the module alike on every rank, and load weights on each."
                 )
 
-    def _meet(self) -> Store:
+
+class HorovodCollective(Collective):
+    """Values over Horovod's own exchanges; a key-value store of torch's on rank 0."""
+
+    def __init__(self) -> None:
+        self._rank = 0
+        self._root: Store | None = None
+        self._stores = self._channels = 0
+
+    def init_process_group(self, world: World, device: torch.device) -> None:
+        """Meet the other ranks, as horovodrun or mpirun described them.
+
+        Raises:
+            WorldError: they could not be met, or are not as many as the environment says.
+        """
+        self._rank = world.rank
+        if hvd.is_initialized():
+            return
+        with _meeting_errors(world.rank):
+            hvd.init()
+        if hvd.size() != world.size:
+            raise WorldError(
+                f"rank {world.rank} belongs to a world of {world.size}, and Horovod knows of {hvd.size()}: "
+                "start the processes by horovodrun, which tells Horovod of each other."
+            )
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks."""
+        return _gather(self._rank, value, "gather")
+
+    def all_agree(self, value: bool) -> bool:
+        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
+        with _meeting_errors(self._rank):
+            return bool(hvd.allreduce(torch.tensor([int(value)]), op=hvd.Min, name="agree"))
+
+    def key_value_store(self) -> Store:
+        """Return a new corner of a key-value store on rank 0; every rank calls this equally often."""
+        if self._root is None:
+            self._root = self._open_store()
+        self._stores += 1
+        return PrefixStore(f"midstride/{self._stores}", self._root)
+
+    def side_channel(self) -> SideChannel:
+        """Return a way to exchange values beside training; every rank calls this at the same place."""
+        self._channels += 1
+        return _SideChannel(self._rank, self._channels)
+
+    def _open_store(self) -> Store:
         """Rank 0 opens a store and tells the others where."""
-        first = self.world.is_first
         host = os.environ.get("HOROVOD_HOSTNAME", "localhost")
-        mine = TCPStore(host, 0, is_master=True, wait_for_workers=False) if first else None
-        host, port = self.gather((host, mine.port if mine else 0))[0]
+        mine = TCPStore(host, 0, is_master=True, wait_for_workers=False) if self._rank == 0 else None
+        host, port = self.broadcast((host, mine.port if mine else 0))
         return mine or TCPStore(host, port, is_master=False)
 
 
-class _Channel(Channel):
+class _SideChannel(SideChannel):
     """Gathers under names of its own: Horovod matches exchanges by name, whatever thread they come from."""
 
     def __init__(self, rank: int, number: int) -> None:
@@ -181,13 +184,13 @@ class _Channel(Channel):
 
 
 def _gather(rank: int, value: object, name: str) -> list[Any]:
-    with _met(rank):
+    with _meeting_errors(rank):
         values: list[Any] = hvd.allgather_object(value, name=name)
     return values
 
 
 @contextmanager
-def _met(rank: int) -> Iterator[None]:
+def _meeting_errors(rank: int) -> Iterator[None]:
     """Say what Horovod's error in an exchange means."""
     try:
         yield

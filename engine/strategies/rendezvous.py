@@ -3,11 +3,10 @@
 import os
 import socket
 
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
-
 from midstride.engine import slurm
 from midstride.engine.errors import WorldError
 from midstride.engine.processes.loopback import ADDRESS, is_loopback
+from midstride.engine.strategies.torch_internals import HashStore, PrefixStore, Store, TCPStore
 from midstride.engine.world import World
 
 __all__ = ["meeting", "serve_store"]

@@ -12,47 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.metrics.torchmetrics_internals import keeps_states
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.module import TrainingModule, set_device
-from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of
 from midstride.engine.strategies.batch_split import cut, join
+from midstride.engine.strategies.torch_internals import replica_of
 from midstride.engine.trees import move
-from midstride.engine.user_code import call_user_code
 
-__all__ = ["SplitStep", "in_parts"]
-
-
-class SplitStep(TrainingStep):
-    """A training step on the parts of a batch; what the parts return is joined.
-
-    Args:
-        step: the user's, on the whole batch.
-        devices: one for each part; the CPU several times is as good.
-    """
-
-    def __init__(self, step: TrainingStep, devices: Sequence[torch.device]) -> None:
-        super().__init__(step.module)
-        self._devices = list(devices)
-
-    def forward(self, batch: Any, *args: Any) -> Any:
-        """Return what the user's `training_step` returns for the parts of `batch`."""
-
-        def step(replica: TrainingModule, part: Any) -> Any:
-            return call_user_code(f"{type(self.module).__name__}.training_step", replica.training_step, part, *args)
-
-        return in_parts(self.module, batch, self._devices, step)
+__all__ = ["run_on_replicas"]
 
 
-def in_parts(
+def run_on_replicas(
     module: TrainingModule,
     batch: Any,
     devices: Sequence[torch.device],
     step: Callable[[TrainingModule, Any], Any],
+    micro_batches: Callable[[], AbstractContextManager[None]],
 ) -> Any:
-    """Return the joined outputs of `step(replica, part)` for the parts of `batch`, one a device.
+    """Return the joined outputs of `step(replica, part)` for the parts of `batch`, one a device, in `micro_batches`.
 
     Replicas share the weights, and the metrics, of `module`. Its buffers are those of the first replica; what the
-    others do to theirs, and what any replica does to plain attributes, is forgotten with the replica.
+    others do to theirs, and what any replica does to plain attributes, is forgotten with the replica. The CPU several
+    times is as good as several devices.
     """
     parts = cut(batch, len(devices))
     if len(parts) == 1:
@@ -63,14 +45,11 @@ def in_parts(
     for number, (device, copies) in enumerate(zip(used, _copies(module, used), strict=True)):
         weights = dict(zip(map(id, module.parameters()), copies, strict=True))
         _replica(module, weights, device, own_buffers=number > 0, made=made[number])
-    logged = module.trainer.logged
     outputs = []
-    with logged.parts():
+    with micro_batches():
         for part, device, replicas in zip(parts, used, made, strict=True):
-            logged.begin_batch(part)
             with _on(device), _metrics_at_home(module, device):
                 outputs.append(step(replicas[id(module)], move(part, device)))
-    logged.begin_batch(batch)
     _keep_buffers(module, made[0])
     return join(outputs)
 
@@ -81,7 +60,8 @@ def _copies(module: nn.Module, devices: Sequence[torch.device]) -> list[list[Ten
     trained = [p for p in parameters if p.requires_grad]
     if not (trained and torch.is_grad_enabled()):
         return [[p.detach().to(device) for p in parameters] for device in devices]
-    copied = iter(_Broadcast.apply(list(devices), *trained))  # type: ignore[no-untyped-call]
+    broadcast: Any = _Broadcast.apply
+    copied = iter(broadcast(list(devices), *trained))
     return [[next(copied) if p.requires_grad else p.to(device) for p in parameters] for device in devices]
 
 
@@ -113,14 +93,14 @@ def _replica(
     """A shallow copy of `module` with other weights, in `made` by the original's id; what is used twice stays so."""
     if id(module) in made or is_metric(module):
         return made.get(id(module), module)
-    replica = made[id(module)] = module._replicate_for_data_parallel()
-    for name, parameter in module._parameters.items():
+    replica = made[id(module)] = replica_of(module)
+    for name, parameter in parameters_of(module).items():
         setattr(replica, name, None if parameter is None else weights[id(parameter)])
-    for name, buffer in module._buffers.items():
-        replica._buffers[name] = buffer.detach().clone().to(device) if own_buffers and buffer is not None else buffer
-    for name, child in module._modules.items():
+    for name, buffer in buffers_of(module).items():
+        buffers_of(replica)[name] = buffer.detach().clone().to(device) if own_buffers and buffer is not None else buffer
+    for name, child in children_of(module).items():
         copied = None if child is None else _replica(child, weights, device, own_buffers=own_buffers, made=made)
-        replica._modules[name] = copied
+        children_of(replica)[name] = copied
     if isinstance(module, TrainingModule):
         set_device(replica, device)
     return replica
@@ -130,7 +110,7 @@ def _keep_buffers(module: nn.Module, made: dict[int, Any]) -> None:
     """Take over buffers that the replica has set anew, rather than changed in place."""
     for original in module.modules():
         if id(original) in made:
-            original._buffers.update(made[id(original)]._buffers)
+            buffers_of(original).update(buffers_of(made[id(original)]))
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -140,7 +120,7 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 @contextmanager
 def _metrics_at_home(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Bring what a replica gives the shared metrics to the device they live on."""
-    metrics: list[Any] = [m for m in module.modules() if is_metric(m) and hasattr(m, "_update_count")]
+    metrics: list[Any] = [m for m in module.modules() if is_metric(m) and keeps_states(m)]
     away = [metric for metric in metrics if metric.device != device]
     updates = [metric.update for metric in away]
     for metric, update in zip(away, updates, strict=True):

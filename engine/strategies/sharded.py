@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,10 +14,13 @@ from torch.optim import Optimizer
 
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.torch_internals import parameters_of
 from midstride.engine.state.row_shards import RowShard, reshard_rows, shard_rows
 from midstride.engine.state.stateful import Stateful
-from midstride.engine.strategies.base import TrainingStep
-from midstride.engine.strategies.collective import ProcessGroup, broadcast
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.mixins import ModelParallel
+from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
+from midstride.engine.strategies.torch_collective import TorchCollective, broadcast
 from midstride.engine.trees import map_leaves
 
 __all__ = ["FullySharded", "Sharded", "blocks"]
@@ -28,7 +31,7 @@ log = logging.getLogger(__name__)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
-class Sharded(ProcessGroup):
+class Sharded(ModelParallel, Strategy):
     """Cut weights, gradients and optimizer state over the ranks (`torch.distributed.fsdp.fully_shard`).
 
     In a step the weights are gathered, before its optimizer steps the gradients are averaged and cut: after each
@@ -42,12 +45,11 @@ class Sharded(ProcessGroup):
 
     name = "sharded"
     forward_is_collective = True
-    takes_closures = False
     #: whether what was gathered for a block is freed after its forward pass, to be gathered again for its backward
     frees_after_forward: ClassVar[bool] = False
 
     def __init__(self, *, blocks: bool = True) -> None:
-        super().__init__()
+        super().__init__(TorchCollective())
         self._blocks = blocks
         self._module: TrainingModule | None = None
 
@@ -56,7 +58,7 @@ class Sharded(ProcessGroup):
         """The name, and whether the module is gathered as one."""
         return super().identity if self._blocks else f"{super().identity}(blocks=False)"
 
-    def refusals(self, module: TrainingModule) -> list[str]:
+    def module_errors(self, module: TrainingModule) -> list[str]:
         """Return what `fully_shard` cannot cut, or would not train."""
         faults = [_refusal(name, parameter) for name, parameter in module.named_parameters()]
         faults += [
@@ -78,7 +80,9 @@ class Sharded(ProcessGroup):
             )
         return [fault.replace("{strategy}", self.name) for fault in faults if fault]
 
-    def place(self, module: TrainingModule, first_batch: Callable[[], Any] | None = None) -> None:
+    def setup_module(
+        self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
+    ) -> None:
         """Start from rank 0's weights and cut them, unless an earlier fit has done so."""
         self._module = module
         if isinstance(module, FSDPModule):
@@ -100,7 +104,7 @@ class Sharded(ProcessGroup):
         for step in _STEPS:
             register_fsdp_forward_method(module, step)
 
-    def configured(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
+    def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
         """Refuse optimizers that would not train the pieces.
 
         Raises:
@@ -122,18 +126,22 @@ class Sharded(ProcessGroup):
         """Return `step` as it is: the module's own steps gather its weights."""
         return step
 
-    def evaluate(self, module: TrainingModule, step: str, *arguments: Any) -> Any:
+    def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
         """Return what the user's step returns; every rank calls this."""
-        outputs = super().evaluate(module, step, *arguments)
-        cast("FSDPModule", module).reset_iter_state()  # no backward pass frees what it gathered
+        outputs = super().run_step(scope, module, name, batch, *arguments)
+        if name != "training_step":
+            cast("FSDPModule", module).reset_iter_state()  # no backward pass frees what it gathered
         return outputs
 
-    def kept(self, part: Stateful) -> Stateful:
+    def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Do nothing: each backward pass has averaged and cut them."""
+
+    def wrap_state(self, part: Stateful) -> Stateful:
         """Return `part` with its tensors as row shards."""
         assert self._module is not None
-        return _InPieces(part, self._module, self.world.size)
+        return _ShardedState(part, self._module, self.world.size)
 
-    def weights(self, module: TrainingModule) -> dict[str, Any]:
+    def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
         """Return the whole weights on the first rank, gathered one after another, and nothing elsewhere."""
         gathered: dict[int, Any] = {}  # what is tied stays so
         named: dict[str, Any] = {}
@@ -147,7 +155,7 @@ class Sharded(ProcessGroup):
             named[name] = gathered[id(value)]
         return named if self.world.is_first else {}
 
-    def load_weights(self, module: TrainingModule, weights: Mapping[str, Any]) -> None:
+    def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
         """Load whole weights: each rank its rows of them."""
         held = module.state_dict()
 
@@ -155,9 +163,9 @@ class Sharded(ProcessGroup):
             theirs = held.get(name)
             if not isinstance(theirs, DTensor):
                 return value
-            return _placed(shard_rows(value, self.world.rank, self.world.size), theirs.device_mesh, theirs.device)
+            return _distributed(shard_rows(value, self.world.rank, self.world.size), theirs.device_mesh, theirs.device)
 
-        module.load_state_dict({name: of_this_rank(name, value) for name, value in weights.items()})
+        module.load_state_dict({name: of_this_rank(name, value) for name, value in state_dict.items()})
 
     def is_replicated(self, path: str) -> bool:
         """Nothing of size is alike on two ranks."""
@@ -171,7 +179,7 @@ class FullySharded(Sharded):
     frees_after_forward = True
 
 
-class _InPieces:
+class _ShardedState:
     """A part of a run's state whose tensors are cut over the ranks: a snapshot has a `RowShard` per rank."""
 
     def __init__(self, part: Stateful, module: TrainingModule, size: int) -> None:
@@ -187,7 +195,7 @@ class _InPieces:
         like = next(p for p in self._module.parameters() if isinstance(p, DTensor))
 
         def placed(value: Any) -> Any:
-            return _placed(value, like.device_mesh, like.device) if isinstance(value, RowShard) else value
+            return _distributed(value, like.device_mesh, like.device) if isinstance(value, RowShard) else value
 
         self._part.load_state_dict(map_leaves(state_dict, placed))
 
@@ -201,7 +209,7 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
     Not those without weights, those that cannot be called, and those that share weights with the rest.
     """
-    places = _places(module)
+    places = _parameter_counts(module)
 
     def found(part: nn.Module, listed: bool) -> Iterator[nn.Module]:
         for child in part.children():
@@ -216,15 +224,15 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _is_block(part: nn.Module, places: Counter[int]) -> bool:
-    own = _places(part)
+    own = _parameter_counts(part)
     can_be_called = type(part).forward is not nn.Module.forward
     return bool(own) and can_be_called and all(places[weight] == count for weight, count in own.items())
 
 
-def _places(module: nn.Module) -> Counter[int]:
+def _parameter_counts(module: nn.Module) -> Counter[int]:
     """In how many places of `module` each weight is."""
     every = module.named_modules(remove_duplicate=False)
-    return Counter(id(p) for _, part in every for p in part._parameters.values() if p is not None)
+    return Counter(id(p) for _, part in every for p in parameters_of(part).values() if p is not None)
 
 
 def _refusal(name: str, parameter: nn.Parameter) -> str:
@@ -269,7 +277,7 @@ def _row_shard(value: Any) -> Any:
     return RowShard(rows, min(mesh.get_local_rank() * each, len(value)), tuple(value.shape))
 
 
-def _placed(shard: RowShard, mesh: DeviceMesh, device: torch.device) -> DTensor:
+def _distributed(shard: RowShard, mesh: DeviceMesh, device: torch.device) -> DTensor:
     shape = torch.Size(shard.shape)
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(shard.rows.to(device), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)

@@ -1,11 +1,11 @@
-"""A channel: how the ranks talk to each other beside training."""
+"""How the ranks talk to each other beside training."""
 
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["CHANNEL", "Channel"]
+__all__ = ["CHANNEL", "SideChannel"]
 
 #: what its group is called
 CHANNEL = "midstride channel"
@@ -13,7 +13,7 @@ CHANNEL = "midstride channel"
 TIMEOUT = timedelta(minutes=30)
 
 
-class Channel:
+class SideChannel:
     """Lets one background thread of every rank exchange values while training exchanges gradients.
 
     Collectives of one group must meet in the same order on every rank, and two threads promise no order: so this is a
@@ -25,7 +25,7 @@ class Channel:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc=CHANNEL) if size > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc=CHANNEL) if size > 1 else None
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""

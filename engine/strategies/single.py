@@ -1,10 +1,11 @@
 """One process, one device."""
 
-from typing import Any
+from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 
-from midstride.engine.strategies.base import Strategy, TrainingStep
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.step import TrainingStep
 
 __all__ = ["Single"]
 
@@ -14,13 +15,13 @@ class Single(Strategy):
 
     name = "single"
 
-    def init_process_group(self) -> None:
-        """Do nothing: there are no other ranks."""
-
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` as it is."""
         return step
 
-    def gather(self, value: object) -> list[Any]:
-        """Return `value` alone."""
-        return [value]
+    def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Do nothing: there are no other ranks."""
+
+    def is_replicated(self, path: str) -> bool:
+        """Return True: there is one rank."""
+        return True

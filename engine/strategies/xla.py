@@ -10,19 +10,21 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch_xla._internal import pjrt
 
 from midstride.engine.errors import StrategyUnavailable, UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.strategies.base import TrainingStep
-from midstride.engine.strategies.collective import ProcessGroup, average_gradients
+from midstride.engine.modules.torch_internals import parameters_of
+from midstride.engine.strategies.mixins import LazyDevice, ReplicatesParameters
+from midstride.engine.strategies.step import StepScope
+from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients
+from midstride.engine.strategies.torch_internals import initialize_xla
 
 __all__ = ["Xla"]
 
 _HOST = torch.device("cpu")
 
 
-class Xla(ProcessGroup):
+class Xla(ReplicatesParameters, LazyDevice):
     """Replicate the module on every rank's XLA device; what else the ranks exchange goes over gloo, on the host.
 
     An XLA device collects operations and carries them out as one graph, and what stands in one graph decides how
@@ -34,15 +36,13 @@ class Xla(ProcessGroup):
     """
 
     name = "xla"
-    takes_closures = False
 
     def __init__(self, *, core: int | None = None) -> None:
-        super().__init__()
+        super().__init__(TorchCollective())
         self.generator = _Generator()
         self._core = core
-        self._parameters: set[str] = set()
 
-    def refusals(self, module: TrainingModule) -> list[str]:
+    def module_errors(self, module: TrainingModule) -> list[str]:
         """Return what torch_xla cannot hold: gradients that are sparse."""
         return [
             f"the module's {name} has sparse gradients, which XLA devices do not have: build it with sparse=False, or "
@@ -59,8 +59,7 @@ class Xla(ProcessGroup):
             StrategyUnavailable: there is no core of that index.
         """
         if self.world.size > 1 and not dist.is_initialized():
-            # What `init_method="xla://"` does in a process that torchrun has started; before any device is used.
-            pjrt.initialize_multiprocess(self.world.local_rank, self.world.local_size)
+            initialize_xla(self.world.local_rank, self.world.local_size)
         super().init_process_group()
         if (found := xr.world_size()) != self.world.size:
             raise WorldError(
@@ -75,7 +74,9 @@ class Xla(ProcessGroup):
                 f"({xr.device_type()}), counted from 0"
             ) from error
 
-    def place(self, module: TrainingModule, first_batch: Callable[[], Any] | None = None) -> None:
+    def setup_module(
+        self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
+    ) -> None:
         """Bring `module` to this rank's device and start from rank 0's weights."""
         _move(module, self.device)
         if self.world.size == 1:
@@ -86,7 +87,7 @@ class Xla(ProcessGroup):
                 dist.broadcast(host, 0)
                 tensor.copy_(host)
 
-    def configured(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
+    def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
         """Refuse optimizers that would not train what is on the device.
 
         Raises:
@@ -101,11 +102,6 @@ class Xla(ProcessGroup):
                     "self.parameters()."
                 )
 
-    def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` as it is."""
-        self._parameters = {name for name, _ in step.module.named_parameters(remove_duplicate=False)}
-        return step
-
     def mark_step(self) -> None:
         """End the graph here and have it carried out."""
         torch_xla.sync()
@@ -114,11 +110,6 @@ class Xla(ProcessGroup):
         """Average gradients in one flat buffer of a fixed layout, as part of the graph; nothing waits for it."""
         if self.world.size > 1:
             average_gradients(parameters, _HOST, self.world.size, add_up=_add_up)
-
-    def is_replicated(self, path: str) -> bool:
-        """Parameters and what optimizers keep of them are alike on every rank; buffers are each rank's own."""
-        kind, _, name = path.partition("/")
-        return kind == "optimizers" or (kind == "module" and name in self._parameters)
 
 
 class _Generator:
@@ -143,10 +134,10 @@ def _move(module: nn.Module, device: torch.device) -> None:
     places = [
         (part, name, id(parameter))
         for part in module.modules()
-        for name, parameter in part._parameters.items()
+        for name, parameter in parameters_of(part).items()
         if parameter is not None
     ]
     module.to(device)
     moved: dict[int, nn.Parameter | None] = {}
     for part, name, original in places:
-        part._parameters[name] = moved.setdefault(original, part._parameters[name])
+        parameters_of(part)[name] = moved.setdefault(original, parameters_of(part)[name])

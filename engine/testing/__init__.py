@@ -7,7 +7,7 @@
     batch_journal    what stood in each batch
     nondeterminism   where user code asks clocks and the like
     ranks            functions called in worlds of fresh processes
-    frozen           what those processes share is not collected
+    freeze_gc        what those processes share is not collected
     laws             classes of tests for authors of strategies, stores and launchers
 """
 

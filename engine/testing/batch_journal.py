@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from midstride.engine.modules.module import TrainingModule
     from midstride.engine.training.trainer import Trainer
 
-__all__ = ["Journal", "first_difference"]
+__all__ = ["BatchJournal", "first_difference"]
 
 Entry = dict[str, Any]
 
 
-class Journal(Callback):
+class BatchJournal(Callback):
     """Writes a line for each training batch.
 
     Args:
@@ -37,7 +37,7 @@ class Journal(Callback):
     ) -> None:
         """Note what stands in `batch`."""
         fit = cast("Trainer", trainer).last_fit
-        given = fit.context.feeds.training.given if fit is not None else None
+        given = fit.context.loaders.training.last_indices if fit is not None else None
         digests, rest = _digests(batch)
         entry = {"epoch": trainer.progress.epoch, "batch": batch_idx, "samples": digests, "rest": rest}
         with self._path.open("a") as file:

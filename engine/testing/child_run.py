@@ -1,6 +1,7 @@
-"""One life of a run that is being checked, in a process of its own: what a life keeps in globals dies with it."""
+"""One training of a run that is checked, in a process of its own: what it keeps in globals ends with it."""
 
 import copy
+import gc
 import json
 import logging
 import multiprocessing
@@ -16,22 +17,22 @@ import torch
 
 from midstride.engine.errors import EngineError, UserError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.objects.digest import portrait
-from midstride.engine.testing.batch_journal import Journal
-from midstride.engine.testing.nondeterminism import Witness
+from midstride.engine.objects.digest import object_digest
+from midstride.engine.testing.batch_journal import BatchJournal
+from midstride.engine.testing.nondeterminism import NondeterminismTracer
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["Life", "Made"]
+__all__ = ["ChildRun", "Factory"]
 
-Made = Any | Callable[[], Any]
+Factory = Any | Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Life:
-    """What one life left behind in its folder.
+class ChildRun:
+    """What one training left in its folder.
 
     Args:
-        folder: of the run, the journal, the portrait and, if the life failed, the error.
+        folder: of the run, the journal, the digest and, if it failed, the error.
     """
 
     folder: Path
@@ -46,12 +47,12 @@ class Life:
         """What stood in its batches."""
         return self.folder / "journal.jsonl"
 
-    def told(self) -> dict[str, Any]:
-        """Return its result: portrait, warnings of the engine, and what the witness saw."""
+    def result(self) -> dict[str, Any]:
+        """Return its result: digest, warnings of the engine, and the nondeterministic calls."""
         return dict(json.loads((self.folder / "told.json").read_text()))
 
-    def live(self, module: Made, data: Made, options: Mapping[str, Any], *, watched: bool = False) -> "Life":
-        """Train to the end, from wherever the run stands; return this life.
+    def train(self, module: Factory, data: Factory, options: Mapping[str, Any], *, watched: bool = False) -> "ChildRun":
+        """Train to the end, from wherever the run stands; return this.
 
         Raises:
             AssertionError: it failed; the error is the message.
@@ -60,7 +61,7 @@ class Life:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # newer Pythons warn of forks in general
             process = multiprocessing.get_context("fork").Process(
-                target=self._live, args=(module, data, options, watched)
+                target=self._run, args=(module, data, options, watched)
             )
             process.start()
         process.join()
@@ -72,8 +73,9 @@ class Life:
             raise AssertionError(f"this does not train to the end of the check, so nothing can be compared:\n{error}")
         return self
 
-    def _live(self, module: Made, data: Made, options: Mapping[str, Any], watched: bool) -> None:
+    def _run(self, module: Factory, data: Factory, options: Mapping[str, Any], watched: bool) -> None:
         try:
+            gc.freeze()  # destructors of what the parent left to its collector may wait for threads
             torch.set_num_threads(1)  # a pool of threads does not survive a fork
             self._train(module, data, options, watched)
         except BaseException as error:
@@ -81,24 +83,25 @@ class Life:
             (self.folder / "error.txt").write_text(str(error) if ours else traceback.format_exc())
             raise SystemExit(1) from None
 
-    def _train(self, module: Made, data: Made, options: Mapping[str, Any], watched: bool) -> None:
-        callbacks = [*options.get("callbacks", ()), Journal(self.journal)]
-        trainer = Trainer(**{**options, "callbacks": callbacks})
-        warned = _Warned()
-        witness = Witness()
+    def _train(self, module: Factory, data: Factory, options: Mapping[str, Any], watched: bool) -> None:
+        callbacks = [*options.get("callbacks", ()), BatchJournal(self.journal)]
+        settings: dict[str, Any] = {**options, "callbacks": callbacks}
+        trainer = Trainer(**settings)
+        warned = _WarningCollector()
+        tracer = NondeterminismTracer()
         logging.getLogger("midstride").addHandler(warned)
-        with witness if watched else nullcontext():
+        with tracer if watched else nullcontext():
             made, source = _fresh(module), _fresh(data)
             trainer.fit(made, source, run=self.run)
         told = {
-            "portrait": portrait(made, source, trainer.callbacks[:-1]),
+            "digest": object_digest(made, source, trainer.callbacks[:-1]),
             "warnings": warned.lines,
-            "seen": witness.seen,
+            "seen": tracer.calls,
         }
         (self.folder / "told.json").write_text(json.dumps(told))
 
 
-class _Warned(logging.Handler):
+class _WarningCollector(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
@@ -107,7 +110,7 @@ class _Warned(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _fresh(made: Made) -> Any:
+def _fresh(made: Factory) -> Any:
     if isinstance(made, TrainingModule) or not callable(made):
         return copy.deepcopy(made)
     fresh = made()

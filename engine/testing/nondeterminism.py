@@ -1,4 +1,4 @@
-"""The witness: sees a life ask what answers otherwise each time (clocks, the system's randomness), and where."""
+"""Trace calls that answer otherwise each time (clocks, the system's randomness), and where they are made."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from typing import Any
 
 from midstride.engine.code_origin import is_pythons_file, is_users_file
 
-__all__ = ["Witness"]
+__all__ = ["NondeterminismTracer"]
 
 _CALLS: dict[Any, str] = {
     **{getattr(time, name): f"time.{name}()" for name in ("time", "time_ns", "perf_counter", "perf_counter_ns")},
@@ -21,16 +21,16 @@ _CALLS: dict[Any, str] = {
 _METHODS = {"datetime.now": "datetime.now()", "datetime.utcnow": "datetime.utcnow()", "date.today": "date.today()"}
 
 
-class Witness:
+class NondeterminismTracer:
     """Watches the calls that user code makes in this thread; `seen` lists them, each once.
 
     It slows a life down manifold, so it watches only one that is known to be wrong.
     """
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.calls: list[str] = []
 
-    def __enter__(self) -> "Witness":
+    def __enter__(self) -> "NondeterminismTracer":
         sys.setprofile(self._called)
         return self
 
@@ -51,8 +51,8 @@ class Witness:
             return
         code = caller.f_code
         line = f"{name} in {code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{caller.f_lineno})"
-        if line not in self.seen:
-            self.seen.append(line)
+        if line not in self.calls:
+            self.calls.append(line)
 
 
 def _suspicious(function: Any) -> str | None:

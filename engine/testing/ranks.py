@@ -14,8 +14,13 @@ from midstride.engine.strategies.rendezvous import serve_store
 
 __all__ = ["run_ranks"]
 
-#: the first optimizer imports torch._dynamo, which takes seconds
-PRELOAD = ("midstride.engine.testing", "torch._dynamo")
+#: what ranks would import one by one; the first optimizer imports torch._dynamo, which takes seconds
+PRELOAD = (
+    "midstride.engine.testing",
+    "midstride.engine.strategies.ddp",
+    "midstride.engine.storage.local",
+    "torch._dynamo",
+)
 
 
 def run_ranks(
@@ -32,7 +37,7 @@ def run_ranks(
     so a world starts in a tenth of a second.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*preload, "midstride.engine.testing.frozen"])
+    context.set_forkserver_preload([*preload, "midstride.engine.testing.freeze_gc"])
     store = serve_store()
     ranks = []
     for rank in range(processes):

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.objects.digest import compared
+from midstride.engine.objects.digest import differing_lines
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
 from midstride.engine.state.differences import iter_differences
 from midstride.engine.storage.store import Store
 from midstride.engine.testing.batch_journal import first_difference
-from midstride.engine.testing.child_run import Life
+from midstride.engine.testing.child_run import ChildRun
 
 __all__ = ["assert_resumes_exactly", "final_state"]
 
@@ -57,12 +57,12 @@ def assert_resumes_exactly(
     keep = {"every_steps": 1, "keep": 1000 + 10 * steps}
     arguments = {"max_steps": steps, "enable_progress_bar": False, "snapshots": keep, **short, **options}
     with tempfile.TemporaryDirectory(prefix="midstride-check-") as folder:
-        whole = Life(Path(folder, "undisturbed")).live(module, data, arguments)
+        whole = ChildRun(Path(folder, "undisturbed")).train(module, data, arguments)
         for cut in _cuts(SnapshotCatalog(Store.open(whole.run)).snapshots()):
-            resumed = _cut_off(whole, cut, Path(folder, cut.name)).live(module, data, arguments)
-            if not (faults := _compared(whole, resumed)):
+            resumed = _resume_from(whole, cut, Path(folder, cut.name)).train(module, data, arguments)
+            if not (faults := _compare(whole, resumed)):
                 continue
-            again = Life(Path(folder, "again")).live(module, data, arguments, watched=True)
+            again = ChildRun(Path(folder, "again")).train(module, data, arguments, watched=True)
             raise AssertionError(_message(faults, cut, whole, resumed, again))
 
 
@@ -75,16 +75,16 @@ def _cuts(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     return sorted({one.name: one for one in (*spread, *inside)}.values(), key=lambda one: one.name)
 
 
-def _cut_off(whole: Life, cut: Snapshot, folder: Path) -> Life:
+def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
     """Return a life that finds the run as it was when `cut` was its newest snapshot."""
     shutil.copytree(Path(whole.run), folder / "run")
     for path in (folder / "run" / "snapshots").iterdir():
         if path.name > cut.name:
             shutil.rmtree(path)
-    return Life(folder)
+    return ChildRun(folder)
 
 
-def _compared(whole: Life, resumed: Life) -> list[str]:
+def _compare(whole: ChildRun, resumed: ChildRun) -> list[str]:
     """Return what a resumed life did otherwise, the first cause first."""
     faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
     for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
@@ -104,18 +104,18 @@ def _line(path: str, undisturbed: str, resumed: str) -> str:
     return f"{where}: {resumed} resumed, {undisturbed} undisturbed" if resumed != undisturbed else f"{where} differs"
 
 
-def _message(faults: list[str], cut: Snapshot, whole: Life, resumed: Life, again: Life) -> str:
+def _message(faults: list[str], cut: Snapshot, whole: ChildRun, resumed: ChildRun, again: ChildRun) -> str:
     progress = cut.manifest["facts"]["progress"]
     position = f"batch {progress['val_batch']} of a validation" if progress["validating"] else "a step"
-    told, undisturbed = resumed.told(), whole.told()
-    hidden = [line for line in compared(undisturbed["portrait"], told["portrait"]) if line not in faults]
-    repeats = not (first_difference(whole.journal, again.journal) or _compared(whole, again))
+    told, undisturbed = resumed.result(), whole.result()
+    hidden = [line for line in differing_lines(undisturbed["digest"], told["digest"]) if line not in faults]
+    repeats = not (first_difference(whole.journal, again.journal) or _compare(whole, again))
     head = f"resumed after step {cut.position.step}, at {position}, the run ends otherwise than undisturbed"
     head += ":" if repeats else " (as it does when it is merely run again):"
     parts = [
         (head, faults),
         ("What no snapshot holds, and differs too:", hidden),
-        ("What gives another answer each time, and is asked in your code:", again.told()["seen"]),
+        ("What gives another answer each time, and is asked in your code:", again.result()["seen"]),
         ("The engine warned:", undisturbed["warnings"]),
     ]
     return "\n".join("\n  ".join([title, *_few(lines)]) for title, lines in parts if lines)

@@ -3,15 +3,15 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
-
-if TYPE_CHECKING:
-    from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.collective import Collective
+from midstride.engine.strategies.mixins import LazyDevice, ModelParallel, RunsLanes
 
 __all__ = ["closure_faults", "mean_loss", "needs_closure"]
 
@@ -27,7 +27,7 @@ def _has_to_have_one(step: Callable[..., Any]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, strategy: "Strategy") -> list[str]:
+def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, strategy: Strategy) -> list[str]:
     """Return messages on what an optimizer that needs a closure does not go with."""
     kind = next((type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)), None)
     if kind is None:
@@ -43,12 +43,14 @@ def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, str
         faults.append(f"precision 16 with {kind}: {why}, and the gradient scaler scales it once. Use precision bf16")
     if options.on_nan == "skip":
         faults.append(f"on_nan: skip with {kind}: {why}, and has moved by then. Use on_nan: fail")
-    if not strategy.takes_closures:
+    if isinstance(strategy, RunsLanes):
+        faults.append(f"lanes with {kind}: {why}, and a lane is run once. Use another optimizer, or leave lanes out")
+    if isinstance(strategy, (LazyDevice, ModelParallel)):
         faults.append(f"strategy {strategy.name} with {kind}: {why}. Use single or ddp, or another optimizer")
     return faults
 
 
-def mean_loss(loss: Tensor, strategy: "Strategy") -> float:
+def mean_loss(loss: Tensor, collective: Collective) -> float:
     """Return `loss` averaged over the ranks: by it they all decide alike how the step goes on."""
-    losses: list[float] = strategy.gather(loss.item())
+    losses: list[float] = collective.gather(loss.item())
     return sum(losses) / len(losses)

@@ -1,6 +1,6 @@
 """What one call of a Trainer works with: made whole before its loop starts, and set from nowhere else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,23 +8,29 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from midstride.engine.config.loggers import LoggerOptions
 from midstride.engine.config.options import SnapshotOptions, TrainerOptions
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.metrics.logger import Logged
+from midstride.engine.lanes import Lanes
+from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.hooks import Hooks
+from midstride.engine.modules.hooks import Hooks, own_hook
 from midstride.engine.modules.interface import TrainerInterface
-from midstride.engine.modules.module import TrainingModule
-from midstride.engine.modules.module_state import Modes
+from midstride.engine.modules.module import TRANSFER_HOOKS, TrainingModule
+from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
+from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.signals import SignalRequests
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.collective import Collective
+from midstride.engine.strategies.mixins import LazyDevice, ModelParallel, device_generator, lanes_of
+from midstride.engine.strategies.step import StepScope
 from midstride.engine.training.reporter import Reporter
-from midstride.engine.training.sample_log import SampleAccount
+from midstride.engine.training.sample_log import SampleLog
 from midstride.engine.trees import move
 from midstride.engine.world import World
 
@@ -41,6 +47,7 @@ class TrainerSettings:
         seed: of everything random.
         accept_change: keys of a run's identity that may differ from its snapshot's.
         identity: what else makes a run this run.
+        loggers: trackers that get the metric log.
     """
 
     options: TrainerOptions
@@ -48,6 +55,7 @@ class TrainerSettings:
     seed: int
     accept_change: Sequence[str]
     identity: Mapping[str, Any]
+    loggers: Sequence[LoggerOptions] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class EvaluationContext:
         modes: of the module and those in it.
         precision: that the module computes in.
         logged: what `self.log` is given.
+        scope: of the module's steps.
         hooks: of the module and the callbacks.
         progress: where the run, or an evaluation on its own, stands.
     """
@@ -82,9 +91,10 @@ class EvaluationContext:
     requests: SignalRequests
     faults: FaultPlan | None
     module: TrainingModule
-    modes: Modes
+    modes: TrainingModes
     precision: Precision
-    logged: Logged
+    metric_logger: MetricLogger
+    scope: StepScope
     hooks: Hooks
     progress: Progress
 
@@ -98,9 +108,45 @@ class EvaluationContext:
         """Where this process stands among all ranks."""
         return self.strategy.world
 
-    def to_device(self, batch: Any) -> Any:
-        """Return `batch` on this rank's device, in the width that the module trains in."""
-        return self.precision.batch(move(batch, self.device))
+    @property
+    def collective(self) -> Collective:
+        """What the ranks exchange values through."""
+        return self.strategy.collective
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The lanes in which batches are run; None without."""
+        return lanes_of(self.strategy)
+
+    @property
+    def generator(self) -> DeviceGenerator | None:
+        """The device's generator, where torch's own functions do not reach it."""
+        return device_generator(self.strategy)
+
+    @property
+    def forward_is_collective(self) -> bool:
+        """Whether a rank without a batch has to join in the steps of others."""
+        return isinstance(self.strategy, ModelParallel) and self.strategy.forward_is_collective
+
+    def mark_step(self) -> None:
+        """Have carried out what the device has collected, where it does."""
+        if isinstance(self.strategy, LazyDevice):
+            self.strategy.mark_step()
+
+    def to_device(self, batch: Any, loader: int = 0) -> Any:
+        """Return `batch`, of the loader of that number, on this rank's device, in the width the module trains in."""
+        before, moved, after = (self._transfer_hook(name) for name in TRANSFER_HOOKS)
+        batch = batch if before is None else before(batch, loader)
+        batch = move(batch, self.device) if moved is None else moved(batch, self.device, loader)
+        batch = batch if after is None else after(batch, loader)
+        return self.precision.batch(batch)
+
+    def _transfer_hook(self, name: str) -> Callable[..., Any] | None:
+        """Return the hook called `name` of the data, or else of the module, if either has it."""
+        for owner in (self.trainer.datamodule, self.module):
+            if (hook := own_hook(owner, name)) is not None:
+                return hook
+        return None
 
     def inject_fault(self, phase: str, step: int | None = None) -> None:
         """Let an injected fault strike here; `step` if it is not that of the progress."""
@@ -113,7 +159,7 @@ class FitContext(EvaluationContext):
     """What a fit works with.
 
     Args:
-        feeds: the training batches, and those of validation.
+        loaders: the training batches, and those of validation.
         source: the DataModule, the module or the loaders that they are read from.
         samples: what has been trained on.
         optimizers: that `configure_optimizers` returned.
@@ -121,9 +167,9 @@ class FitContext(EvaluationContext):
         step: the training step, wrapped by the strategy.
     """
 
-    feeds: FitLoaders
+    loaders: FitLoaders
     source: object
-    samples: SampleAccount
+    samples: SampleLog
     optimizers: list[Optimizer]
     schedulers: list[SchedulerConfig]
     step: nn.Module

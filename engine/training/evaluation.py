@@ -1,5 +1,6 @@
 """Evaluations on their own, outside a fit: of a module that is ready, on ranks that have met."""
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -9,7 +10,8 @@ from midstride.engine.data.resolve import LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.training.context import EvaluationContext
-from midstride.engine.training.uneven_ranks import turns, without_trace
+from midstride.engine.training.lane_scope import LaneScope
+from midstride.engine.training.uneven_ranks import lockstep_batches, side_effects_reverted
 
 __all__ = ["evaluation_feeds", "predict"]
 
@@ -19,11 +21,11 @@ def evaluation_feeds(
 ) -> list[ResumableLoader]:
     """Bring the module to where it is evaluated, and return what `stage` reads."""
     _ensure_written(context.module, f"{'validation' if stage == 'validate' else stage}_step")
-    context.strategy.place(context.module)
-    feeds = loaders.evaluation(stage)
-    if not feeds:
+    context.strategy.setup_module(context.module, context.scope)
+    resumables = loaders.evaluation(stage)
+    if not resumables:
         raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
-    return feeds
+    return resumables
 
 
 def _ensure_written(module: TrainingModule, step: str) -> None:
@@ -34,23 +36,34 @@ def _ensure_written(module: TrainingModule, step: str) -> None:
 
 def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
     """Return what `predict_step` returns for every batch of this rank."""
-    context.strategy.place(context.module)
-    context.logged.begin("predict")
+    context.strategy.setup_module(context.module, context.scope)
+    context.metric_logger.begin("predict")
+    lanes = None if context.lanes is None else LaneScope(context, "predict")
+    context.hooks.call("on_predict_start")
+    context.hooks.call("on_predict_epoch_start")
     predictions = []
     with torch.no_grad(), context.modes.evaluating():
-        for number, feed in enumerate(loaders.evaluation("predict")):
-            for index, (batch, own) in enumerate(turns(context, feed)):
-                if own:
-                    predictions.append(_predicted(context, batch, index, number))
-                elif context.strategy.forward_is_collective:
-                    with without_trace(context):
-                        _predicted(context, batch, index, number)
-                context.strategy.mark_step()
+        for number, loader in enumerate(loaders.evaluation("predict")):
+            for index, (batch, own) in enumerate(lockstep_batches(context, loader)):
+                if own and lanes is not None:
+                    for lane, part in batch.items():
+                        with lanes.lane(lane, number, index):
+                            predictions.append(_predict(context, part, index, number))
+                elif own:
+                    predictions.append(_predict(context, batch, index, number))
+                elif context.forward_is_collective:
+                    with side_effects_reverted(context):
+                        _predict(context, batch, index, number)
+                context.mark_step()
+    context.hooks.call("on_predict_epoch_end")
+    context.hooks.call("on_predict_end")
     return predictions
 
 
-def _predicted(context: EvaluationContext, batch: Any, index: int, number: int) -> Any:
-    batch = context.to_device(batch)
-    context.logged.begin_batch(batch)
-    with context.precision.forward():
-        return context.strategy.evaluate(context.module, "predict_step", batch, index, number)
+def _predict(context: EvaluationContext, batch: Any, index: int, number: int) -> Any:
+    run = partial(context.strategy.run_step, context.scope, context.module, "predict_step")
+    batch = context.to_device(batch, number)
+    context.hooks.call("on_predict_batch_start", batch, index, number)
+    outputs = context.scope.run(run, batch, index, number)
+    context.hooks.call("on_predict_batch_end", outputs, batch, index, number)
+    return outputs

@@ -5,19 +5,22 @@ snapshot taken at a boundary, in training or in the middle of a validation, is a
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import NotExact, UserError
-from midstride.engine.modules.hooks import step_end
+from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.session.heartbeat import Phase
-from midstride.engine.training.boundary import Boundaries
-from midstride.engine.training.checkpointing.checkpointer import Recorder
+from midstride.engine.strategies.step import StepName
+from midstride.engine.training.boundary import StepBoundary
+from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import EvaluationContext, FitContext
-from midstride.engine.training.optimizer_step import Optimization
-from midstride.engine.training.uneven_ranks import turns, without_trace
+from midstride.engine.training.lane_scope import LaneScope
+from midstride.engine.training.optimizer_step import OptimizerStep
+from midstride.engine.training.uneven_ranks import lockstep_batches, side_effects_reverted
 from midstride.engine.trees import samples_in
 
 __all__ = ["EvaluationLoop", "FitLoop"]
@@ -28,18 +31,18 @@ class FitLoop:
 
     Args:
         context: whose parts are advanced.
-        recorder: takes the snapshots; None for a fit that is not kept.
+        checkpointer: takes the snapshots; None for a fit that is not kept.
     """
 
-    def __init__(self, context: FitContext, recorder: Recorder | None = None) -> None:
-        self.context, self.recorder = context, recorder
-        self.progress, self.loader = context.progress, context.feeds.training
+    def __init__(self, context: FitContext, checkpointer: Checkpointer | None = None) -> None:
+        self.context, self.checkpointer = context, checkpointer
+        self.progress, self.loader = context.progress, context.loaders.training
         loader = self.loader
-        self.batches = loader.expected
-        self.optimization = Optimization(context)
-        self.boundaries = Boundaries(context, recorder)
-        validation = context.feeds.validation
-        self.validation = EvaluationLoop(context, "validate", validation, recorder) if validation else None
+        self.batches = loader.estimated_batches
+        self.optimizer_step = OptimizerStep(context)
+        self.boundary = StepBoundary(context, checkpointer)
+        validation = context.loaders.validation
+        self.validation = EvaluationLoop(context, "validate", validation, checkpointer) if validation else None
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
                 f"the run stands at batch {self.progress.batch} of its epoch, which has {len(loader)} now: "
@@ -67,7 +70,7 @@ class FitLoop:
         """Return whether the fit has come to its end."""
         options, progress = self.context.options, self.progress
         return (
-            progress.stop
+            (progress.stop and progress.epoch >= (options.min_epochs or 0))
             or (options.max_epochs is not None and progress.epoch >= options.max_epochs)
             or (options.max_steps is not None and progress.step >= options.max_steps)
         )
@@ -91,22 +94,28 @@ class FitLoop:
         batches = self.loader.batches(progress.epoch, progress.batch)
         while not progress.at_end and not self.is_done():
             context.inject_fault("fetch")
-            context.heartbeat.begin()
-            batch = context.to_device(next(batches))
-            context.heartbeat.worked()
-            context.heartbeat.batch()
+            context.heartbeat.begin_work()
+            batch = self._to_device(next(batches))
+            context.heartbeat.end_work()
+            context.heartbeat.count_batch()
             if progress.batch == 0:
                 self._check_order()
             self.batch(batch)
         if progress.at_end:
             self.end_epoch()
 
+    def _to_device(self, batch: Any) -> Any:
+        context = self.context
+        if context.lanes is None:
+            return context.to_device(batch)
+        return {lane: context.to_device(part) for lane, part in batch.items()}
+
     def _check_order(self) -> None:
         """Enter what the epoch's sampler gave; raise if ranks that share it were given different orders."""
         context, order = self.context, self.loader.shared_order()
-        if (planned := self.loader.planned()) is not None:
+        if (planned := self.loader.planned_indices()) is not None:
             context.samples.plan(self.progress.epoch, planned)
-        if order is not None and len({*(orders := context.strategy.gather(order))}) > 1:
+        if order is not None and len({*(orders := context.collective.gather(order))}) > 1:
             raise UserError(
                 f"the ranks share what their samplers give, and in epoch {self.progress.epoch} those differ (digests "
                 f"{', '.join(orders)}): training has changed each of them alone. Exchange what they are told, by "
@@ -117,28 +126,39 @@ class FitLoop:
         """Train on one batch; at the end of an accumulation window that is one step."""
         context, progress = self.context, self.progress
         index = progress.batch
-        context.logged.begin_batch(batch)
-        if self.recorder is not None:
-            given = self.loader.given
-            context.samples.enter(progress.epoch, index, given, samples_in(batch) if given is None else len(given))
+        context.metric_logger.begin_batch(batch)
+        if self.checkpointer is not None:
+            self._record(batch, index)
         context.hooks.call("on_train_batch_start", batch, index)
-        outputs = self.optimization.train(batch, index)
+        outputs = self.optimizer_step.train(batch, index)
         progress.batch_done(at_end=self.loader.at_end)
-        stepped = self.optimization.stepped
+        stepped = self.optimizer_step.stepped
         if stepped:
             progress.stepped()
         context.hooks.call("on_train_batch_end", outputs, batch, index)
         if stepped:
-            self.optimization.step_schedulers("step", progress.step)
-            self.boundaries.stepped(self.batches, outputs)
+            self.optimizer_step.step_schedulers("step", progress.step)
+            self.boundary.after_step(self.batches, outputs)
         else:
-            self.boundaries.in_window()
+            self.boundary.inside_accumulation()
         self.validate_if_due()
+
+    def _record(self, batch: Any, index: int) -> None:
+        """Enter the samples of a batch, with lanes those of each, into the account."""
+        context, epoch = self.context, self.progress.epoch
+        given: dict[int | None, Any] = {None: self.loader.last_indices}
+        if context.lanes is not None:
+            given = getattr(self.loader, "indices_by_lane", dict.fromkeys(batch))
+        for lane, indices in given.items():
+            count = samples_in(batch if lane is None else batch[lane]) if indices is None else len(indices)
+            context.samples.record(epoch, index, indices, count, lane)
 
     def validate_if_due(self) -> None:
         """Validate where the interval says so, once at each such place, finishing one that was broken off."""
         progress = self.progress
         if self.validation is None or progress.validated == progress.batch:
+            return
+        if (progress.epoch + 1) % self.context.options.check_val_every_n_epoch:
             return
         if progress.at_end if self.val_every is None else progress.batch % self.val_every == 0:
             with self.context.heartbeat.during(Phase.EVALUATING):
@@ -150,11 +170,11 @@ class FitLoop:
         context, progress = self.context, self.progress
         with context.heartbeat.during(Phase.EVALUATING):
             context.inject_fault("epoch_end")
-            with context.logged.ending_epoch():
+            with context.metric_logger.epoch_end():
                 context.hooks.call("on_train_epoch_end", of="module")  # what it logs belongs to this epoch
-            context.logged.close_epoch()
+            context.metric_logger.close_epoch()
             context.hooks.call("on_train_epoch_end", of="callbacks")
-        self.optimization.step_schedulers("epoch", progress.epoch + 1)
+        self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
 
 
@@ -167,7 +187,7 @@ class EvaluationLoop:
         context: whose parts are used.
         stage: "validate" (inside a fit its place is part of progress, and snapshots may be taken in it) or "test".
         loaders: one loop over each, in order.
-        recorder: of the fit that is validated; None if there is none, or it is not kept.
+        checkpointer: of the fit that is validated; None if there is none, or it is not kept.
     """
 
     def __init__(
@@ -175,66 +195,77 @@ class EvaluationLoop:
         context: EvaluationContext,
         stage: Literal["validate", "test"],
         loaders: Sequence[ResumableLoader],
-        recorder: Recorder | None = None,
+        checkpointer: Checkpointer | None = None,
     ) -> None:
         self.context, self.stage, self.loaders = context, stage, loaders
         self.prefix = {"validate": "validation", "test": "test"}[stage]
-        self.boundaries = Boundaries(context, recorder)
-        self.step_end = step_end(context.module, f"{self.prefix}_step")
+        self.boundary = StepBoundary(context, checkpointer)
+        name: StepName = "validation_step" if stage == "validate" else "test_step"
+        self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
+        self.step_end = bind_step_end(context.module, name)
+        self.lanes = None if context.lanes is None else LaneScope(context, stage)
 
     def run(self) -> dict[str, float]:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
         context, progress, hooks = self.context, self.context.progress, self.context.hooks
-        context.logged.begin(self.stage)
+        context.metric_logger.begin(self.stage)
         if not progress.validating:
             progress.begin_validation()
             hooks.call(f"on_{self.prefix}_start")
             hooks.call(f"on_{self.prefix}_epoch_start")
         with torch.no_grad(), context.modes.evaluating():
             while progress.val_loader < len(self.loaders):
-                context.logged.begin(self.stage, progress.val_loader if len(self.loaders) > 1 else None)
+                context.metric_logger.begin(self.stage, progress.val_loader if len(self.loaders) > 1 else None)
                 self.loader(progress.val_loader)
                 progress.next_validation_loader()
-        context.logged.begin(self.stage)
+        context.metric_logger.begin(self.stage)
         hooks.call(f"on_{self.prefix}_epoch_end")
-        values = context.logged.close_epoch()
-        context.logged.begin("over")
+        values = context.metric_logger.close_epoch()
+        context.metric_logger.begin("over")
         progress.end_validation()
         hooks.call(f"on_{self.prefix}_end")
         if self.stage == "validate":
             context.reporter.emit("validation", step=progress.step, epoch=progress.epoch, metrics=values)
-        context.logged.begin("train")
+        context.metric_logger.begin("train")
         return values
 
     def loader(self, number: int) -> None:
         """Evaluate one loader; a rank that has no batch left waits at the boundaries, or joins in others' steps."""
         context, progress = self.context, self.context.progress
-        for batch, own in turns(context, self.loaders[number], progress.val_batch):
+        for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
             if own:
-                self.batch(context.to_device(batch), progress.val_batch, number)
-            elif context.strategy.forward_is_collective:
-                with without_trace(context):
-                    self.step(context.to_device(batch), progress.val_batch, number)
+                self.batch(context.to_device(batch, number), progress.val_batch, number)
+            elif context.forward_is_collective:
+                with side_effects_reverted(context):
+                    self.step(context.to_device(batch, number), progress.val_batch, number)
+            if self.lanes is not None:
+                self.lanes.leave(progress.step, number, progress.val_batch)
             progress.validation_batch_done()
             if self.stage == "validate":
-                self.boundaries.reached()
+                self.boundary.after_batch()
             else:
-                context.strategy.mark_step()
+                context.mark_step()
 
     def batch(self, batch: Any, index: int, number: int) -> None:
         """Evaluate one batch of this rank's own."""
         hooks, extra = self.context.hooks, self._extra(number)
-        self.context.logged.begin_batch(batch)
+        self.context.metric_logger.begin_batch(batch)
         hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
         outputs = self.step(batch, index, number)
         hooks.call(f"on_{self.prefix}_batch_end", outputs, batch, index, *extra)
 
     def step(self, batch: Any, index: int, number: int) -> Any:
         """Return what the user's step makes of a batch, with the unwrapped module: DDP's forward shares buffers."""
-        context, name = self.context, f"{self.prefix}_step"
-        with context.logged.heard(), context.precision.forward():
-            outputs = context.strategy.evaluate(context.module, name, batch, index, *self._extra(number))
-            return self.step_end(outputs, batch)
+        if self.lanes is None:
+            return self._run(batch, index, number)
+        outputs = {}
+        for lane, part in batch.items():
+            with self.lanes.lane(lane, self.context.progress.step, number, index):
+                outputs[lane] = self._run(part, index, number)
+        return outputs
+
+    def _run(self, batch: Any, index: int, number: int) -> Any:
+        return self.context.scope.run(self.forward, batch, index, *self._extra(number), end=self.step_end)
 
     def _extra(self, number: int) -> tuple[int, ...]:
         return (number,) if len(self.loaders) > 1 else ()

@@ -49,11 +49,11 @@ class Losses:
     """
 
     def __init__(self, context: FitContext) -> None:
-        self._context, self._feed = context, context.feeds.training
+        self._context, self._feed = context, context.loaders.training
         self._step = f"{type(context.module).__name__}.training_step"
         #: whether the batch in hand has had a loss
         self.had_one = False
-        self._told = False
+        self._has_warned = False
 
     def read(self, outputs: Any) -> Tensor | None:
         """Return the loss in the outputs of a training step; None if the batch is to be skipped.
@@ -90,7 +90,7 @@ class Losses:
         """
         progress = self._context.progress
         # On several processes a step without a loss is refused at once; of a pipeline, one stage has the loss.
-        if self._context.world.size > 1 or self.had_one or progress.skipped < index:
+        if self._ranks > 1 or self.had_one or progress.skipped < index:
             return
         progress.batch_skipped()
         over = last or self._feed.at_end
@@ -102,16 +102,22 @@ class Losses:
                 "Is a `return loss` missing?"
             )
 
+    @property
+    def _ranks(self) -> int:
+        """The ranks that have a loss for every batch; with lanes, as many as there are lanes."""
+        lanes = self._context.lanes
+        return self._context.world.size if lanes is None else lanes.count
+
     def _missing(self, outputs: Any) -> None:
         what = f'a dict without "loss" ({", ".join(map(str, outputs)) or "empty"})' if outputs is not None else "None"
-        if (size := self._context.world.size) > 1:
+        if (size := self._ranks) > 1:
             raise NoLoss(
                 f"{self._step} returned {what}, which is no loss: on {size} processes a batch cannot be skipped by one "
                 "of them. Is a `return loss` missing? To skip a batch, return a loss of 0.0 that depends on the "
                 "parameters."
             )
-        if not self._told:
-            self._told = True
+        if not self._has_warned:
+            self._has_warned = True
             progress = self._context.progress
             log.warning(
                 "%s returned %s at epoch %d, batch %d: the batch is skipped, nothing is trained on it. If it "

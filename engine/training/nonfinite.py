@@ -1,4 +1,4 @@
-"""Leaving out: `on_nan: skip`. A batch whose loss is not finite on some rank moves nothing on any rank.
+"""`on_nan: skip`. A batch whose loss is not finite on some rank moves nothing on any rank.
 
 The ranks agree before the backward pass, so no gradient is ever poisoned; what the forward pass has changed by then
 (buffers, metrics, logged values) is put back. Random numbers that were drawn stay drawn.
@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from midstride.engine.errors import LossNotFinite, UserError
+from midstride.engine.strategies.mixins import BackwardSync
 from midstride.engine.training.context import FitContext
 
-__all__ = ["LeavingOut"]
+__all__ = ["NonFiniteGuard"]
 
 log = logging.getLogger(__name__)
 
 _IN_A_ROW = 100  # then it is not a batch that is bad, but the weights
 
 
-class LeavingOut:
+class NonFiniteGuard:
     """Finds and leaves out the batches of one fit whose loss is not finite.
 
     Args:
@@ -39,11 +40,11 @@ class LeavingOut:
         self._context = context
         self._in_a_row = 0
 
-    def mark(self) -> Callable[[], None]:
+    def rollback_point(self) -> Callable[[], None]:
         """Return what puts back everything a training step changes."""
         context = self._context
         buffers = [(buffer, buffer.clone()) for buffer in context.module.buffers()]
-        logged, metrics = context.logged.mark(), context.logged.metrics.mark()
+        logged, metrics = context.metric_logger.rollback_point(), context.metric_logger.metrics.rollback_point()
 
         def back() -> None:
             with torch.no_grad():
@@ -54,14 +55,14 @@ class LeavingOut:
 
         return back
 
-    def is_bad(self, loss: Tensor, undo: Callable[[], None] | None) -> bool:
+    def skip_if_nonfinite(self, loss: Tensor, undo: Callable[[], None] | None) -> bool:
         """Return whether `loss` is not finite on some rank, and then `undo` its batch; every rank calls this.
 
         Raises:
             LossNotFinite: it has not been for 100 batches in a row.
         """
         context, progress = self._context, self._context.progress
-        if context.strategy.all_agree(bool(torch.isfinite(loss))):
+        if context.collective.all_agree(bool(torch.isfinite(loss))):
             self._in_a_row = 0
             return False
         self._in_a_row += 1
@@ -73,7 +74,7 @@ class LeavingOut:
             )
         if undo is not None:
             undo()
-        context.samples.leave_out(progress.epoch, progress.batch)
+        context.samples.skip(progress.epoch, progress.batch)
         if context.world.is_first:
             log.warning("%s is left out: its loss is not finite", where)
         return True
@@ -84,5 +85,6 @@ class LeavingOut:
         groups = [group for optimizer in context.optimizers for group in optimizer.param_groups]
         if all(parameter.grad is None for group in groups for parameter in group["params"]):
             return False
-        context.strategy.exchange_collected()
+        if isinstance(context.strategy, BackwardSync):
+            context.strategy.sync_pending_gradients()
         return True

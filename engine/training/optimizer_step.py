@@ -1,26 +1,28 @@
 """How a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_value_
 from torch.optim import Optimizer
 
 from midstride.engine.errors import NoLoss
-from midstride.engine.modules.hooks import step_end
+from midstride.engine.modules.hooks import bind_step_end, own_hook
+from midstride.engine.modules.module import STEP_HOOKS
+from midstride.engine.strategies.mixins import BackwardSync, MergesOutputs, RunsBackward, RunsLanes
 from midstride.engine.training.closures import mean_loss, needs_closure
 from midstride.engine.training.context import FitContext
+from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.losses import Losses, check_finite, must_be_finite
-from midstride.engine.training.nonfinite import LeavingOut
+from midstride.engine.training.nonfinite import NonFiniteGuard
 from midstride.engine.training.unused import check_gradients
 
-__all__ = ["Optimization"]
+__all__ = ["OptimizerStep"]
 
 
-class Optimization:
+class OptimizerStep:
     """Trains on batches.
 
     Args:
@@ -28,23 +30,27 @@ class Optimization:
     """
 
     def __init__(self, context: FitContext) -> None:
-        self.context, self.feed = context, context.feeds.training
+        self.context, self.loader = context, context.loaders.training
         self.module = context.module
         self.window = context.options.accumulate_grad_batches
-        self._several = len(context.optimizers) > 1
+        self._has_several = len(context.optimizers) > 1
         self._forward_only = nullcontext[None]()
-        self._end = step_end(self.module, "training_step")
-        self._looks = len(context.optimizers) == 1
+        self._end = _step_end(context)
+        self._check_pending = len(context.optimizers) == 1
+        self._lanes = None if context.lanes is None else LaneScope(context, "train")
+        self._loss_now: Tensor | None = None  # of the batch in hand
         self._again = False  # whether a closure evaluates a batch not for the first time
         #: whether the batch that was trained on last ended with a step
         self.stepped = False
         self.losses = Losses(context)
         skips = context.options.on_nan == "skip" and must_be_finite(context)
-        self._leaves_out = LeavingOut(context) if skips else None
+        self._nonfinite_guard = NonFiniteGuard(context) if skips else None
+        #: parts of a step that the module does itself
+        self._own = {name: hook for name in STEP_HOOKS if (hook := own_hook(self.module, name)) is not None}
 
     def closes_window(self, index: int) -> bool:
         """Return whether the optimizers step after batch `index` of the epoch."""
-        return (index + 1) % self.window == 0 or self.feed.at_end
+        return (index + 1) % self.window == 0 or self.loader.at_end
 
     def train(self, batch: Any, index: int) -> Any:
         """Run the training step on `batch`, and the optimizers where a window closes; return the step's outputs."""
@@ -52,12 +58,11 @@ class Optimization:
         self.stepped = self.closes_window(index)
         if not self.module.automatic_optimization:
             context.inject_fault("forward")
-            with context.precision.forward():
-                return self._ended(context.step(batch, index), batch)
+            return context.scope.run(context.step, batch, index, end=self._end)
         outputs: Any = None
         self.losses.begin()
         for number, optimizer in enumerate(context.optimizers):
-            extra = (number,) if self._several else ()
+            extra = (number,) if self._has_several else ()
             with self._only(optimizer):
                 if needs_closure(optimizer):
                     outputs = self._step_by_closure(optimizer, batch, index, extra)
@@ -66,7 +71,7 @@ class Optimization:
                 if self.stepped:
                     self._step(optimizer)
         if index == 0:
-            context.logged.metrics.look_for_graphs()
+            context.metric_logger.metrics.warn_of_graphs()
         self.losses.end(index, last=self.stepped and context.progress.step + 1 == context.options.max_steps)
         context.precision.update()
         return outputs
@@ -74,32 +79,33 @@ class Optimization:
     def _gradients(self, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
         """Run forward and backward; gradients stay on this rank until the window closes."""
         context = self.context
-        if context.strategy.schedules:
-            return self._scheduled(batch, index)
-        undo = self._leaves_out.mark() if self._leaves_out is not None else None
-        with self._forward_only if self.stepped else context.strategy.accumulate(context.step):
+        if isinstance(context.strategy, RunsBackward):
+            return self._run_schedule(context.strategy, batch, index)
+        if isinstance(context.strategy, RunsLanes):
+            return self._in_lanes(context.strategy, batch, index)
+        undo = self._nonfinite_guard.rollback_point() if self._nonfinite_guard is not None else None
+        with self._forward_only if self.stepped else self._no_backward_sync():
             context.inject_fault("forward")
-            with context.precision.forward():
-                outputs = self._ended(context.step(batch, index, *extra), batch)
-            loss = self._loss(outputs)
+            outputs = context.scope.run(context.step, batch, index, *extra, end=self._end)
+            loss = self._loss_now = self._loss(outputs)
             if loss is None:
                 return outputs
-            if self._leaves_out is not None and self._leaves_out.is_bad(loss, undo):
-                self.stepped = self.stepped and self._leaves_out.close_window()
+            if self._nonfinite_guard is not None and self._nonfinite_guard.skip_if_nonfinite(loss, undo):
+                self.stepped = self.stepped and self._nonfinite_guard.close_window()
                 return None
             context.hooks.call("on_before_backward", loss)
             context.inject_fault("backward")
-            context.precision.backward(loss / self.window if self.window > 1 else loss)
+            self._backward(loss)
             context.hooks.call("on_after_backward")
         return outputs
 
-    def _scheduled(self, batch: Any, index: int) -> Any:
+    def _run_schedule(self, strategy: RunsBackward, batch: Any, index: int) -> Any:
         """Run forward and backward, the parts of `batch` taking turns; return their mean loss, where it is made."""
         context, losses = self.context, []
 
         def loss_of(outputs: Any, part: Any) -> Tensor:
-            context.logged.begin_batch(part)
-            with context.precision.forward():
+            context.metric_logger.begin_batch(part)
+            with context.scope.forward():
                 loss = self._loss(self._end(outputs, part))
             assert loss is not None  # on several processes that is refused
             losses.append(loss.detach())
@@ -107,19 +113,45 @@ class Optimization:
             return loss / self.window if self.window > 1 else loss
 
         context.inject_fault("forward")
-        with context.logged.heard(), context.logged.parts():
-            context.strategy.train(context.step, batch, index, loss_of)
-        context.logged.begin_batch(batch)
+        with context.metric_logger.recording(), context.scope.micro_batches():
+            strategy.train(context.step, batch, index, loss_of)
+        context.metric_logger.begin_batch(batch)
         context.inject_fault("backward")
         context.hooks.call("on_after_backward")
         return {"loss": torch.stack(losses).mean()} if losses else None
 
-    def _ended(self, outputs: Any, batch: Any) -> Any:
-        return self.context.strategy.joined(self._end(outputs, batch))
+    def _in_lanes(self, strategy: RunsLanes, batch: dict[int, Any], index: int) -> Any:
+        """Run forward and backward of one lane after another; return the mean loss of this rank's."""
+        context, scope, losses = self.context, self._lanes, []
+        assert scope is not None  # made where the strategy has lanes
+        context.inject_fault("forward")
+        epoch = context.progress.epoch
+        with strategy.batch():
+            for lane, part in batch.items():
+                with scope.lane(lane, epoch, index), strategy.lane(lane):
+                    loss = self._loss(context.scope.run(context.step, part, index, end=self._end))
+                    assert loss is not None  # as on several processes, that is refused
+                    losses.append(loss.detach())
+                    context.hooks.call("on_before_backward", loss)
+                    self._backward(loss)
+        scope.leave(epoch, index)
+        context.inject_fault("backward")
+        context.hooks.call("on_after_backward")
+        self._loss_now = torch.stack(losses).mean()
+        return {"loss": self._loss_now}
+
+    def _backward(self, loss: Tensor) -> None:
+        context = self.context
+        by = self._own.get("backward", Tensor.backward)
+        context.precision.backward(loss / self.window if self.window > 1 else loss, by)
+
+    def _no_backward_sync(self) -> AbstractContextManager[Any]:
+        strategy = self.context.strategy
+        return strategy.no_backward_sync(self.context.step) if isinstance(strategy, BackwardSync) else nullcontext()
 
     def _loss(self, outputs: Any) -> Tensor | None:
         loss = self.losses.read(outputs)
-        if loss is not None and self._leaves_out is None and not self._again:
+        if loss is not None and self._nonfinite_guard is None and not self._again:
             check_finite(loss, self.context)
         return loss
 
@@ -131,22 +163,28 @@ class Optimization:
         context.precision.unscale(optimizer)
         self._clip(optimizer)
         context.hooks.call("on_before_optimizer_step", optimizer)
-        context.precision.step(optimizer)
+        if (step := self._own.get("optimizer_step")) is None:
+            context.precision.step(optimizer)
+        else:  # the batch is computed by now: what its closure returns is there
+            step(context.progress.epoch, context.progress.batch, optimizer, lambda: self._loss_now)
         context.hooks.call("on_before_zero_grad", optimizer)
-        optimizer.zero_grad()
+        if (zero_grad := self._own.get("optimizer_zero_grad")) is None:
+            optimizer.zero_grad()
+        else:
+            zero_grad(context.progress.epoch, context.progress.batch, optimizer)
 
     def _first_step(self, optimizer: Optimizer) -> None:
         """Look once whether the loss reaches anything that is trained."""
-        if self._looks and self.losses.had_one:
-            self._looks = False
+        if self._check_pending and self.losses.had_one:
+            self._check_pending = False
             check_gradients(optimizer, self.module)
 
     def _clip(self, optimizer: Optimizer) -> None:
-        options = self.context.options
-        if options.gradient_clip_val is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            clip = self.context.strategy.clip if options.gradient_clip_algorithm == "norm" else clip_grad_value_
-            clip(parameters, options.gradient_clip_val)
+        largest, algorithm = self.context.options.gradient_clip_val, self.context.options.gradient_clip_algorithm
+        if (clip := self._own.get("configure_gradient_clipping")) is not None:
+            clip(optimizer, largest, algorithm)
+        elif largest is not None:
+            self.context.trainer.clip_gradients(optimizer, largest, algorithm)
 
     def _step_by_closure(self, optimizer: Optimizer, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
         """Have the optimizer evaluate `batch` as often as it wants; what the first time logs is what counts."""
@@ -156,7 +194,7 @@ class Optimization:
         def closure() -> float:
             optimizer.zero_grad()
             self._again = bool(first)
-            with context.logged.unheard() if self._again else self._forward_only:
+            with context.metric_logger.muted() if self._again else self._forward_only:
                 outputs = self._gradients(batch, index, extra)
             if (loss := self.losses.read(outputs)) is None:
                 raise NoLoss(f"{type(optimizer).__name__} needs a loss for every batch, and batch {index} has none.")
@@ -164,7 +202,7 @@ class Optimization:
             context.strategy.reduce_gradients(self.module.parameters())
             self._clip(optimizer)
             context.hooks.call("on_before_optimizer_step", optimizer)
-            return mean_loss(loss, context.strategy)
+            return mean_loss(loss, context.collective)
 
         context.inject_fault("optimizer_step")
         try:
@@ -189,12 +227,22 @@ class Optimization:
 
     def _only(self, optimizer: Optimizer) -> Any:
         """Return a context in which only this optimizer's parameters collect gradients."""
-        return self._others_off(optimizer) if self._several else self._forward_only
+        return self._others_off(optimizer) if self._has_several else self._forward_only
 
     def step_schedulers(self, interval: Literal["epoch", "step"], count: int) -> None:
         """Step the schedulers of `interval` that are due after `count` of them."""
         if not self.module.automatic_optimization:
             return
+        step = self._own.get("lr_scheduler_step")
         for config in self.context.schedulers:
             if config.interval == interval and config.due(count):
-                config.step(self.context.logged.values)
+                config.step(self.context.metric_logger.values, step)
+
+
+def _step_end(context: FitContext) -> Callable[[Any, Any], Any]:
+    """Return `training_step_end`, and one loss for all parts of a batch where the strategy makes several."""
+    end, strategy = bind_step_end(context.module, "training_step"), context.strategy
+    if not isinstance(strategy, MergesOutputs):
+        return end
+    merge = strategy.merge_outputs
+    return lambda outputs, batch: merge(end(outputs, batch))

@@ -88,14 +88,14 @@ class Reporter:
         if self._view is not None:
             self._view.event(Event(kind, time.time(), fields))
 
-    def waits(self, waited_s: float, why: str) -> None:
+    def store_waits(self, waited_s: float, why: str) -> None:
         """Tell, on any rank and from any thread, that the store is waited for; at most once a second."""
         now_s = time.monotonic()
         if self._own is not None and now_s >= self._waits_next_s:
             self._waits_next_s = now_s + WAITS_PERIOD_S
             self._own.emit("waiting", rank=self._rank, waited_s=waited_s, why=why)
 
-    def say(self, line: str) -> None:
+    def announce(self, line: str) -> None:
         """Say something once to the user who started the run: on the console, unless logging goes elsewhere."""
         if not self._first:
             return

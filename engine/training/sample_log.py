@@ -1,4 +1,4 @@
-"""The account of samples: which batches of which epochs reached the training step, over all lives of a run.
+"""The log of samples: which batches of which epochs reached the training step, over all lives of a run.
 
 It is part of a run's state, so what a life did after its last snapshot is struck out and entered anew by the life
 that does it again. An epoch takes one line, however long it is: a place from where and to where, a count, and a
@@ -12,13 +12,13 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["SampleAccount", "Stretch", "digest_of"]
+__all__ = ["BatchRange", "SampleLog", "digest_of"]
 
 _MASK = (1 << 64) - 1
 
 
 @dataclass
-class Stretch:
+class BatchRange:
     """Batches in a row of one epoch, over all ranks.
 
     Args:
@@ -39,7 +39,7 @@ class Stretch:
     digest: int = 0
     indexed: bool = True
 
-    def joins(self, other: "Stretch") -> bool:
+    def joins(self, other: "BatchRange") -> bool:
         """Return whether `other` goes on where this one ends."""
         return (self.epoch, self.end, self.world, self.indexed) == (
             other.epoch,
@@ -48,12 +48,12 @@ class Stretch:
             other.indexed,
         )
 
-    def join(self, other: "Stretch") -> None:
+    def join(self, other: "BatchRange") -> None:
         """Take `other` in, which goes on here."""
         self.end = other.end
         self.add(other)
 
-    def add(self, other: "Stretch") -> None:
+    def add(self, other: "BatchRange") -> None:
         """Take in another rank's share of the same batches."""
         self.samples += other.samples
         self.digest = (self.digest + other.digest) & _MASK
@@ -64,7 +64,7 @@ def digest_of(indices: Sequence[int], batch: int, rank: int) -> int:
     return xxh3_64_intdigest(array("q", indices).tobytes(), (batch << 20 | rank) & _MASK)
 
 
-class SampleAccount:
+class SampleLog:
     """What has been trained on, as one part of a run's state; alike on every rank.
 
     Args:
@@ -74,48 +74,54 @@ class SampleAccount:
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank, self._world = rank, world
-        self._settled: list[Stretch] = []
+        self._merged: list[BatchRange] = []
         #: epoch and batch of those that were left out because their loss was not finite
         self.left_out: list[tuple[int, int]] = []
-        self._open: list[Stretch] = []
+        self._open: list[BatchRange] = []
         #: what this rank's sampler gave for the newest epoch, and what those of all ranks gave for each
-        self._plan: Stretch | None = None
-        self._planned: list[Stretch] = []
+        self._plan: BatchRange | None = None
+        self._planned: list[BatchRange] = []
 
     def plan(self, epoch: int, batches: Iterable[Sequence[Any]]) -> None:
         """Note what a sampler gives this rank in `epoch`, so that what it is trained on can be compared with it."""
-        plan = Stretch(epoch, 0, 0, self._world)
-        for batch, indices in enumerate(batches):
-            if {*map(type, indices)} != {int}:
-                return
+        plan = BatchRange(epoch, 0, 0, self._world)
+        for batch, given in enumerate(batches):
+            for rank, indices in (given if isinstance(given, dict) else {self._rank: given}).items():
+                if {*map(type, indices)} != {int}:
+                    return
+                plan.samples += len(indices)
+                plan.digest = (plan.digest + digest_of(indices, batch, rank)) & _MASK
             plan.end = batch + 1
-            plan.samples += len(indices)
-            plan.digest = (plan.digest + digest_of(indices, batch, self._rank)) & _MASK
         self._plan = plan
 
-    def enter(self, epoch: int, batch: int, indices: Sequence[int] | None, samples: int) -> None:
-        """Enter a batch of this rank that reaches the training step.
+    def record(
+        self, epoch: int, batch: int, indices: Sequence[int] | None, samples: int, lane: int | None = None
+    ) -> None:
+        """Enter a batch of this rank, or of one of its lanes, that reaches the training step.
 
         Args:
             epoch: the epoch, from 0.
             batch: its place in the epoch.
             indices: of its samples in the data set, in order; None if they have none.
             samples: how many there are.
+            lane: which stands for a rank in the account, where there are lanes.
         """
         open_ = self._open
-        if not open_ or open_[-1].end != batch or open_[-1].epoch != epoch:
-            open_.append(Stretch(epoch, batch, batch, self._world, indexed=indices is not None))
+        place = (open_[-1].epoch, open_[-1].end) if open_ else None
+        if place != (epoch, batch) and (lane is None or place != (epoch, batch + 1)):
+            open_.append(BatchRange(epoch, batch, batch, self._world, indexed=indices is not None))
         stretch = open_[-1]
         stretch.end = batch + 1
         stretch.samples += samples
         if indices is not None:
-            stretch.digest = (stretch.digest + digest_of(indices, batch, self._rank)) & _MASK
+            rank = self._rank if lane is None else lane
+            stretch.digest = (stretch.digest + digest_of(indices, batch, rank)) & _MASK
 
-    def leave_out(self, epoch: int, batch: int) -> None:
+    def skip(self, epoch: int, batch: int) -> None:
         """Note that every rank left this batch out of the weights; it was entered all the same."""
         self.left_out.append((epoch, batch))
 
-    def settle(self, gather: Callable[[object], list[Any]]) -> None:
+    def merge_ranks(self, gather: Callable[[object], list[Any]]) -> None:
         """Put the ranks' shares together; every rank calls this at the same place."""
         # Several ranks may read the same samples.
         readers = {rank: (plan, shares) for rank, plan, shares in gather((self._rank, self._plan, self._open))}
@@ -130,19 +136,19 @@ class SampleAccount:
             whole = shares[0]
             for share in shares[1:]:
                 whole.add(share)
-            if self._settled and self._settled[-1].joins(whole):
-                self._settled[-1].join(whole)
+            if self._merged and self._merged[-1].joins(whole):
+                self._merged[-1].join(whole)
             else:
-                self._settled.append(whole)
+                self._merged.append(whole)
         self._open = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was settled last."""
-        state = {"stretches": [astuple(one) for one in self._settled], "left_out": list(self.left_out)}
+        state = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
         return {**state, "planned": [astuple(one) for one in self._planned]} if self._planned else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back; what was entered since is struck out."""
-        self._settled = [Stretch(*one) for one in state_dict["stretches"]]
-        self._planned = [Stretch(*one) for one in state_dict.get("planned", ())]
+        self._merged = [BatchRange(*one) for one in state_dict["stretches"]]
+        self._planned = [BatchRange(*one) for one in state_dict.get("planned", ())]
         self.left_out, self._open, self._plan = list(state_dict["left_out"]), [], None

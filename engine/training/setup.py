@@ -2,13 +2,38 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from midstride.engine.modules.callbacks import Callback
+from midstride.engine.modules.module import TrainingModule
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["set_up"]
+__all__ = ["BoundCallback", "set_up"]
+
+
+@dataclass(frozen=True)
+class BoundCallback:
+    """`setup` and `teardown` of a callback that has them, as those of a module are called."""
+
+    callback: Callback
+    trainer: Any
+    module: TrainingModule
+
+    def setup(self, stage: str) -> None:
+        """Set up the callback, if it has something to set up."""
+        self._call("setup", stage)
+
+    def teardown(self, stage: str) -> None:
+        """Let it take down what it set up."""
+        self._call("teardown", stage)
+
+    def _call(self, name: str, stage: str) -> None:
+        if (method := getattr(self.callback, name, None)) is not None:
+            where = f"{type(self.callback).__name__}.{name}"
+            call_user_code(where, method, self.callback.trainer_view(self.trainer), self.module, stage)
 
 
 @contextmanager
@@ -16,7 +41,7 @@ def set_up(owners: Sequence[Any], stage: str, strategy: Strategy, heartbeat: Hea
     """Prepare data once on each machine, set up in every rank, and take down again what went well.
 
     Args:
-        owners: a DataModule and a module, as far as there are such.
+        owners: a DataModule, callbacks and a module, as far as there are such.
         stage: "fit", "validate", "test" or "predict"; data are prepared for a fit.
         strategy: through which the ranks wait for the data.
         heartbeat: says that this rank waits.
@@ -30,7 +55,8 @@ def set_up(owners: Sequence[Any], stage: str, strategy: Strategy, heartbeat: Hea
     if stage == "fit" and strategy.world.local_rank == 0:
         with heartbeat.during(Phase.WAITING):
             call("prepare_data")
-    strategy.gather(None)
+    strategy.collective.gather(None)
     call("setup", stage)
+    call("configure_model")
     yield
     call("teardown", stage)

@@ -9,27 +9,33 @@ from typing import Any, Literal
 
 import torch
 
+from midstride.engine.config.loggers import LoggerOptions, checked_loggers
 from midstride.engine.config.options import SnapshotOptions, TrainerOptions, checked_options, short_precision
+from midstride.engine.data.loader import FitLoaders
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.lightning.adapt import adapt
+from midstride.engine.lightning.data import LightningData
+from midstride.engine.loggers.build import logger_errors
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.hooks import unheard
+from midstride.engine.modules.hooks import unknown_hooks
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module
 from midstride.engine.modules.progress import Progress
-from midstride.engine.ranks.dispatch import in_every_rank
-from midstride.engine.ranks.placement import UNSAID, Machine, Wishes, place
+from midstride.engine.ranks.dispatch import on_all_ranks
+from midstride.engine.ranks.placement import UNSET, DeviceRequest, Hardware, resolve_placement
 from midstride.engine.ranks.subprocess_script import tie_to_first_rank
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.mixins import device_generator, lanes_of, load_full_state_dict
 from midstride.engine.training.checkpointing.run_store import Resume
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
 from midstride.engine.training.evaluation import evaluation_feeds, predict
-from midstride.engine.training.fit import Fit, recall
+from midstride.engine.training.fit import Fit, load_measurements
 from midstride.engine.training.loops import EvaluationLoop
-from midstride.engine.training.setup import set_up
+from midstride.engine.training.setup import BoundCallback, set_up
 from midstride.engine.training.trainer_state import TrainerState
 from midstride.engine.world import World
 
@@ -56,19 +62,24 @@ class Trainer(TrainerState):
         tpu_cores: 1, 8, or the index of one in a list; with strategy "xla", which it implies.
         num_nodes: machines, to be checked against what the launcher started.
         auto_select_gpus: take so many free GPUs.
+        lanes: equal parts that every batch is cut in, a power of two: the run is that of so many ranks, bit for bit,
+            whatever number computes it; `batch_size` is a lane's.
         snapshots: when the whole state is written; None for never.
         callbacks: what acts beside the module.
+        loggers: trackers that get the metric log: "tensorboard", {"mlflow": {"tracking_uri": ...}}, as in a job.
         seed: of everything random. Build the Trainer before the module: it seeds every rank alike.
         accept_change: keys of a run's identity that may differ from its snapshot's.
         identity: what else makes this run this run, for callers that build the module themselves.
         max_epochs: passes over the data; 1000 if neither this nor `max_steps` is given.
         max_steps: optimizer steps.
+        min_epochs: passes over the data that early stopping waits for.
         precision: of the arithmetic: "32", "64", or mixed "bf16" or "16".
         accumulate_grad_batches: batches that make one optimizer step.
         gradient_clip_val: largest norm (or value) of the gradients.
         gradient_clip_algorithm: "norm" or "value".
         on_nan: a loss that is not finite ends the run ("fail"), or its batch is left out on every rank ("skip").
         val_check_interval: a share of an epoch (0.5) or a number of batches (100).
+        check_val_every_n_epoch: in which epochs there is a validation: every n-th.
         limit_train_batches: a share of the batches (0.1) or a number (10); so are those of evaluations.
         limit_val_batches: of each validation loader.
         limit_test_batches: of each test loader.
@@ -89,23 +100,27 @@ class Trainer(TrainerState):
         strategy: str | Strategy | None = None,
         strategy_args: Mapping[str, Any] | None = None,
         devices: int | str | Sequence[int] | None = None,
-        gpus: int | str | Sequence[int] | None = UNSAID,
+        gpus: int | str | Sequence[int] | None = UNSET,
         tpu_cores: int | str | Sequence[int] | None = None,
         num_nodes: int | None = None,
         auto_select_gpus: bool = False,
+        lanes: int | None = None,
         snapshots: SnapshotOptions | Mapping[str, Any] | None = _DEFAULT,
         callbacks: Sequence[Callback] = (),
+        loggers: Sequence[str | Mapping[str, Any] | LoggerOptions] = (),
         seed: int = 0,
         accept_change: Collection[str] = (),
         identity: Mapping[str, Any] | None = None,
         max_epochs: int | None = None,
         max_steps: int | None = None,
+        min_epochs: int | None = None,
         precision: Literal["32", "64", "bf16", "16"] | str | int = "32",
         accumulate_grad_batches: int = 1,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         on_nan: Literal["fail", "skip"] = "fail",
         val_check_interval: int | float = 1.0,
+        check_val_every_n_epoch: int = 1,
         limit_train_batches: int | float = 1.0,
         limit_val_batches: int | float = 1.0,
         limit_test_batches: int | float = 1.0,
@@ -120,21 +135,23 @@ class Trainer(TrainerState):
         tie_to_first_rank()
         #: how this Trainer was made, for ranks that make another like it on their own devices
         self.arguments: dict[str, Any] = {"strategy": strategy, "strategy_args": strategy_args, "callbacks": callbacks}
-        self.arguments |= {"seed": seed, "accept_change": accept_change, "identity": identity}
+        self.arguments |= {"lanes": lanes, "seed": seed, "accept_change": accept_change, "identity": identity}
+        self.arguments |= {"loggers": loggers}
         self.arguments |= {"snapshots": snapshots, **options}
-        wishes = Wishes(
+        wishes = DeviceRequest(
             *(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus),
-            *(short_precision(precision), tpu_cores),
+            *(short_precision(precision), tpu_cores, lanes),
         )
-        self.placement, faults = place(wishes, Machine.here())
-        checked = checked_options(options, snapshots, faults)
-        settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}))
+        self.placement, faults = resolve_placement(wishes, Hardware.here())
+        asked, unknown = checked_loggers(loggers)
+        checked = checked_options(options, snapshots, [*faults, *unknown, *logger_errors(asked)])
+        settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}), asked)
         super().__init__(self.placement.strategy, settings, callbacks)
         seed_everything(seed)
 
     # What a user calls --------------------------------------------------------------------------
 
-    @in_every_rank
+    @on_all_ranks
     def fit(
         self,
         module: TrainingModule,
@@ -157,25 +174,25 @@ class Trainer(TrainerState):
             raise UserError(f'resume={resume!r}: "auto", "never" or the step of a snapshot, a number, is needed')
         run = None if run is None else os.fspath(run)
         kept = run is not None and self.settings.snapshots is not None
-        with self._ready(module, data, "fit") as ready, Determinism(self.options.deterministic, on=kept):
-            self.reset_callbacks()
+        self.reset_callbacks()
+        with self._prepare(module, data, "fit") as ready, Determinism(self.options.deterministic, on=kept):
             self.last_fit = None
             try:
                 self.is_fitting = True
-                recall(ready, run, resume)
-                self.last_fit = Fit(ready, self._loaders(module, train=data, evaluate=val_dataloaders))
+                load_measurements(ready, run, resume)
+                self.last_fit = self._fit_of(ready, self._loaders(module, train=data, evaluate=val_dataloaders))
                 self.context, self.run_url = self.last_fit.context, run
-                self.last_fit.run(run, resume, self.placement.words)
+                self.last_fit.run(run, resume, self.placement.summary)
             finally:
                 self.is_fitting = False
                 self.reporter.close()
 
-    @in_every_rank
+    @on_all_ranks
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Return the reduced values of a validation; `ckpt_path` as in `test`."""
         return self._evaluate("validate", module, data, ckpt_path)
 
-    @in_every_rank
+    @on_all_ranks
     def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Return the reduced values of a test.
 
@@ -187,13 +204,13 @@ class Trainer(TrainerState):
         """
         return self._evaluate("test", module, data, ckpt_path)
 
-    @in_every_rank
+    @on_all_ranks
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
         """Return what `predict_step` returns for every batch of this rank; `ckpt_path` as in `test`.
 
         With `ddp_spawn` and its kin, those of rank 0 come first, then those of rank 1, and so on.
         """
-        with self._ready(module, data, "predict", ckpt_path) as ready:
+        with self._prepare(module, data, "predict", ckpt_path) as ready:
             return predict(ready, self._loaders(module, evaluate=data))
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
@@ -201,14 +218,18 @@ class Trainer(TrainerState):
 
         It is tried on a copy: this Trainer stays what it is, and may fit afterwards.
         """
-        meant, alone, trainers = copy.copy(self.strategy), build_strategy("single"), module._trainer
+        adapt(module)
+        adapt(data)
+        lanes = lanes_of(self.strategy)
+        meant, alone = copy.copy(self.strategy), build_strategy("single", lanes=None if lanes is None else lanes.count)
+        trainers = module._trainer
         meant.attach(World(size=processes, local_size=processes), self.strategy.devices)
         alone.attach(World(), self.strategy.devices)
-        refused, trial = self.with_strategy(meant)._refusals(module), self.with_strategy(alone)
+        refused, trial = self.with_strategy(meant)._module_errors(module), self.with_strategy(alone)
         try:
-            with trial._ready(module, data, "fit") as ready:
-                fit = Fit(ready, trial._loaders(module, train=data))
-                refused += fit.mismatches(meant)
+            with trial._prepare(module, data, "fit") as ready:
+                fit = trial._fit_of(ready, trial._loaders(module, train=data))
+                refused += fit.errors(meant)
                 fit.check()
         except EngineError as error:
             return [*refused, str(error)]
@@ -218,19 +239,19 @@ class Trainer(TrainerState):
 
     # Putting together -----------------------------------------------------------------------------
 
-    def _refusals(self, module: TrainingModule) -> list[str]:
+    def _module_errors(self, module: TrainingModule) -> list[str]:
         """Return messages on what `module` wants and this Trainer cannot do."""
         by_hand = not module.automatic_optimization
-        strange = unheard(module, self.callbacks)
-        return [*strange, *self.strategy.refusals(module), *self.precision.refusals(by_hand=by_hand)]
+        strange = unknown_hooks(module, self.callbacks)
+        return [*strange, *self.strategy.module_errors(module), *self.precision.module_errors(by_hand=by_hand)]
 
     @contextmanager
-    def _ready(
+    def _prepare(
         self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | None = None
     ) -> Iterator[EvaluationContext]:
         """Meet the other ranks and get module and data ready for `stage`, with the weights at `ckpt_path` if given."""
         ensure_module(module, stage)
-        if refused := self._refusals(module):
+        if refused := self._module_errors(module):
             raise JobError("\n".join(refused))
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -238,25 +259,39 @@ class Trainer(TrainerState):
         self.strategy.init_process_group()
         self.reporter.emit("met")
         # Whatever setup draws is the same on every rank and in every life.
-        seed_everything(self.settings.seed, self.strategy.generator)
+        seed_everything(self.settings.seed, device_generator(self.strategy))
         attach(module, self)
-        with set_up([data, module] if isinstance(data, DataModule) else [module], stage, self.strategy, self.heartbeat):
+        self.loaders, self._datamodule = None, data if isinstance(data, DataModule) else None
+        if isinstance(data, LightningData):
+            attach(data, self)
+        with set_up(self._owners(module), stage, self.strategy, self.heartbeat):
             self.context = self._context_of(module, Progress() if stage == "fit" else self.progress)
             if ckpt_path is not None:
-                self.strategy.load_weights(module, weights_at(self.weights_url(ckpt_path)).state_dict)
+                load_full_state_dict(self.strategy, module, weights_at(self.weights_url(ckpt_path)).state_dict)
             yield self.context
 
     def _evaluate(
         self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None
     ) -> dict[str, float]:
-        with self._ready(module, data, stage, ckpt_path) as ready:
-            feeds = evaluation_feeds(ready, stage, self._loaders(module, evaluate=data))
+        with self._prepare(module, data, stage, ckpt_path) as ready:
+            loaders = evaluation_feeds(ready, stage, self._loaders(module, evaluate=data))
             self.context = replace(ready, progress=Progress())
             try:
-                return EvaluationLoop(self.context, stage, feeds).run()
+                return EvaluationLoop(self.context, stage, loaders).run()
             finally:
                 self.context = ready  # the fit before keeps its place
 
+    def _owners(self, module: TrainingModule) -> list[Any]:
+        """Return what is set up before a stage, in that order."""
+        data = [] if self._datamodule is None else [self._datamodule]
+        return [*data, *(BoundCallback(callback, self, module) for callback in self.callbacks), module]
+
+    def _fit_of(self, ready: EvaluationContext, loaders: LoaderResolver) -> Fit:
+        """Make a fit; what `configure_optimizers` asks for, such as the batches of an epoch, is known by then."""
+        self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"))
+        return Fit(ready, self.loaders, loaders.source)
+
     def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:
-        settings = LoaderSettings(self.strategy.readers, self.options, self.settings.seed)
-        return LoaderResolver(settings, self.strategy, module, train=train, evaluate=evaluate)
+        strategy = self.strategy
+        settings = LoaderSettings(strategy.data_world, self.options, self.settings.seed, lanes_of(strategy))
+        return LoaderResolver(settings, self.strategy.collective, module, train=train, evaluate=evaluate)

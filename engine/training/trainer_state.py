@@ -7,24 +7,32 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
+from midstride.engine.data.loader import FitLoaders
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.metrics.logger import Logged
-from midstride.engine.metrics.torchmetrics_state import Metrics
+from midstride.engine.lightning.adapt import adapt
+from midstride.engine.lightning.callbacks import translated
+from midstride.engine.metrics.lane_logger import LaneLogger
+from midstride.engine.metrics.lane_metrics import LaneMetrics
+from midstride.engine.metrics.logger import MetricLogger
+from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.interface import TrainerInterface
-from midstride.engine.modules.module import TrainingModule, attach, set_device
-from midstride.engine.modules.module_state import Modes
+from midstride.engine.modules.module import DataModule, TrainingModule, attach, set_device
+from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.signals import SignalRequests
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.mixins import ModelParallel, lanes_of
+from midstride.engine.strategies.step import StepScope
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.fit import Fit
 from midstride.engine.training.losses import check_finite
@@ -44,13 +52,16 @@ class TrainerState(TrainerInterface):
     """
 
     def __init__(self, strategy: Strategy, settings: TrainerSettings, callbacks: Sequence[Callback]) -> None:
-        self.strategy, self.settings, self.callbacks = strategy, settings, list(callbacks)
+        self.strategy, self.settings, self.callbacks = strategy, settings, translated(callbacks, adapt)
         self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
         self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
         self.heartbeat = Heartbeat.of(strategy.world)
         self.reporter = Reporter(strategy.world, bar=settings.options.enable_progress_bar)
         self.is_fitting = False
         self.run_url: str | None = None
+        #: what the fit under way reads, or else the last one
+        self.loaders: FitLoaders | None = None
+        self._datamodule: DataModule | None = None
         #: the fit under way, or else the last one
         self.last_fit: Fit | None = None
         #: what the call under way works with, or else the last one; before the first, that of an empty module
@@ -61,7 +72,7 @@ class TrainerState(TrainerInterface):
         precision = Precision(self.options.precision, self.device)
         precision.convert(module)
         set_device(module, self.device)
-        gather, size = self.strategy.gather, self.world.size
+        metric_logger = self._logger_of(module)
         return EvaluationContext(
             trainer=self,
             settings=self.settings,
@@ -73,12 +84,19 @@ class TrainerState(TrainerInterface):
             requests=self.requests,
             faults=self._faults,
             module=module,
-            modes=Modes(module),
+            modes=TrainingModes(module),
             precision=precision,
-            logged=Logged(gather, Metrics(module, gather, size), size),
+            metric_logger=metric_logger,
+            scope=StepScope(metric_logger, precision, self.heartbeat),
             hooks=Hooks(self, module, self.callbacks),
             progress=progress,
         )
+
+    def _logger_of(self, module: TrainingModule) -> MetricLogger:
+        gather, lanes = self.strategy.collective.gather, lanes_of(self.strategy)
+        if lanes is not None:
+            return LaneLogger(gather, LaneMetrics(module, gather, lanes), lanes)
+        return MetricLogger(gather, TorchmetricsState(module, gather, self.world.size), self.world.size)
 
     # What a module, its hooks and its callbacks see: see `TrainerInterface` ---------------------------
 
@@ -103,9 +121,9 @@ class TrainerState(TrainerInterface):
         return self.context.progress
 
     @property
-    def logged(self) -> Logged:
+    def metric_logger(self) -> MetricLogger:
         """What `self.log` was given in the last call."""
-        return self.context.logged
+        return self.context.metric_logger
 
     @property
     def precision(self) -> Precision:
@@ -126,10 +144,47 @@ class TrainerState(TrainerInterface):
         """Those of the last fit."""
         return [] if self.last_fit is None else self.last_fit.context.schedulers
 
-    def backward(self, loss: Tensor) -> None:
+    @property
+    def module(self) -> TrainingModule:
+        """What is trained or evaluated, or else was last."""
+        return self.context.module
+
+    @property
+    def datamodule(self) -> DataModule | None:
+        """The DataModule that is read, or else was last."""
+        return self._datamodule
+
+    @property
+    def num_training_batches(self) -> int | None:
+        """Training batches of an epoch; 0 before a fit."""
+        return 0 if self.loaders is None else self.loaders.training.estimated_batches
+
+    @property
+    def num_val_batches(self) -> list[int | None]:
+        """Batches of each validation loader; none before a fit."""
+        return [] if self.loaders is None else [loader.estimated_batches for loader in self.loaders.validation]
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the training batch in hand is the last of its epoch."""
+        return self.loaders is not None and self.loaders.training.at_end
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks."""
+        return self.strategy.collective.gather(value)
+
+    def clip_gradients(self, optimizer: Optimizer, largest: float, algorithm: Literal["norm", "value"]) -> None:
+        """Clip the gradients of what `optimizer` trains."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        strategy = self.strategy
+        by_norm = strategy.clip_gradients if isinstance(strategy, ModelParallel) else clip_grad_norm_
+        clip = by_norm if algorithm == "norm" else clip_grad_value_
+        clip(parameters, largest)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
         """Run the backward pass of `loss`, which must be finite, and average gradients over the ranks."""
         check_finite(loss, self.context)
-        self.precision.backward(loss)
+        self.precision.backward(loss, **options)
         self.strategy.reduce_gradients(self.context.module.parameters())
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
@@ -158,7 +213,7 @@ class TrainerState(TrainerInterface):
         return {
             "weights": {name: tensor.cpu() for name, tensor in weights.items()},
             "progress": self.progress.state_dict(),
-            "metrics": dict(self.logged.values),
+            "metrics": dict(self.metric_logger.values),
             "callbacks": [callback.state_dict() for callback in self.callbacks],
             "run": self.run_url,
         }
@@ -169,7 +224,7 @@ class TrainerState(TrainerInterface):
         module.load_state_dict(result["weights"])
         attach(module, self)
         self.context = replace(self.context, module=module)
-        self.logged.set_values(result["metrics"])
+        self.metric_logger.set_values(result["metrics"])
         if not fitted:
             return
         self.run_url = result["run"]

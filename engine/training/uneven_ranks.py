@@ -1,4 +1,4 @@
-"""Turns: evaluation batch by batch, as often as the rank that has the most batches.
+"""Evaluation in lockstep: batch by batch, as often as the rank that has the most batches.
 
 Where calling the module is an exchange, a rank that has no batch left repeats one, and nothing of that stays: a run
 must not depend on it.
@@ -16,58 +16,58 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.seeds import Generators
 from midstride.engine.state.stateful import Stateful, state_of
-from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.collective import Collective
 from midstride.engine.training.context import EvaluationContext
 
-__all__ = ["turns", "without_trace"]
+__all__ = ["lockstep_batches", "side_effects_reverted"]
 
 _NONE = object()  # a batch may be None
 
 
-def turns(context: EvaluationContext, feed: ResumableLoader, start: int = 0) -> Iterator[tuple[Any, bool]]:
+def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start: int = 0) -> Iterator[tuple[Any, bool]]:
     """Yield the batches of this rank from batch `start` on, and whether it is this rank's turn.
 
     If not, the batch is one to repeat where that is needed, and nothing elsewhere.
     """
-    strategy, batches = context.strategy, feed.batches(0, start)
+    collective, batches = context.collective, loader.batches(0, start)
     spare: Any = None
     for index in count(start):
         context.inject_fault("validation")
         batch = next(batches, _NONE)
         own = batch is not _NONE
         # Where no length tells, the ranks ask each other.
-        if index >= feed.longest if feed.is_sized else strategy.all_agree(not own):
+        if index >= loader.max_batches if loader.is_sized else collective.all_agree(not own):
             return
-        if not strategy.forward_is_collective:
+        if not context.forward_is_collective:
             yield batch, own
             continue
         if own:
             spare = batch
         if index == start:
-            spare = _batch_of_another(strategy, spare, own)
+            spare = _batch_of_another(collective, spare, own)
         yield spare, own
 
 
-def _batch_of_another(strategy: Strategy, batch: Any, own: bool) -> Any:
+def _batch_of_another(collective: Collective, batch: Any, own: bool) -> Any:
     """Return `batch` if every rank has one of its own, else that of the first rank that has."""
-    if strategy.all_agree(own):
+    if collective.all_agree(own):
         return batch
-    theirs = [one for has, one in strategy.gather((own, batch)) if has]
+    theirs = [one for has, one in collective.gather((own, batch)) if has]
     return batch if own else theirs[0]
 
 
 @contextmanager
-def without_trace(context: EvaluationContext) -> Iterator[None]:
+def side_effects_reverted(context: EvaluationContext) -> Iterator[None]:
     """Drop what is logged within, and put back what a step updated, drew or kept."""
     module = context.module
     parts: dict[str, Stateful] = {
         "objects": Objects.of_module(module, context.device),
-        "generators": Generators(context.strategy.generator),
+        "generators": Generators(context.generator),
     }
     before = copy.deepcopy(state_of(parts))
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with context.logged.unheard():
+        with context.metric_logger.muted():
             yield
     finally:
         for name, part in parts.items():

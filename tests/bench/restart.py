@@ -20,12 +20,13 @@ from support.flow_runs import tiny_job
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.launch.launch import launch
+from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
 
 #: what ends each part, in order
 PARTS = {
     "detected": "the launcher knows and has cleaned up",
-    "started": "keeper, launcher and the process of rank 0",
+    "started": "supervisor, launcher and the process of rank 0",
     "imported": "torch, the user's module and data",
     "met": "the ranks have met",
     "resumed": "the snapshot is verified and loaded",
@@ -59,12 +60,12 @@ def restart(job: TrainingJob, folder: Path) -> dict[str, float]:
     plan = FaultPlan(plan_folder).add("kill", rank=job.world.processes - 1, step=20, phase="forward")
     os.environ.update(plan.environment)
     events: list[Event] = []
-    launch(job, "night")
+    launch(Run(job, "night"))
     times = {"detected": time.time()}
     killed = (plan_folder / "fired-000").stat().st_mtime
     seen: list[float] = []
     with heartbeat_seen(folder, seen):
-        assert launch(job, "night", on_event=events.append).kind == "done"
+        assert launch(Run(job, "night"), on_event=events.append).kind == "done"
     times["started"] = seen[0]
     for event in events:
         times.setdefault(event.kind, event.time)

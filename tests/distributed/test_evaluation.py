@@ -69,7 +69,7 @@ class Data:
 def validate(folder: str, sizes: list[int], strategy: str | None) -> None:
     trainer = Trainer(max_epochs=1, strategy=strategy)
     values = trainer.validate(Counts(), Data(sizes))
-    found = {"values": values, "steps": trainer.logged.step_values["mean_step"]}
+    found = {"values": values, "steps": trainer.metric_logger.step_values["mean_step"]}
     Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
 
 

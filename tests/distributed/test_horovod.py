@@ -4,6 +4,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from torch.optim import SGD, lr_scheduler
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import StrategyUnavailable, UserError
-from midstride.engine.launch.launchers.registry import build_launcher
-from midstride.engine.strategies.base import TrainingStep
+from midstride.engine.launch.launchers.build import build_launcher
+from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.world import World
 
 
@@ -33,11 +35,11 @@ def exchange(folder: str) -> None:
     rank = strategy.world.rank
     ranks = range(strategy.world.size)
     values = [None, {"of": torch.ones(2, 3)}, "a" * 10_000]  # of other types and lengths on each rank
-    assert str(strategy.gather(values[rank])) == str(values)
-    assert [strategy.all_agree(rank != other) for other in (0, 2, 7)] == [False, False, True]
-    channel = strategy.channel()
+    assert str(strategy.collective.gather(values[rank])) == str(values)
+    assert [strategy.collective.all_agree(rank != other) for other in (0, 2, 7)] == [False, False, True]
+    channel = strategy.collective.side_channel()
     assert channel.gather(rank) == list(ranks)
-    store = strategy.store()
+    store = strategy.collective.key_value_store()
     store.set(f"{rank}", "here")
     store.wait([f"{other}" for other in ranks])
 
@@ -68,7 +70,7 @@ def scale(folder: str) -> None:
         strategy = here(scale_lr=scaled)
         optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.5)
         scheduler = lr_scheduler.StepLR(optimizer, 1)
-        strategy.configured([optimizer], [scheduler])
+        strategy.setup_optimizers([optimizer], [scheduler])
         factors[str(scaled)] = [optimizer.param_groups[0]["lr"], *scheduler.base_lrs, strategy.state_dict()]
         # A later life keeps what the first one had, whatever it would choose itself.
         strategy.load_state_dict({"learning_rate_factor": 7})
@@ -95,9 +97,9 @@ class Uneven(TrainingModule):
 
 def start_unevenly(folder: str) -> None:
     strategy = here()
-    module = Uneven(strategy.world.rank)
+    module, scope = Uneven(strategy.world.rank), SimpleNamespace(heartbeat=Heartbeat())
     with pytest.raises(UserError, match=r"ranks \d and \d start from different values of layer.weight"):
-        strategy.wrap(TrainingStep(module), one_backward=True)
+        strategy.wrap(TrainingStep(module, scope, strategy.run_step), one_backward=True)
 
 
 def test_ranks_that_start_differently_are_refused(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ class Unsuited(TrainingModule):
 
 @needs_horovod
 def test_what_cannot_be_summed_is_named() -> None:
-    sparse, wave = build_strategy("horovod").refusals(Unsuited())
+    sparse, wave = build_strategy("horovod").module_errors(Unsuited())
     assert "words has sparse gradients" in sparse
     assert "phase is complex" in wave
 
@@ -134,4 +136,4 @@ def test_what_cannot_be_summed_is_named() -> None:
 def test_without_horovod_the_launcher_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("midstride.engine.launch.launchers.horovodrun.find_spec", lambda name: None)
     with pytest.raises(StrategyUnavailable, match="make horovod"):
-        build_launcher("horovodrun")
+        build_launcher("horovodrun", ".")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fork_server import run_program, start_program
 
 from midstride.engine.processes.lifetime import descendants
 
@@ -65,18 +66,19 @@ print("did it all")
 OUTSIDE = {name: value for name, value in os.environ.items() if not name.endswith(("RANK", "WORLD_SIZE"))}
 
 
-def run(code: str, folder: Path, *, script: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` as a script, or as a notebook does: from no file."""
-    path = folder / "script.py"
-    path.write_text(code)
-    return subprocess.run(
-        [sys.executable, *([str(path)] if script else ["-"]), str(folder / "run")],
-        input=None if script else code,
-        env={**OUTSIDE, **environment},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+def run(code: str, folder: Path) -> tuple[int, str]:
+    """Run `code` as a script, in a fork; return its exit code, and what it printed."""
+    script, log = folder / "script.py", folder / "log.txt"
+    script.write_text(code)
+    return run_program(script, log, str(folder / "run"), environment=OUTSIDE), log.read_text()
+
+
+def run_in_notebook(code: str, folder: Path) -> tuple[int, str]:
+    """Run `code` as a notebook does: from no file."""
+    command = [sys.executable, "-", str(folder / "run")]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, input=code, env=OUTSIDE, timeout=110, **streams)
+    return done.returncode, done.stdout
 
 
 def guarded(code: str) -> str:
@@ -87,15 +89,18 @@ def guarded(code: str) -> str:
 def test_fit_test_predict_and_fit_again(strategy: str, tmp_path: Path) -> None:
     options = {"strategy": strategy} if strategy.startswith("ddp") else {}
     calls = CALLS.format(options=options, predictions=5 if strategy == "a script" else 10)
-    done = run(MODULE + guarded(calls), tmp_path, script=strategy != "a notebook")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("did it all") == (2 if strategy == "a script" else 1)
-    if not options:  # whoever did not choose is told what was chosen
-        assert "ddp (default: several devices and no strategy given), 2 processes on the CPU" in done.stderr
-    assert "batches of 2 make 4 samples a step" in done.stderr
+    start = run_in_notebook if strategy == "a notebook" else run
+    code, printed = start(MODULE + guarded(calls), tmp_path)
+    assert code == 0, printed
+    assert printed.count("did it all") == (2 if strategy == "a script" else 1)
+    if not options:  # what was chosen by default is announced
+        assert "ddp (default: several devices and no strategy given), 2 processes on the CPU" in printed
+    assert "batches of 2 make 4 samples a step" in printed
 
 
 BROKEN = """
+import gc
+
 class Broken(Line):
     def training_step(self, batch, batch_idx):
         if self.global_rank == 1:
@@ -106,21 +111,25 @@ try:
     Trainer(devices=2, max_epochs=1, strategy="ddp_fork").fit(Broken())
 except Exception as error:
     print(type(error).__name__, str(error))
+class Collects(Line):
+    def setup(self, stage):
+        gc.collect()  # what the fit above has left belongs to the process that forks
+
 try:
-    Trainer(devices=2, max_epochs=1, strategy="ddp_fork").fit(Line(), lambda: 1 / 0)
+    Trainer(devices=2, max_epochs=1, strategy="ddp_fork").fit(Collects(), lambda: 1 / 0)
 except Exception as error:
     print(type(error).__name__, str(error))
 """
 
 
 def test_an_error_of_a_rank_reaches_the_caller_as_itself(tmp_path: Path) -> None:
-    done = run(MODULE + BROKEN, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "UserCodeError Traceback (most recent call last)" in done.stdout
-    assert 'in training_step\n    raise KeyError("colour")' in done.stdout
-    assert "raised in Broken.training_step" in done.stdout
-    assert "UserError" in done.stdout
-    assert "was given a function to train on" in done.stdout
+    code, printed = run(MODULE + BROKEN, tmp_path)
+    assert code == 0, printed
+    assert "UserCodeError Traceback (most recent call last)" in printed
+    assert 'in training_step\n    raise KeyError("colour")' in printed
+    assert "raised in Broken.training_step" in printed
+    assert "UserError" in printed
+    assert "was given a function to train on" in printed
 
 
 UNPICKLABLE = """
@@ -141,11 +150,11 @@ if __name__ == "__main__":
 
 
 def test_what_cannot_be_pickled_is_named_before_any_process_starts(tmp_path: Path) -> None:
-    done = run(MODULE + UNPICKLABLE, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "module.transform.fn: " in done.stdout
-    assert "data['files'][0]: " in done.stdout
-    assert "ddp_fork can" in done.stdout
+    code, printed = run(MODULE + UNPICKLABLE, tmp_path)
+    assert code == 0, printed
+    assert "module.transform.fn: " in printed
+    assert "data['files'][0]: " in printed
+    assert "ddp_fork can" in printed
 
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "ddp_fork"}], ids=["script", "fork"])
@@ -159,13 +168,8 @@ def test_no_rank_outlives_its_caller(ending: signal.Signals, options: dict[str, 
     script = tmp_path / "script.py"
     script.write_text(MODULE + guarded(code))
     log = tmp_path / "log.txt"
-    with log.open("wb") as output:
-        caller = subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "run")],
-            env=OUTSIDE,
-            stdout=output,
-            stderr=output,
-        )
+    log.touch()
+    caller = start_program(script, log, str(tmp_path / "run"), environment=OUTSIDE)
     try:
         deadline = time.monotonic() + 80
         while "samples a step" not in log.read_text():

@@ -27,7 +27,7 @@ def here(**options: Any) -> Any:
 def exchange() -> None:
     strategy = here()
     rank, size = strategy.world.rank, strategy.world.size
-    assert strategy.gather(rank) == list(range(size))
+    assert strategy.collective.gather(rank) == list(range(size))
     everywhere, on_one, nowhere, frozen = (nn.Parameter(torch.zeros(2, 2, device=strategy.device)) for _ in range(4))
     frozen.requires_grad_(False)
     everywhere.grad = torch.full_like(everywhere, float(rank))
@@ -42,7 +42,7 @@ def exchange() -> None:
     with torch.no_grad():
         module.running_mean += rank
         module.weight += rank
-    strategy.place(module)
+    strategy.setup_module(module, scope=None)
     assert torch.equal(module.running_mean, torch.zeros(2))
     assert torch.equal(module.weight, torch.ones(2))
 
@@ -109,7 +109,7 @@ def refuse() -> None:
     strategy = here()
     strategy.devices = [torch.device("meta")]  # a device of another kind, as a TPU is
     with pytest.raises(UserError, match="the SGD holds weights as they were before strategy xla brought them"):
-        strategy.configured([Tied(early=True).early], [])
+        strategy.setup_optimizers([Tied(early=True).early], [])
     with pytest.raises(StrategyUnavailable, match="there is no core 5: torch_xla finds 1 here"):
         here(core=5)
     module = Tied(early=False)

@@ -9,11 +9,11 @@ from support.seaweed import Seaweed
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.launch import watchdog as vigil
+from midstride.engine.launch import watchdog
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.events import Event
 from midstride.engine.storage.store import Store
 
@@ -38,7 +38,7 @@ def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, 
     plan = FaultPlan(tmp_path / "plan").add("hang", rank=processes - 1, step=8, phase=phase)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*next(iter(plan.environment.items())))
-        outcome = launch(hasty(job), "night")
+        outcome = launch(Run(hasty(job), "night"))
     plan.assert_all_fired()
     assert (outcome.kind, outcome.type) == ("died", "midstride.engine.errors.WorldError")
     assert f"{LIMIT_S:g} s (world.{option})" in outcome.error
@@ -48,7 +48,7 @@ def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, 
         own = log.partition(f"--- rank {rank}, process")[2].partition("--- rank")[0]
         assert "training_step" in own or "in batch" in own or "in run" in own, f"rank {rank} has no stack"
     assert "fault_injection.py" in log, "the stack shows where it hung"
-    assert Ledger(store).verdict(job.retries).retry
+    assert AttemptLog(store).verdict(job.retries).retry
 
     if processes == 2:
         train_forked(job, "night")
@@ -74,7 +74,7 @@ def test_waiting_for_a_store_is_told_and_is_no_hang(tmp_path: Path, own_s3: Seaw
 
     back: list[str] = []
     far = job.model_copy(update={"world": world, "snapshots": snapshots})
-    assert launch(far, "night", on_event=note).kind == "done"
+    assert launch(Run(far, "night"), on_event=note).kind == "done"
     assert back, "the server was away for longer than a hang may last"
     told = [event.fields for event in events if event.kind == "waiting"]
     assert {fields["rank"] for fields in told} == {0}
@@ -86,10 +86,10 @@ def test_waiting_for_a_store_is_told_and_is_no_hang(tmp_path: Path, own_s3: Seaw
 
 def test_a_slow_rank_is_named_in_log_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny_job(tmp_path, launcher="spawn", slow_rank=1)
-    monkeypatch.setattr(vigil, "WINDOW_S", 0.1)
-    monkeypatch.setattr(vigil, "_BATCHES", 2)
+    monkeypatch.setattr(watchdog, "WINDOW_S", 0.1)
+    monkeypatch.setattr(watchdog, "_BATCHES", 2)
     lines: list[str] = []
-    assert launch(job, "night", on_line=lines.append).kind == "done"
+    assert launch(Run(job, "night"), on_line=lines.append).kind == "done"
     told = [line for line in lines if "is slow" in line]
     assert told
     assert all(line.startswith("rank 1 is slow") for line in told)

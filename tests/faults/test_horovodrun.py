@@ -11,18 +11,18 @@ from support.flow_runs import results, tiny_job
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.world import WorldOptions
-from midstride.engine.errors import StopRequested
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.launch.launch import launch
-from midstride.engine.launch.rank import Rank
+from midstride.engine.launch.rank import RankProcess
 from midstride.engine.runs.run import Run
-from midstride.engine.session.attempts import Ledger
-from midstride.engine.session.events import Event
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.session import Session
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 pytestmark = needs_horovod
+
+STOPPED = 75
 
 #: Stands in for ssh: runs the command here, as if it were there.
 SSH = f"""#!{sys.executable}
@@ -44,10 +44,8 @@ def on_horovod(job: TrainingJob, **world: object) -> TrainingJob:
 
 
 def fit(job: TrainingJob, run: str) -> None:
-    """Be one rank, as a worker is, of a run that nothing befalls."""
-    code = Rank(Session.create(Run(job, run).document(1)), World.from_environment()).run()
-    if code:
-        raise SystemExit(code)
+    """Be one rank, as a worker is that horovodrun starts."""
+    os._exit(RankProcess(Session.create(Run(job, run).document(1)), World.from_environment()).run())
 
 
 @pytest.fixture
@@ -56,33 +54,29 @@ def environment() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-@pytest.mark.timeout(300)  # four worlds of three processes
+@pytest.mark.timeout(300)  # two worlds of three processes
 def test_a_run_of_several_lives_ends_with_the_same_bits(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
     job = on_horovod(tiny_job(tmp_path))
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=2, step=7, phase="backward")
+    plan.add("stop", rank=1, step=11, phase="forward")
     environment.setenv(*next(iter(plan.environment.items())))
-    outcome = launch(job, "night")
+    outcome = launch(Run(job, "night"))
     assert (outcome.kind, outcome.rank) == ("died", 2)
     assert "rank 2 ended without a word" in outcome.error
+
+    assert run_horovod_ranks(fit, job, "night", processes=3) == [STOPPED] * 3
     plan.assert_all_fired()
-
-    def stop(event: Event) -> None:
-        if event.kind == "snapshot":
-            raise StopRequested("by whoever launched")
-
-    with pytest.raises(StopRequested):
-        launch(job, "night", on_event=stop)
-    attempts = Ledger(Store.open(job.run_url("night"))).attempts()
-    assert [attempt.outcome for attempt in attempts] == ["died", "stopped"]
 
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ssh").write_text(SSH)
     (tmp_path / "bin" / "ssh").chmod(0o755)
     environment.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     lines: list[str] = []
-    outcome = launch(on_horovod(job, hosts="127.0.0.1:2,127.0.0.2:1"), "night", on_line=lines.append)
+    outcome = launch(Run(on_horovod(job, hosts="127.0.0.1:2,127.0.0.2:1"), "night"), on_line=lines.append)
     assert outcome.kind == "done", "\n".join(lines)
+    attempts = AttemptLog(Store.open(job.run_url("night"))).attempts()
+    assert [attempt.outcome for attempt in attempts] == ["died", "done"]
 
     assert run_horovod_ranks(fit, job, "calm", processes=3) == [0, 0, 0]
     assert results(job, "night") == results(job, "calm")

@@ -15,13 +15,15 @@ from faults.watched_worlds import (
 )
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.launchers import LAUNCHERS
 from midstride.engine.errors import JobError
 from midstride.engine.launch import launch as launching
 from midstride.engine.launch.launch import launch
 from midstride.engine.launch.launchers.base import Launcher
-from midstride.engine.launch.launchers.registry import LAUNCHERS, build_launcher
+from midstride.engine.launch.launchers.build import build_launcher
 from midstride.engine.processes.lifetime import descendants
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.runs.run import Run
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.events import Event
 from midstride.engine.session.session import Session
 from midstride.engine.storage.store import Store
@@ -92,13 +94,13 @@ def job_of(tmp_path: Path) -> Iterator[Callable[..., TrainingJob]]:
         return TrainingJob.load(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "build_launcher", lambda name: StandIn(str(script), build_launcher(name)))
+        patch.setattr(launching, "build_launcher", lambda *which: StandIn(str(script), build_launcher(*which)))
         patch.delenv("OMP_NUM_THREADS", raising=False)
         yield job
 
 
-def ledger_of(job: TrainingJob) -> Ledger:
-    return Ledger(Store.open(job.run_url("night")))
+def ledger_of(job: TrainingJob) -> AttemptLog:
+    return AttemptLog(Store.open(job.run_url("night")))
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
@@ -109,7 +111,7 @@ def test_how_it_ended(job_of: Callable[..., TrainingJob], strategy: str, mode: s
     job = job_of(mode, strategy)
     lines: list[str] = []
     events: list[Event] = []
-    outcome = launch(job, "night", on_line=lines.append, on_event=events.append, grace_s=5)
+    outcome = launch(Run(job, "night"), on_line=lines.append, on_event=events.append, grace_s=5)
     assert outcome.kind == kind
     assert [event.kind for event in events] == ["resumed", "step", "snapshot"]
     assert "rank 0 runs with" in "\n".join(lines)
@@ -133,7 +135,7 @@ def test_an_exception_in_the_pump(job_of: Callable[..., TrainingJob], callback: 
 
     job = job_of("waits")
     with pytest.raises(Interrupted):
-        launch(job, "night", grace_s=5, **{callback: fail})  # type: ignore[arg-type]
+        launch(Run(job, "night"), grace_s=5, **{callback: fail})  # type: ignore[arg-type]
     attempt = ledger_of(job).attempts()[0]
     assert (attempt.outcome, attempt.code) == ("stopped", 75)
 
@@ -145,7 +147,7 @@ def test_a_world_that_does_not_stop_in_time_was_stopped_all_the_same(job_of: Cal
 
     job = job_of("deaf")
     with pytest.raises(Interrupted):
-        launch(job, "night", on_event=interrupt, grace_s=1)
+        launch(Run(job, "night"), on_event=interrupt, grace_s=1)
     attempt = ledger_of(job).attempts()[0]
     assert (attempt.outcome, attempt.code) == ("stopped", 75)
     assert attempt.error.startswith("asked to stop, and ended when the grace of 1 s was over; rank 0 ended")
@@ -167,7 +169,7 @@ def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
     job = job_of("waits", "ddp")
     try:
         with pytest.raises(Interrupted):
-            launch(job, "night", on_event=on_event, grace_s=5)
+            launch(Run(job, "night"), on_event=on_event, grace_s=5)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert ledger_of(job).attempts()[0].outcome == "stopped"
@@ -177,10 +179,16 @@ def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
 def test_a_store_that_cannot_be_written(job_of: Callable[..., TrainingJob], tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the store should be")
     with pytest.raises(JobError, match=r"snapshots\.url"):
-        launch(job_of("done"), "night")
+        launch(Run(job_of("done"), "night"))
 
 
-def test_every_launcher_can_be_built() -> None:
-    assert [build_launcher(name).name for name in LAUNCHERS] == list(LAUNCHERS)
-    with pytest.raises(JobError, match="there are: horovodrun, inline, spawn, torchrun"):
-        build_launcher("slurm")
+def test_every_launcher_can_be_built(tmp_path: Path) -> None:
+    assert [build_launcher(name, tmp_path).name for name in LAUNCHERS] == list(LAUNCHERS)
+
+
+def test_a_launcher_of_ones_own_is_a_launcher(tmp_path: Path) -> None:
+    (tmp_path / "of_my_own.py").write_text("class NotOne: ...")
+    with pytest.raises(JobError, match=r"world\.launcher: of_my_own:NotOne .* inherits midstride\.engine\.Launcher"):
+        build_launcher("of_my_own:NotOne", tmp_path)
+    with pytest.raises(JobError, match=r"world\.launcher: .*of_my_own\.py has no 'Other'"):
+        build_launcher("of_my_own:Other", tmp_path)

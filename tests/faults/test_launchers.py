@@ -14,8 +14,8 @@ from faults.watched_worlds import GRACE_S, Interrupted, Scene, alive, group_of, 
 from laws.horovod_world import needs_horovod
 
 from midstride.engine.processes.lifetime import descendants
-from midstride.engine.processes.registered_ranks import Wards
-from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.processes.registered_ranks import RegisteredRanks
+from midstride.engine.processes.supervised_process import SupervisedProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ties are those of Linux")
 
@@ -48,11 +48,11 @@ def test_deaf_ranks_are_killed_after_the_grace(
 
 @LAUNCHED
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL], ids=lambda by: by.name)
-def test_the_keeper_ends(
+def test_the_supervisor_ends(
     scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str, by: signal.Signals
 ) -> None:
     process = watcher(launcher, "waits")
-    os.kill(scene.pids("keeper")[0], by)
+    os.kill(scene.pids("supervisor")[0], by)
     scene.nobody_left()
     process.wait()
 
@@ -62,7 +62,7 @@ def test_the_first_process_is_killed(
     scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str
 ) -> None:
     process = watcher(launcher, "waits")
-    os.kill(descendants(scene.pids("keeper")[0])[0], signal.SIGKILL)
+    os.kill(descendants(scene.pids("supervisor")[0])[0], signal.SIGKILL)
     scene.nobody_left()
     process.wait()
 
@@ -76,7 +76,7 @@ def test_a_rank_is_killed(scene: Scene, watcher: Callable[..., subprocess.Popen[
 
 
 #: who is killed under horovodrun -> how far above the rank, whose parent is a shell
-ABOVE_A_RANK = {"rank": 0, "middleman": 2, "horovodrun": 3, "keeper": 4, "watcher": 5}
+ABOVE_A_RANK = {"rank": 0, "middleman": 2, "horovodrun": 3, "supervisor": 4, "watcher": 5}
 
 
 @needs_horovod
@@ -116,20 +116,22 @@ time.sleep(6.0)
 @needs_horovod
 def test_ranks_under_horovodrun_have_the_whole_grace(scene: Scene) -> None:
     scene.rank_script = scene.script("slow", SLOW_TO_LEAVE)
-    environment = {**os.environ, "MIDSTRIDE_SESSION": str(scene.folder), Wards.VARIABLE: "here"}
+    environment = {**os.environ, "MIDSTRIDE_SESSION": str(scene.folder), RegisteredRanks.VARIABLE: "here"}
     command = scene.command("horovodrun", "waits")
-    with ProcessGroup(command, environment=environment, log=scene.folder / "log.txt", grace_s=60.0) as group:
+    with SupervisedProcess(command, environment=environment, log=scene.folder / "log.txt", grace_s=60.0) as group:
         scene.wait_until_up("horovodrun")
         assert group.stop() == 0
     assert len(scene.pids("left")) == 2
 
 
-def test_watcher_and_keeper_are_killed_together(scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_watcher_and_supervisor_are_killed_together(
+    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     process = watcher("torchrun", "waits")
-    keeper = scene.pids("keeper")[0]
-    os.kill(keeper, signal.SIGSTOP)  # it gets no chance
+    supervisor = scene.pids("supervisor")[0]
+    os.kill(supervisor, signal.SIGSTOP)  # it gets no chance
     process.kill()
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     tied = scene.pids("rank")
     until(lambda: not any(alive(pid) for pid in tied), "the ranks to go")
 

@@ -2,16 +2,15 @@
 
 import ipaddress
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.flow_runs import tiny_job, wait_for
+from support.fork_server import start_program
 
-from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.launch import launch
 from midstride.engine.processes.lifetime import descendants
+from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
 
 LISTENING = "0A"
@@ -70,16 +69,15 @@ def is_private(address: str) -> bool:
 
 
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+@pytest.mark.usefixtures("forked_worlds")
 def test_a_launched_world_listens_on_the_loopback_alone(tmp_path: Path, launcher: str) -> None:
-    tiny_job(tmp_path, slow_rank=1)
-    path = tmp_path / "job.yaml"
-    path.write_text(path.read_text().replace("processes: 2}", f"processes: 2, launcher: {launcher}}}"))
+    job = tiny_job(tmp_path, launcher=launcher, slow_rank=1)
     addresses: set[str] = set()
 
     def look(event: Event) -> None:
         addresses.update(listens(descendants(os.getpid())))
 
-    assert launch(TrainingJob.load(path), "night", on_event=look).kind == "done"
+    assert launch(Run(job, "night"), on_event=look).kind == "done"
     assert addresses
     assert all(map(is_private, addresses)), addresses
 
@@ -87,13 +85,13 @@ def test_a_launched_world_listens_on_the_loopback_alone(tmp_path: Path, launcher
 @pytest.mark.parametrize("strategy", ["ddp"])
 def test_the_world_of_a_script_listens_on_the_loopback_alone(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, "script.py", str(tmp_path), strategy], cwd=tmp_path) as script:
-        try:
-            wait_for(lambda: len([*tmp_path.glob("up-*")]) == 2 or script.poll() is not None, "both ranks")
-            addresses = listens([script.pid, *descendants(script.pid)])
-            (tmp_path / "seen").touch()
-            assert script.wait(60) == 0
-        finally:
-            script.kill()
+    script = start_program(tmp_path / "script.py", tmp_path / "log.txt", str(tmp_path), strategy)
+    try:
+        wait_for(lambda: len([*tmp_path.glob("up-*")]) == 2 or script.poll() is not None, "both ranks")
+        addresses = listens([script.pid, *descendants(script.pid)])
+        (tmp_path / "seen").touch()
+        assert script.wait(60) == 0, (tmp_path / "log.txt").read_text()
+    finally:
+        script.kill()
     assert addresses
     assert all(map(is_private, addresses)), addresses

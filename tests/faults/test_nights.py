@@ -45,18 +45,18 @@ class Nights(House):
         self.codes = []
         if decision := night.decision():
             return decision
-        data = prepare(Run(night.job, night.run))
+        data = prepare(night.run)
         decision = night.decide(self.train(night))
         night.close(decision, data)
         return decision
 
     def train(self, night: NightlyRun) -> dict[str, object]:
         """Give the night's run lives until one comes to the end; return what comparing it gave."""
-        path = self.folder / f"{night.run}.json"
+        path = self.folder / f"{night.run.name}.json"
         self.codes = []
         environment = {**os.environ, **self.plan.environment, "START": str(self.folder / "start")}
         while 0 not in self.codes:
-            self.codes += run_ranks(_life, night.job, night.run, path, environment=environment)
+            self.codes += run_ranks(_life, night.job, night.run.name, path, environment=environment)
             assert set(self.codes) <= {0, -9}
         return dict(json.loads(path.read_text()))
 
@@ -127,7 +127,7 @@ def test_ten_nights(house: Nights) -> None:
     # 10: while it is compared somebody else is promoted. It is told, and compares again.
     house.comes_in(10, 5.0)
     night = house.begin(10)
-    prepare(Run(night.job, night.run))
+    prepare(night.run)
     compared = house.train(night)
     house.comes_in(11, 4.0)
     assert house.night(11).promoted

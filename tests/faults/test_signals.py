@@ -10,8 +10,8 @@ import pytest
 from support.flow_runs import Command, results, tiny_job, train_forked, wait_for
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.session.attempts import Ledger
-from midstride.engine.session.heartbeat import Pulse
+from midstride.engine.session.attempts import AttemptLog
+from midstride.engine.session.heartbeat import HeartbeatReading
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 
@@ -34,9 +34,9 @@ class Night:
         self.commands.append(Command(arguments, environment, self.folder / "fit.log"))
         return self.commands[-1]
 
-    def rank(self, rank: int) -> Pulse:
+    def rank(self, rank: int) -> HeartbeatReading:
         found = list(self.temporary.glob(f"midstride-*/heartbeat-rank-{rank:05d}"))
-        return Pulse.read(found[0]) if found else Pulse()
+        return HeartbeatReading.read(found[0]) if found else HeartbeatReading()
 
     def reaches(self, step: int) -> None:
         wait_for(lambda: self.rank(1).step >= step, f"step {step}")
@@ -75,7 +75,7 @@ def test_a_world_obeys_signals_to_any_of_its_processes(night: Night) -> None:
     command.process.send_signal(signal.SIGTERM)
     assert command.code() == 75, command.output
     assert night.snapshots()[-1] > stopped
-    first, second = Ledger(night.store).attempts()
+    first, second = AttemptLog(night.store).attempts()
     assert (first.outcome, second.outcome) == ("stopped", "stopped")
     assert first.error.startswith(f"asked to stop, after step {stopped}; the run resumes from snapshot")
     assert second.resumed_step == stopped

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from faults.watched_worlds import Scene, group_of, until
 
-from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.processes.supervised_process import SupervisedProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ties are those of Linux")
 
@@ -18,11 +18,11 @@ def test_what_a_world_leaves_behind_at_its_own_end(scene: Scene) -> None:
     with group_of(scene, "inline", "leaves") as group:
         until(lambda: group.poll() is not None, "the group to end")
         assert group.poll() == 0
-        assert not scene.living(), "the keeper ends them, also where nobody watches any more"
+        assert not scene.living(), "the supervisor ends them, also where nobody watches any more"
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
-    with ProcessGroup(["/no/such"], environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
+    with SupervisedProcess(["/no/such"], environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
         until(lambda: group.poll() is not None, "the group to end")
     assert group.poll() == 127
     assert "cannot run /no/such" in (tmp_path / "log").read_text()
@@ -47,7 +47,7 @@ sys.stdout.write("end")
             seen.touch()
         return group.poll() is not None
 
-    with ProcessGroup(command, environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
+    with SupervisedProcess(command, environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
         until(ended, "the group to end")
     batches.append(group.lines())
     assert [line for batch in batches for line in batch] == ["", "1 %", "2 %", "halfé", "end"]

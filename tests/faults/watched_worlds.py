@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.processes.supervised_process import SupervisedProcess
 
 GRACE_S = 1.0
 
@@ -19,10 +19,10 @@ GRACE_S = 1.0
 RANK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from midstride.engine.processes.lifetime import PARENT, die_with_parent, end_with_ancestors
+from midstride.engine.processes.lifetime import PARENT, die_with_parent, exit_with_ancestors
 parent = os.environ.pop(PARENT, None)
 if "HOROVOD_RANK" in os.environ:
-    end_with_ancestors("MIDSTRIDE_SESSION")
+    exit_with_ancestors("MIDSTRIDE_SESSION")
     heartbeat = Path(sys.argv[1]) / f"heartbeat-rank-r{os.environ['HOROVOD_RANK']}"
     heartbeat.write_bytes(os.getpid().to_bytes(8, sys.byteorder))
 elif parent:
@@ -47,17 +47,17 @@ time.sleep(600)
 """
 
 
-#: The spawner, its ranks such scripts.
-SPAWNER = """
+#: The fork server, its ranks such scripts.
+FORK_SERVER = """
 import runpy, sys
-from midstride.engine.launch import fork_server as spawner
+from midstride.engine.launch import fork_server
 script, folder, mode = sys.argv[1:]
 def rank():
     sys.argv = [script, folder, mode]
     runpy.run_path(script, run_name="__main__")
-spawner._PRELOAD, spawner.be_a_rank = (), rank
-sys.argv = ["spawner", folder, "2", "30"]
-spawner.main()
+fork_server._PRELOAD, fork_server.be_a_rank = (), rank
+sys.argv = ["fork_server", folder, "2", "30"]
+fork_server.main()
 """
 
 
@@ -66,14 +66,14 @@ WATCHER = """
 import os, sys, time
 from pathlib import Path
 from midstride.engine.cli.app import stoppable
-from midstride.engine.processes.supervised import ProcessGroup
+from midstride.engine.processes.supervised_process import SupervisedProcess
 folder, grace_s, *command = sys.argv[1:]
 environment = {**os.environ, "MIDSTRIDE_SESSION": folder}
 if "--gloo" in command:
     environment["MIDSTRIDE_ASKS_RANKS"] = "all"
 log = Path(folder) / "log.txt"
-with stoppable(), ProcessGroup(command, environment=environment, log=log, grace_s=float(grace_s)) as group:
-    (Path(folder) / f"keeper-{group.pid}").touch()
+with stoppable(), SupervisedProcess(command, environment=environment, log=log, grace_s=float(grace_s)) as group:
+    (Path(folder) / f"supervisor-{group.pid}").touch()
     while group.poll() is None:
         time.sleep(0.02)
 """
@@ -114,7 +114,7 @@ class Scene:
             agent = [sys.executable, "-m", "midstride.engine.launch.horovodrun_agent", "--gloo", "--disable-cache"]
             return [*agent, "--start-timeout", "120", "-np", "2", sys.executable, *rank]
         if launcher == "spawn":
-            return [sys.executable, self.script("spawner", SPAWNER), *rank]
+            return [sys.executable, self.script("fork_server", FORK_SERVER), *rank]
         agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone", "--nproc-per-node=2"]
         return [*agent, "--monitor-interval=0.1", "--shutdown-timeout=30", *rank]
 
@@ -164,7 +164,7 @@ class Interrupted(BaseException):
     """What an orchestrator raises into the main thread."""
 
 
-def group_of(scene: Scene, launcher: str, mode: str, grace_s: float = GRACE_S) -> ProcessGroup:
+def group_of(scene: Scene, launcher: str, mode: str, grace_s: float = GRACE_S) -> SupervisedProcess:
     environment = {**os.environ, "MIDSTRIDE_SESSION": str(scene.folder)}
     log = scene.folder / "log.txt"
-    return ProcessGroup(scene.command(launcher, mode), environment=environment, log=log, grace_s=grace_s)
+    return SupervisedProcess(scene.command(launcher, mode), environment=environment, log=log, grace_s=grace_s)

@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, tempor
 from support.flow_runs import results, tiny_job, train_forked
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.processes.lifetime import marked
+from midstride.engine.processes.lifetime import processes_with_env
 
 _MARK = "MIDSTRIDE_TEST_OF"
 
@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _quick(forked_worlds: None) -> None:
-    """Fork the worlds and errands of flows that run in this process; `Command` and torchrun start fresh Pythons."""
+    """Fork the worlds and operations of flows that run in this process; `Command` and torchrun start fresh Pythons."""
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def alive(tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
     """Return a function that gives the living processes this test started, however far down."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(_MARK, str(tmp_path))
-        yield lambda: marked(_MARK, str(tmp_path))
-    for pid in marked(_MARK, str(tmp_path)):
+        yield lambda: processes_with_env(_MARK, str(tmp_path))
+    for pid in processes_with_env(_MARK, str(tmp_path)):
         os.kill(pid, signal.SIGKILL)
 
 

@@ -14,7 +14,7 @@ from support.flow_events import payload, told
 from support.flow_runs import STEPS, Command, results, wait_for
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
 from midstride.flows.train import train
 
@@ -41,7 +41,7 @@ def _ignores(pid: int, number: signal.Signals) -> bool:
 
 
 def _outcomes(job: TrainingJob, run: str) -> list[str]:
-    return [attempt.outcome for attempt in Ledger(Store.open(job.run_url(run))).attempts()]
+    return [attempt.outcome for attempt in AttemptLog(Store.open(job.run_url(run))).attempts()]
 
 
 def test_a_killed_flow_goes_on_where_it_was_when_the_command_is_given_again(

@@ -23,9 +23,10 @@ from support.flow_runs import Command, results, wait_for
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.engine.processes.lifetime import descendants
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
-from midstride.flows.deployment import TAG, deploy
+from midstride.flows.deployment import deploy
+from midstride.flows.run_states import TAG
 from midstride.flows.server_setup import create_pool
 from midstride.flows.train import train
 
@@ -248,7 +249,7 @@ def test_a_run_is_stopped_with_who_serves_it_and_resumes(
         wait_for(mark.exists, "the run to train", 300)
     assert not alive()
     assert ended(run).state_name == "Crashed"
-    [attempt] = Ledger(Store.open(job.run_url(str(run.id)))).attempts()
+    [attempt] = AttemptLog(Store.open(job.run_url(str(run.id)))).attempts()
     assert attempt.outcome == "stopped"
     assert attempt.snapshot is not None
     assert attempt.snapshot.startswith(f"{attempt.step:012d}"), "the last snapshot is of the last step"

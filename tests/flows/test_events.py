@@ -1,5 +1,6 @@
 """What a flow tells the server, read back from it; stops are in test_cli.py, champions in test_nightly.py."""
 
+import re
 import tempfile
 import threading
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from support.flow_events import payload, told
 from support.flow_runs import STEPS, wait_for
 from support.seaweed import Seaweed
@@ -15,6 +18,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
+from midstride.flows.run_states import TAG
 from midstride.flows.train import train
 from midstride.tasks.events import EVENTS, Event
 
@@ -61,8 +65,15 @@ def test_a_run_that_fails_tells_the_cause(make_job: Make, server: str) -> None:
     with pytest.raises(UserError):
         train(make_job(processes=1, fail_at=2), "mournful")
     [failed] = said(server, "mournful", "run.failed")
-    cause = "ValueError: the model is not in the mood"
-    assert (failed["job"], failed["outcome"], failed["cause"]) == ("tiny", "user_error", cause)
+    assert (failed["job"], failed["outcome"]) == ("tiny", "user_error")
+    cause = r"ValueError: the model is not in the mood \(Net.training_step, model.py:\d+\)"
+    assert re.fullmatch(cause, failed["cause"])
+    with get_client(sync_client=True) as client:
+        [run] = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=["tiny mournful"])))
+    assert (run.state_name, run.tags) == ("Failed", [TAG])
+    first, _, rest = run.state.message.partition("\n\n")
+    assert first == failed["cause"]
+    assert rest.startswith("Traceback (most recent call last):")
 
 
 def test_a_store_that_is_waited_for_is_told_of(make_job: Make, server: str, own_s3: Seaweed, tmp_path: Path) -> None:
@@ -79,10 +90,10 @@ def test_a_store_that_is_waited_for_is_told_of(make_job: Make, server: str, own_
         finally:
             own_s3.thaw()
 
-    keeper = threading.Thread(target=freeze_for_a_while)
-    keeper.start()
+    freezer = threading.Thread(target=freeze_for_a_while)
+    freezer.start()
     report = train(job, "patient")
-    keeper.join()
+    freezer.join()
     awaited = said(server, "patient", "store.awaited")
     assert (report.outcome, report.steps, report.restarts) == ("done", STEPS, 0)
     assert awaited[0]["run"] == job.run_url("patient")

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from prefect import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterName
 from support.flow_events import payload, told
 from support.flow_runs import Command, wait_for
 from support.nightly_job import House
 
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.registry.report import NightReport
+from midstride.engine.registry.report import NightlyReport
 from midstride.flows.nightly import nightly
 
 
@@ -22,7 +22,7 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path)
 
 
-def _night(house: House, day: int, **options: Any) -> NightReport:
+def _night(house: House, day: int, **options: Any) -> NightlyReport:
     return nightly(house.job(), house.date(day), **options)
 
 
@@ -55,7 +55,7 @@ def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkey
     assert house.attempts(3) == ["died", "done"], "and trains nothing"
 
     house.comes_in(4, 2.0)
-    assert _night(house, 4, if_new_data=True).words == "nothing new to train on; level-2026-03-03 stays champion"
+    assert _night(house, 4, if_new_data=True).verdict == "nothing new to train on; level-2026-03-03 stays champion"
     assert house.attempts(4) == []
 
     promoted = wait_for(lambda: _told(server, house, "promoted", 2), "an event for each promotion")
@@ -64,6 +64,12 @@ def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkey
     text = _artifact("level-2026-03-03-night")
     assert "level-2026-03-03 was promoted: test/level 2 against 1: better by 1, more than the margin of 0.125" in text
     assert "| test/level | 2 | 1 |" in text
+
+    assert _states("level nightly 2026-03-04") == [("Kept", "nothing new to train on; level-2026-03-03 stays champion")]
+    [(name, message), *_] = _states("level nightly 2026-03-03")
+    assert (name, message) == ("Promoted", third.verdict)
+    [(name, message)] = _states("level nightly 2026-03-02")
+    assert (name, message.startswith("FileNotFoundError: ")) == ("Failed", True), message
 
     back = Command(["champion", "rollback", f"{tmp_path}/runs"], environment, tmp_path / "back.txt")
     assert back.code() == 0, back.output
@@ -78,6 +84,12 @@ def _told(server: str, house: House, what: str, count: int) -> list[Any]:
     found = [payload(one) for one in reversed(told(server, "midstride.model.level", f"midstride.model.{what}"))]
     ours = [one for one in found if one.model_dump()["weights"].startswith(str(house.folder))]
     return ours if len(ours) == count else []
+
+
+def _states(flow_run: str) -> list[tuple[str, str]]:
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[flow_run])))
+    return [(str(run.state_name), str(run.state.message)) for run in runs]
 
 
 def _artifact(key: str) -> str:

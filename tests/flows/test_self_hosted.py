@@ -1,25 +1,39 @@
 """`midstride setup-server`: it may be given again and again, and what it makes does what it is for."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 from prefect import get_client
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.events.schemas.automations import Automation
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed, Pending, Running
+from support.flow_runs import wait_for
 
 from midstride.engine.cli.app import main
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import WorldError
+from midstride.engine.runs.run import Run
+from midstride.engine.session.outcome import Outcome
 from midstride.flows.cli import app
-from midstride.flows.deployment import TAG
+from midstride.flows.deployment import deploy
+from midstride.flows.run_states import AUTOMATIC_RETRY, TAG
 from midstride.flows.server import ServerError, need_server
-from midstride.flows.server_setup import ZOMBIES, ensure_zombie_automation
+from midstride.flows.server_setup import CRASH_RETRY, ZOMBIES, create_pool, ensure_automations
+from midstride.flows.train import attempts_so_far, train
+
+Make = Callable[..., TrainingJob]
 
 
 @pytest.fixture(autouse=True)
 def _clean(server: str) -> Iterator[None]:
     yield
     with get_client(sync_client=True) as client:
-        for one in client.read_automations_by_name(ZOMBIES):
-            client.delete_automation(one.id)
+        for name in (ZOMBIES, CRASH_RETRY):
+            for one in client.read_automations_by_name(name):
+                client.delete_automation(one.id)
 
 
 def automations() -> list[Automation]:
@@ -28,12 +42,12 @@ def automations() -> list[Automation]:
 
 
 def test_it_is_made_once_and_changed_when_the_beat_does(server: str) -> None:
-    assert ensure_zombie_automation(540).startswith("automation created")
+    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation created"] * 2
     [first] = automations()
     assert first.trigger.match_related.model_dump() == {"prefect.resource.id": [f"prefect.tag.{TAG}"]}
-    assert ensure_zombie_automation(540).startswith("automation is there")
+    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation is there"] * 2
     assert [one.id for one in automations()] == [first.id]
-    assert ensure_zombie_automation(90).startswith("automation changed")
+    assert [line.partition(":")[0] for line in ensure_automations(90)] == ["automation changed", "automation is there"]
     [changed] = automations()
     assert (changed.id, changed.trigger.within.total_seconds()) == (first.id, 90)
 
@@ -64,3 +78,48 @@ def test_the_command_says_what_it_did(server: str, capsys: pytest.CaptureFixture
         shown = capsys.readouterr().out
         for word in words:
             assert word in shown
+
+
+def test_a_crashed_run_is_scheduled_again_where_a_worker_can_take_it_up(make_job: Make, server: str) -> None:
+    create_pool("crashing")
+    deploy(make_job(processes=1), "crashing", pool="crashing")
+    ensure_automations(540)
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name("train/crashing")
+        alone = client.create_flow_run(train, parameters={"job": {}}, tags=[TAG])
+        runs = [client.create_flow_run_from_deployment(deployment.id), alone]
+        deployed, alone = (run.id for run in runs)
+        assert client.set_flow_run_state(deployed, Pending()).status == SetStateStatus.ACCEPT
+
+        def is_scheduled_again() -> bool:
+            """The server may have taken no note of its new automation yet: crash until it has."""
+            if client.read_flow_run(deployed).state_name == "AwaitingRetry":
+                return True
+            for run, state in product((deployed, alone), (Running(), Crashed())):
+                client.set_flow_run_state(run, state, force=True)
+            until = time.monotonic() + 10
+            while time.monotonic() < until and client.read_flow_run(deployed).state_name == "Crashed":
+                time.sleep(0.2)
+            return False
+
+        wait_for(is_scheduled_again, "the automation")
+        assert client.read_flow_run(deployed).state.message == AUTOMATIC_RETRY
+        assert client.read_flow_run(alone).state_name == "Crashed"
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_the_automation_gives_up_where_attempts_get_nowhere(
+    make_job: Make, automatic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstride.flows.train.is_automatic_retry", lambda: automatic)
+    job = make_job(processes=1).model_copy(update={"retries": 2})
+    attempts = Run(job, "a").attempts
+    for _ in range(2):
+        attempts.record(attempts.begin(), Outcome("died", "killed"))
+        assert attempts_so_far(job, "a") == (0 if automatic else attempts.attempts()[-1].number)
+    attempts.record(attempts.begin(), Outcome("died", "killed"))
+    if not automatic:
+        assert attempts_so_far(job, "a") == 3
+        return
+    with pytest.raises(WorldError, match=r"3 attempts in a row got no further than the last snapshot\. Retry does"):
+        attempts_so_far(job, "a")

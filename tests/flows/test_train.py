@@ -20,12 +20,12 @@ from support.flow_runs import STEPS, results, wait_for
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.events import Event
 from midstride.engine.storage.store import Store
 from midstride.flows.train import train
 from midstride.tasks import monitor as watch
-from midstride.tasks.monitor import shown_by
+from midstride.tasks.monitor import view_for
 from midstride.tasks.resources import artifact_key
 
 Make = Callable[..., TrainingJob]
@@ -52,7 +52,7 @@ class Onlooker:
 
 @pytest.fixture
 def onlooker() -> Iterator[Onlooker]:
-    with shown_by(found := Onlooker()):
+    with view_for(found := Onlooker()):
         yield found
 
 
@@ -132,13 +132,14 @@ def test_a_killed_launcher_costs_steps_and_not_a_bit(
 def _kill_agent(folder: Path, alive: Alive) -> None:
     wait_for((folder / "mark").exists, "the step at which the model waits")
     wait_for(lambda: [*folder.glob("runs/*/snapshots/000000000005-*/manifest.json")], "the snapshot before it")
-    agents = [
-        pid for pid in alive() if b"midstride.engine.launch.torchrun_agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    # The agent may be a fork, whose command line is that of another; its ranks are fresh Pythons.
+    ranks = [
+        pid
+        for pid in alive()
+        if b"midstride.engine.launch.rank" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     ]
-    # The keeper has the agent's command in its own.
-    agents = [pid for pid in agents if b"launchers.keeper" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(agents) == 1
-    os.kill(agents[0], signal.SIGKILL)
+    [agent] = {int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]) for rank in ranks}
+    os.kill(agent, signal.SIGKILL)
 
 
 def test_an_error_in_user_code_is_not_tried_again_and_comes_first(make_job: Make) -> None:
@@ -147,7 +148,7 @@ def test_an_error_in_user_code_is_not_tried_again_and_comes_first(make_job: Make
         train(job, "moody")
     assert str(caught.value).startswith("Traceback")
     assert "the model is not in the mood" in str(caught.value)
-    assert len(Ledger(Store.open(job.run_url("moody"))).attempts()) == 1
+    assert len(AttemptLog(Store.open(job.run_url("moody"))).attempts()) == 1
     text = Path(job.run_url("moody"), "report.md").read_text()
     before_table = text.partition("| --- |")[0]
     assert "Traceback" in before_table
@@ -160,7 +161,7 @@ def test_data_are_prepared_once_for_a_flow_that_is_retried(make_job: Make) -> No
     state = train.with_options(retries=1)(job, "twice", return_state=True)
     assert isinstance(state.result(raise_on_failure=False), UserError)
     wait_for(lambda: _states(state, "prepare data") == ["Cached", "Completed"], "the states to reach the server")
-    assert len(Ledger(Store.open(job.run_url("twice"))).attempts()) == 2, "a retry asked for is given a try"
+    assert len(AttemptLog(Store.open(job.run_url("twice"))).attempts()) == 2, "a retry asked for is given a try"
 
 
 def test_data_that_are_gone_are_prepared_again(make_job: Make, tmp_path: Path) -> None:

@@ -188,18 +188,21 @@ def assert_alike(found: Path, expected: Path, run: str | None = None) -> None:
 
     The one in the folder `found` may have been kept elsewhere, at `run`.
     """
-    theirs_at = str(expected / "run")
-    ours_at = run or str(found / "run")
+    assert_runs_alike(run or str(found / "run"), str(expected / "run"))
+    assert journal(found) == journal(expected)
+
+
+def assert_runs_alike(ours_at: str, theirs_at: str, weights: Sequence[str] = ("best", "last")) -> None:
+    """Compare two finished runs, but for the order of samples in their journals."""
     pairs = zip(final_state(ours_at), final_state(theirs_at), strict=True)
     for rank, (ours, theirs) in enumerate(pairs):
         paths = differences(ours, theirs)
         assert not paths, f"rank {rank}: {paths}"
     ours, theirs = (Store.open(url).read("metrics.csv") for url in (ours_at, theirs_at))
     assert ours == theirs
-    for folder in ("best", "last"):
+    for folder in weights:
         ours, theirs = (vars(weights_at(f"{url}/{folder}")) for url in (ours_at, theirs_at))
         assert not differences(ours, theirs), f"{folder}: {differences(ours, theirs)}"
-    assert journal(found) == journal(expected)
     account = audit(ours_at)
     assert account.is_clean, account
     assert account == replace(audit(theirs_at), snapshot=account.snapshot)

@@ -1,8 +1,6 @@
 """The strategies under the laws, one row each: a new strategy is one more row."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,12 +10,13 @@ from typing import Any
 from laws.lives import SampleData, Setting, live
 from laws.modules import MODULES
 from laws.xla_world import XLA_RANKS
+from support.fork_server import run_program
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.strategies.base import TrainingStep
 from midstride.engine.strategies.ddp import Ddp
+from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.testing import run_ranks
 
 __all__ = ["ROWS", "Row", "as_script", "in_caller"]
@@ -56,7 +55,7 @@ if __name__ == "__main__":
     Setting(ranks={setting.ranks}, layout={setting.layout!r}, options={setting.options!r}).train({run!r})
 """
     )
-    return [subprocess.run([sys.executable, str(script)], env=environment(folder, plan), timeout=100).returncode]
+    return [run_program(script, folder / "log.txt", environment=environment(folder, plan))]
 
 
 def _data_of(readers: int, ranks: int, *arguments: Any) -> SampleData:
@@ -91,7 +90,7 @@ class Row:
         like = self.options if self.like is None else self.like
         lives, expected = (
             # One validation an epoch: half of the snapshots would else stand in validations.
-            Setting(ranks=ranks, layout="every step", options={"val_check_interval": 1.0, **options}, **kind)
+            Setting(ranks=ranks, options={"val_check_interval": 1.0, **options}, **kind)
             for options in (self.options, like)
         )
         return lives, expected

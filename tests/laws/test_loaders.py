@@ -111,7 +111,7 @@ class Importance(Tangled):
     """Tells the sampler of its rank alone what it found out there."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        sampler = self.trainer.last_fit.context.feeds.training.source.sampler  # type: ignore[union-attr, attr-defined]
+        sampler = self.trainer.last_fit.context.loaders.training.source.sampler  # type: ignore[union-attr, attr-defined]
         sampler.weights[self.trainer.world.rank] += 9
 
 
@@ -171,7 +171,7 @@ def test_a_killed_run_ends_with_the_same_bits(
     data: type[SampleData] = LOADERS[case["kind"]]
     ranks = case["ranks"]
     module, options = getattr(data, "module", Tangled), {"val_check_interval": 1.0}
-    plain = Setting(ranks, "every step", options=options, module=module, data=data)
+    plain = Setting(ranks, options=options, module=module, data=data)
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     places = [PLACES[(case["place"] + number) % len(PLACES)] for number in range(case["deaths"])]

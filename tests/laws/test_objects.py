@@ -19,7 +19,7 @@ from laws.objects.table import KEPT, NAMED
 from midstride.engine import Trainer
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.objects.object_state import Objects, upgraded
+from midstride.engine.objects.object_state import Objects, upgrade
 from midstride.engine.state.codec import differences
 from midstride.engine.testing import final_state, run_ranks
 
@@ -167,7 +167,7 @@ def test_a_snapshot_of_the_layout_before_is_read(name: str) -> None:
     objects = Objects.of_module(module)
     module.generator.random()  # type: ignore[operator, union-attr]
 
-    state = upgraded(tree)["objects"]
+    state = upgrade(tree)["objects"]
     objects.load_state_dict(state)
 
     assert differences(state, objects.state_dict()) == []

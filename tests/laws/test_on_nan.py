@@ -70,8 +70,8 @@ class Unmoved(Callback):
 
     def _state(self, trainer: Trainer) -> Any:
         assert trainer.last_fit is not None
-        assert trainer.last_fit.recorder is not None
-        state = state_of(trainer.last_fit.recorder.parts)
+        assert trainer.last_fit.checkpointer is not None
+        state = state_of(trainer.last_fit.checkpointer.parts)
         return copy.deepcopy({name: state[name] for name in ("module", "optimizers", "metrics", "logged", "gradients")})
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:

@@ -2,9 +2,12 @@
 
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from laws import own_strategy
+from laws.own_strategy import Averaged
 from laws.strategies import Small
 
 from midstride.engine.storage.store import Store
@@ -31,8 +34,17 @@ class TestAStrategyOfOnesOwn(StrategyLaws):
     options: ClassVar = {"strategy": Small()}
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+class TestAWholeStrategyOfOnesOwn(StrategyLaws):
+    options: ClassVar = {"strategy": Averaged()}
+
+
+def test_the_page_on_strategies_shows_it() -> None:
+    code = Path(own_strategy.__file__).read_text().split('"""\n', 1)[1].strip()
+    assert code in (Path(__file__).parents[2] / "docs" / "strategies.md").read_text()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "laws.own_launcher:Nice"])
 class TestLaunchers(LauncherLaws):
     @pytest.fixture(autouse=True)
-    def _launcher(self, launcher: str) -> None:
+    def _launcher(self, launcher: str, forked_worlds: None) -> None:
         self.launcher = launcher

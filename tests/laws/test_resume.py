@@ -12,7 +12,7 @@ from laws.lives import STEPS, Setting, assert_alike, live, live_on
 from laws.modules import MODULES, Watched, Worsening
 
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
@@ -46,7 +46,8 @@ def test_a_run_that_dies_at_every_step_ends_with_the_same_bits(
     assert_alike(tmp_path, undisturbed(setting))
 
 
-PLACES = [(1, "backward"), (5, "validation"), (8, "after_step")]
+#: a snapshot is taken after every second step, and in a validation after every second batch
+PLACES = [(3, "backward"), (5, "validation"), (9, "after_step")]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -58,7 +59,7 @@ def test_every_kind_of_module_resumes(
     if ranks > 1 and not distributed:
         ranks = 1
     manual = not module.automatic_optimization
-    setting = Setting(ranks=ranks, layout="every step", module=module)
+    setting = Setting(ranks=ranks, module=module)
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for step, phase in PLACES:
@@ -107,12 +108,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clipped by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
     "limited": {"limit_train_batches": 5, "limit_val_batches": 0.5, "val_check_interval": 2},
     "steps": {"max_epochs": None, "max_steps": 9},
+    "every second epoch": {"check_val_every_n_epoch": 2},
 }
 
 
 ENDS: dict[str, dict[str, Any]] = {
     "steps": {"max_epochs": None, "max_steps": 6, "val_check_interval": 1.0},
     "patience": {"max_epochs": 9, "val_check_interval": 1.0},
+    "patience, at least 4 epochs": {"max_epochs": 9, "min_epochs": 4, "val_check_interval": 1.0},
 }
 
 
@@ -199,11 +202,11 @@ def test_a_snapshot_that_attempts_die_of_is_set_aside_but_never_the_last_one(
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", step=8, phase="before_commit")
     assert live(setting, tmp_path, plan) == [-9]
-    ledger = Ledger(Store.open(tmp_path / "run"))
+    log = AttemptLog(Store.open(tmp_path / "run"))
     names = sorted(path.parent.name for path in (tmp_path / "run" / "snapshots").glob("*/manifest.json"))
     for name in [*names[1:], *names]:  # twice of each but the oldest
-        ledger.record(replace(ledger.begin(), resumed_from=name), Outcome("died", "killed"))
-    ledger.record(replace(ledger.begin(), resumed_from=names[0]), Outcome("died", "killed"))
+        log.record(replace(log.begin(), resumed_from=name), Outcome("died", "killed"))
+    log.record(replace(log.begin(), resumed_from=names[0]), Outcome("died", "killed"))
 
     assert live(setting, tmp_path, plan) == [0]
 

@@ -43,8 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def feed_of(loaders: Any) -> ResumableLoader:
     """Return the training feed of a single process."""
     trainer = Trainer(strategy="single", max_epochs=1, seed=SEED, enable_progress_bar=False)
-    settings = LoaderSettings(trainer.strategy.readers, trainer.options, trainer.settings.seed)
-    return LoaderResolver(settings, trainer.strategy, None, train=loaders).training()
+    settings = LoaderSettings(trainer.strategy.data_world, trainer.options, trainer.settings.seed)
+    return LoaderResolver(settings, trainer.strategy.collective, None, train=loaders).training()
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -60,7 +60,8 @@ def test_a_killed_run_over_any_loader_ends_with_the_same_bits(
 ) -> None:
     (first, second), ranks = case["workers"], case["ranks"]
     options = {"val_check_interval": 1.0}
-    setting = Setting(ranks, "every step", first, options, Several, data=partial(StreamData, case["kind"]))
+    data = partial(StreamData, case["kind"])
+    setting = Setting(ranks, workers=first, options=options, module=Several, data=data)
     expected = undisturbed(setting)
     places = [json.loads(line)[0] for line in (expected / "journal.jsonl").read_text().splitlines()]
     batches = 1 + max(batch for _, epoch, batch in places if epoch == 0)
@@ -78,7 +79,7 @@ def test_a_killed_run_over_any_loader_ends_with_the_same_bits(
     assert_alike(tmp_path, expected)
 
 
-@pytest.mark.parametrize(("kind", "words"), [("state", "decides by itself"), ("dict", "several loaders")])
+@pytest.mark.parametrize(("kind", "words"), [("state", "decides what each rank reads"), ("dict", "several loaders")])
 def test_another_number_of_processes_is_refused_by_name(kind: str, words: str, tmp_path: Path) -> None:
     options = {"max_epochs": None, "max_steps": 2, "val_check_interval": 1.0}
     setting = Setting(2, "every step", 0, options, Several, data=partial(StreamData, kind))

@@ -172,7 +172,7 @@ AROUND = [
     Mutant(
         "what a sampler holds and no file can is not named",
         "engine/training/checkpointing/roots.py",
-        "    objects.tell_opaque(_sampler_roots(context.feeds))\n",
+        "    objects.tell_opaque(_sampler_roots(context.loaders))\n",
         "",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
     ),

@@ -19,8 +19,8 @@ DATA = [
     Mutant(
         "a pass goes on one batch late",
         "engine/data/map_style.py",
-        "self._places.epoch, self._places.start, self._places.count = epoch, start, count",
-        "self._places.epoch, self._places.start, self._places.count = epoch, start + (start > 0), count",
+        "self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count",
+        "self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start + (start > 0), count",
         "unit/data/test_per_sample.py::test_batches_are_functions_of_their_place",
     ),
     Mutant(
@@ -75,8 +75,8 @@ DATA = [
     Mutant(
         "a loader that starts over repeats its order",
         "engine/data/combined.py",
-        "self.feed.batches(self.first + self.lap, self.position)",
-        "self.feed.batches(self.first, self.position)",
+        "self.loader.batches(self.first + self.lap, self.position)",
+        "self.loader.batches(self.first, self.position)",
         COMBINED,
     ),
     Mutant(
@@ -109,7 +109,7 @@ DATA = [
     ),
     Mutant(
         "what a sampler shares is replaced by copies",
-        "engine/data/in_place.py",
+        "engine/data/copy_into.py",
         "if isinstance(live, kind) and fill(live, saved):",
         "if isinstance(live, kind) and fill(copy.deepcopy(live), saved) is None:",
         SAMPLERS,
@@ -124,14 +124,14 @@ DATA = [
     Mutant(
         "a state is trusted that was not tried",
         "engine/data/iterable/trial.py",
-        "_refused(open_, note, walk.digests)) is not None:",
-        "_refused(open_, note, walk.digests[:0])) is not None:",
+        "_refusal(open_, note, walk.digests)) is not None:",
+        "_refusal(open_, note, walk.digests[:0])) is not None:",
         "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
     ),
     Mutant(
         "states are taken after the last one that passed",
         "engine/data/iterable/shard.py",
-        "if not self.due <= self.position <= self.states:",
+        "if not self.due <= self.position <= self.states_until:",
         "if not self.due <= self.position:",
         "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
     ),
@@ -222,14 +222,14 @@ DATA = [
     Mutant(
         "ranks whose samplers differ train on",
         "engine/training/loops.py",
-        "len({*(orders := context.strategy.gather(order))}) > 1:",
-        "len({*(orders := context.strategy.gather(order))}) > context.world.size:",
+        "len({*(orders := context.collective.gather(order))}) > 1:",
+        "len({*(orders := context.collective.gather(order))}) > context.world.size:",
         "laws/test_loaders.py::test_ranks_whose_samplers_training_changed_each_alone_are_refused_at_the_next_epoch",
     ),
     Mutant(
         "an end that is padded anew is not told",
         "engine/training/checkpointing/checkpointer.py",
-        "                self._say([words])\n",
+        "                self._warn([words])\n",
         "                pass\n",
         "laws/test_elastic.py::test_three_ranks_then_two_then_four_train_on_the_same_global_batches",
     ),

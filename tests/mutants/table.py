@@ -2,10 +2,12 @@
 
 from mutants.around import AROUND
 from mutants.data import DATA
+from mutants.lanes import LANES
+from mutants.loggers import LOGGERS
 from mutants.snapshots import SNAPSHOTS
 from mutants.training import TRAINING
 from mutants.worlds import WORLDS
 
 __all__ = ["MUTANTS"]
 
-MUTANTS = [*TRAINING, *DATA, *SNAPSHOTS, *WORLDS, *AROUND]
+MUTANTS = [*TRAINING, *DATA, *SNAPSHOTS, *LANES, *LOGGERS, *WORLDS, *AROUND]

@@ -30,6 +30,55 @@ TRAINING = [
         "unit/training/test_trainer.py::test_early_stopping_stops_and_is_finished",
     ),
     Mutant(
+        "every epoch has a validation",
+        "engine/training/loops.py",
+        "if (progress.epoch + 1) % self.context.options.check_val_every_n_epoch:",
+        "if progress.epoch < 0:",
+        "unit/training/test_trainer.py::test_only_every_nth_epoch_has_validations",
+    ),
+    Mutant(
+        "early stopping waits for no epoch",
+        "engine/training/loops.py",
+        "(progress.stop and progress.epoch >= (options.min_epochs or 0))",
+        "progress.stop",
+        "unit/training/test_trainer.py::test_early_stopping_waits_for_the_least_number_of_epochs[7-7]",
+    ),
+    Mutant(
+        "a LightningModule within another is left as it is",
+        "engine/lightning/adapt.py",
+        "for part in value.modules() if isinstance(value, nn.Module) else [value]:",
+        "for part in [value]:",
+        "unit/lightning/test_adapt.py::test_what_the_user_wrote_stays_and_nested_modules_are_adapted_too",
+    ),
+    Mutant(
+        "a callback's setup is undone",
+        "engine/training/trainer.py",
+        """            self.last_fit = None
+            try:
+                self.is_fitting = True
+""",
+        """            self.last_fit = None
+            self.reset_callbacks()
+            try:
+                self.is_fitting = True
+""",
+        "laws/test_lightning.py::test_a_lightning_module_trains_as_it_is[EMA callback]",
+    ),
+    Mutant(
+        "a module's own optimizer_step is not called",
+        "engine/training/optimizer_step.py",
+        'if (step := self._own.get("optimizer_step")) is None:',
+        "if (step := None) is None:",
+        "laws/test_lightning.py::test_a_lightning_module_trains_as_it_is[warm-up in optimizer_step]",
+    ),
+    Mutant(
+        "data's hooks of a batch's transfer are not called",
+        "engine/training/context.py",
+        "for owner in (self.trainer.datamodule, self.module):",
+        "for owner in (self.module,):",
+        "laws/test_lightning.py::test_a_lightning_module_trains_as_it_is[data module]",
+    ),
+    Mutant(
         "gradients are clipped before they are unscaled",
         "engine/training/optimizer_step.py",
         "        context.precision.unscale(optimizer)\n        self._clip(optimizer)\n",
@@ -39,14 +88,14 @@ TRAINING = [
     Mutant(
         "the loss of a window is not a mean",
         "engine/training/optimizer_step.py",
-        "context.precision.backward(loss / self.window if self.window > 1 else loss)",
-        "context.precision.backward(loss)",
+        "context.precision.backward(loss / self.window if self.window > 1 else loss, by)",
+        "context.precision.backward(loss, by)",
         "laws/test_plain.py::test_an_undisturbed_run_has_the_bits_of_the_plain_script[3-0.5-1]",
     ),
     Mutant(
         "the last window of an epoch stays open",
         "engine/training/optimizer_step.py",
-        "return (index + 1) % self.window == 0 or self.feed.at_end",
+        "return (index + 1) % self.window == 0 or self.loader.at_end",
         "return (index + 1) % self.window == 0",
         "laws/test_plain.py::test_an_undisturbed_run_has_the_bits_of_the_plain_script[3-0.5-1]",
     ),
@@ -76,7 +125,7 @@ TRAINING = [
         "engine/seeds.py",
         'np.random.set_state(state_dict["numpy"])',
         'np.random.set_state((*state_dict["numpy"][:3], 0, 0.0))',
-        "unit/data/test_raw_memory.py",
+        "unit/data/test_raw_memory.py::test_the_second_of_two_normal_numbers_that_numpy_draws_at_once_is_kept",
     ),
     Mutant(
         "an added group of parameters is lost",
@@ -104,44 +153,44 @@ TRAINING = [
     Mutant(
         "a rank that saw nothing counts in a mean of metrics",
         "engine/metrics/torchmetrics_state.py",
-        "having = [states for updates, states in ranks if updates] or [states for _, states in ranks]",
+        "having = [states for count, states in ranks if count] or [states for _, states in ranks]",
         "having = [states for _, states in ranks]",
         "unit/metrics/test_logger.py::test_a_rank_that_saw_nothing_counts_in_no_mean_and_no_maximum",
     ),
     Mutant(
         "metrics of a collection do not share their sums again",
-        "engine/metrics/torchmetrics_state.py",
-        'collection._compute_groups_create_state_ref(copy=saved["copied"])',
+        "engine/metrics/torchmetrics_internals.py",
+        "collection._compute_groups_create_state_ref(copy=copied)",
         "pass",
         "unit/metrics/test_logger.py::test_metrics_that_share_their_sums_share_them_in_the_next_life",
         survives="torchmetrics links the metrics of a group again at the next update",
     ),
     Mutant(
         "a metric keeps the value of what is taken back",
-        "engine/metrics/torchmetrics_state.py",
-        "            metric._computed = None\n",
+        "engine/metrics/torchmetrics_internals.py",
+        "    metric._computed = None\n",
         "",
         "unit/metrics/test_logger.py::test_what_a_metric_saw_is_taken_back_with_the_value_it_kept",
     ),
     Mutant(
         "a metric forgets how often it was updated",
-        "engine/metrics/torchmetrics_state.py",
-        'metric._update_count = saved["updates"]',
+        "engine/metrics/torchmetrics_internals.py",
+        "metric._update_count = count",
         "pass",
         f"{MODULES}[torchmetrics-1]",
     ),
     Mutant(
         "a value that was logged before a snapshot is lost",
         "engine/metrics/logger.py",
-        'self._running = {name: Running(**running) for name, running in state_dict["running"].items()}',
+        'self._running = {name: Accumulator(**running) for name, running in state_dict["running"].items()}',
         "self._running = {}",
         f"{MODULES}[torchmetrics-1]",
     ),
     Mutant(
         "an epoch's mean does not count samples",
         "engine/metrics/logger.py",
-        "self._take(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))",
-        "self._take(wanted, value, 1.0)",
+        "self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))",
+        "self._accumulate(wanted, value, 1.0)",
         "unit/metrics/test_logger.py::test_an_epochs_mean_is_weighted_by_samples_and_a_metric_has_a_value_for_each_batch",
     ),
     Mutant(

@@ -38,7 +38,7 @@ WORLDS = [
     ),
     Mutant(
         "gradients are added up, not averaged",
-        "engine/strategies/collective.py",
+        "engine/strategies/torch_collective.py",
         "    flat /= size\n",
         "",
         f"{PLAIN}::test_a_pipeline_has_the_bits_of_the_script_on_one_device[4-1-0.5-options2]",
@@ -81,7 +81,7 @@ WORLDS = [
     Mutant(
         "what a world leaves behind lives on",
         "engine/processes/supervisor.py",
-        "        self._sweep()\n",
+        "        self._end_leftovers()\n",
         "",
         "faults/test_world_output.py::test_what_a_world_leaves_behind_at_its_own_end",
     ),
@@ -94,7 +94,7 @@ WORLDS = [
     ),
     Mutant(
         "half a line is told",
-        "engine/processes/supervised.py",
+        "engine/processes/supervised_process.py",
         "        if not ended:  # a progress",
         "        if False:  # a progress",
         "faults/test_world_output.py::test_output_comes_in_whole_lines",

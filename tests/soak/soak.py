@@ -15,6 +15,7 @@ from pathlib import Path
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import PHASES, FaultPlan
 from midstride.engine.launch.launch import launch
+from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
 from midstride.engine.storage.store import Store
 
@@ -48,7 +49,7 @@ def live_through(job: TrainingJob, run: str, plan: FaultPlan) -> int:
     before = len(plan.fired())
     while True:
         lives += 1
-        outcome = launch(job, run)
+        outcome = launch(Run(job, run))
         fired = plan.fired()
         print(f"life {lives}: {outcome.kind}, {len(fired)} of {len(plan.faults)} kills so far", flush=True)
         if outcome.kind == "done":
@@ -67,7 +68,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         shutil.copytree(EXAMPLE, Path(folder, "digits"), ignore=shutil.ignore_patterns("runs", "__pycache__"))
         job = TrainingJob.load(Path(folder, "digits", "job.yaml"), [f"trainer.max_epochs={EPOCHS}"])
-        assert launch(job, "calm").kind == "done"
+        assert launch(Run(job, "calm")).kind == "done"
         plan_folder = Path(folder, "plan")
         plan_folder.mkdir()
         steps = EPOCHS * STEPS_PER_EPOCH

@@ -13,6 +13,8 @@ import pytest
 __all__ = ["Durations"]
 
 SLOWEST = 50
+#: under what name the last report of a test says what it took
+TAKEN = "taken"
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -28,7 +30,7 @@ class Sum:
         return Sum(self.tests + other.tests, self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps plugins in sets
 class Durations:
     """A plugin that measures every test, its fixtures included, and writes `path`."""
 
@@ -36,27 +38,35 @@ class Durations:
     tests: dict[str, Sum] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     workers_cpu_s: float = 0.0
+    _before: tuple[float, float] = (0.0, 0.0)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        self._before = time.monotonic(), _cpu_s()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        wall, cpu = time.monotonic(), _cpu_s()
-        result = yield
-        self.tests[item.nodeid] = Sum(1, time.monotonic() - wall, _cpu_s() - cpu)
-        return result
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """Send what a test took along with its last report: what has ended before Ctrl-C is written, too."""
+        report: Any = yield
+        if call.when == "teardown":
+            wall_s, cpu_s = self._before
+            report.user_properties.append((TAKEN, (time.monotonic() - wall_s, _cpu_s() - cpu_s)))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if taken := dict(report.user_properties).get(TAKEN):
+            self.tests[report.nodeid] = Sum(1, *taken)  # type: ignore[misc]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Give what this worker has measured to the process that started it."""
+        """Give what this worker has taken to the process that started it."""
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output["durations"] = [(name, taken.wall_s, taken.cpu_s) for name, taken in self.tests.items()]
             output["cpu_s"] = _cpu_s()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker has measured, unless it was killed."""
-        given: dict[str, Any] = getattr(node, "workeroutput", {})
-        self.tests.update({name: Sum(1, wall_s, cpu_s) for name, wall_s, cpu_s in given.get("durations", ())})
-        self.workers_cpu_s += given.get("cpu_s", 0.0)
+        """Add what a worker took, unless it was killed."""
+        self.workers_cpu_s += getattr(node, "workeroutput", {}).get("cpu_s", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         slowest = sorted(self.tests.items(), key=lambda test: -test[1].wall_s)[:SLOWEST]

@@ -20,29 +20,41 @@ from typing import Any, NoReturn
 import torch
 
 from midstride.engine.processes.lifetime import die_with_parent
-from midstride.engine.processes.supervisor import Keeper
+from midstride.engine.processes.supervisor import Supervisor
 
-__all__ = ["ForkedKeeper", "run_program", "start_keeper"]
+__all__ = ["ForkedProcess", "run_program", "start_program", "start_supervisor"]
 
 #: what is called in a fork instead of being started by `python -m`; any other command is executed as it is
-CALLED = ("midstride.engine.jobs.isolated", "midstride.engine.launch.fork_server", "midstride.engine.launch.rank")
+CALLED = (
+    "midstride.engine.jobs.isolated",
+    "midstride.engine.launch.fork_server",
+    "midstride.engine.launch.rank",
+    "midstride.engine.launch.torchrun_agent",
+)
 
 
-def run_program(path: Path, log: Path) -> int:
-    """Return the exit code of `python PATH`, run in a fork; what it prints goes to `log`."""
-    process = _fork(_program, str(path), environment=os.environ, log=log)
-    process.join()
-    return process.exitcode or 0
+def run_program(path: Path, log: Path, *arguments: str, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the exit code of `python PATH ARGUMENTS`, run in a fork; what it prints goes to `log`."""
+    return start_program(path, log, *arguments, environment=environment).wait()
 
 
-def start_keeper(command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float) -> "ForkedKeeper":
-    """Start a keeper as `midstride.engine.processes.supervised` does, in a fork."""
+def start_program(
+    path: Path, log: Path, *arguments: str, environment: Mapping[str, str] = os.environ
+) -> "ForkedProcess":
+    """Start `python PATH ARGUMENTS` in a fork; what it prints goes to `log`."""
+    return ForkedProcess(_fork(_program, str(path), arguments, environment=environment, log=log))
+
+
+def start_supervisor(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float
+) -> "ForkedProcess":
+    """Start a supervisor as `midstride.engine.processes.supervised_process` does, in a fork."""
     log.touch()
-    return ForkedKeeper(_fork(_keep, [*command], grace_s, environment=environment, log=log))
+    return ForkedProcess(_fork(_supervise, [*command], grace_s, environment=environment, log=log))
 
 
-class ForkedKeeper:
-    """What a `ProcessGroup` needs of a process that it has started."""
+class ForkedProcess:
+    """A process that was started, as `subprocess.Popen` shows it."""
 
     def __init__(self, process: BaseProcess) -> None:
         assert process.pid is not None
@@ -51,8 +63,10 @@ class ForkedKeeper:
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    def wait(self) -> int:
-        self._process.join()
+    def wait(self, timeout_s: float | None = None) -> int:
+        self._process.join(timeout_s)
+        if self.poll() is None:
+            raise TimeoutError(f"process {self.pid} did not end within {timeout_s} s")
         return self._process.exitcode or 0
 
     def send_signal(self, number: int) -> None:
@@ -66,7 +80,7 @@ class ForkedKeeper:
         self.send_signal(signal.SIGKILL)
 
 
-class _CallingKeeper(Keeper):
+class _CallingSupervisor(Supervisor):
     def execute(self) -> None:
         if self.command[:2] == [sys.executable, "-m"] and self.command[2] in CALLED:
             sys.argv = self.command[2:]
@@ -95,13 +109,13 @@ def _begin(environment: dict[str, str], log: str, target: Callable[..., None], a
     _exit_with(lambda: target(*arguments))
 
 
-def _keep(command: list[str], grace_s: float) -> None:
+def _supervise(command: list[str], grace_s: float) -> None:
     die_with_parent(os.getppid(), signal.SIGTERM)
-    sys.exit(_CallingKeeper(command, grace_s).run())
+    sys.exit(_CallingSupervisor(command, grace_s).run())
 
 
-def _program(path: str) -> None:
-    sys.argv, sys.orig_argv = [path], [sys.executable, path]
+def _program(path: str, arguments: tuple[str, ...]) -> None:
+    sys.argv, sys.orig_argv = [path, *arguments], [sys.executable, path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:
         runpy.run_path(path, run_name="__main__")

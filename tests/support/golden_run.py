@@ -39,7 +39,7 @@ def live(folder: Path) -> Documents:
     def note(event: Event) -> None:
         events.setdefault(event.kind, set()).update(event.fields)
 
-    outcomes = [launch(job, "run", on_event=note) for _ in range(2)]
+    outcomes = [launch(Run(job, "run"), on_event=note) for _ in range(2)]
     assert [(outcome.kind, outcome.code, outcome.type) for outcome in outcomes] == [
         ("user_error", 2, "midstride.engine.errors.UserCodeError"),
         ("done", 0, ""),
@@ -47,7 +47,7 @@ def live(folder: Path) -> Documents:
     history = SnapshotCatalog(Store.open(job.run_url("run")))
     history.set_aside(history.snapshots()[0], "damaged")
     decision = PromotionDecision(promoted=True, why="", metric="val/error", mode="min", margin=0, challenger={})
-    ModelRegistry.of(job).promote(job, "run", "best", decision)
+    ModelRegistry.of(job).promote(Run(job, "run"), "best", decision)
     session = Session.create(Run(job, "run").document(3))
     session.write_outcome(outcomes[1])
     said = {file.name: json.loads(file.read_text()) for file in session.folder.glob("*.json")}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.registry.registry import ModelRegistry
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
 
 __all__ = ["House"]
@@ -52,4 +52,4 @@ class House:
     def attempts(self, day: int) -> list[str]:
         """Return how the attempts to train on a day's data ended."""
         store = Store.open(self.job().run_url(f"level-{self.date(day)}"))
-        return [attempt.outcome for attempt in Ledger(store).attempts()]
+        return [attempt.outcome for attempt in AttemptLog(store).attempts()]

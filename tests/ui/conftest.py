@@ -10,6 +10,7 @@ from ui.deaths import STEPS
 from ui.site import Site
 
 from midstride.engine.launch.launch import launch
+from midstride.engine.runs.run import Run
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
 
@@ -42,5 +43,5 @@ def example(tmp_path: Path) -> Path:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What a run leaves that nothing happened to: file -> bytes."""
     job = tiny_job(tmp_path_factory.mktemp("undisturbed"), processes=1, steps=STEPS)
-    assert launch(job, "reference").kind == "done"
+    assert launch(Run(job, "reference")).kind == "done"
     return results(job, "reference")

@@ -8,7 +8,7 @@ from support.flow_runs import results, tiny_job, wait_for
 from ui.deaths import DEATHS, STEPS
 from ui.site import Site
 
-from midstride.engine.session.attempts import Ledger
+from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
 
 
@@ -35,7 +35,7 @@ def test_a_run_of_many_deaths_ends_with_the_bits_of_one_that_never_died(
     run.reaches("Completed")
     assert results(job, run.id) == undisturbed
     assert run.tasks("prepare data") == ["Completed"] + ["Cached"] * sum(death.retry is not None for death in DEATHS)
-    attempts = Ledger(Store.open(job.run_url(run.id))).attempts()
+    attempts = AttemptLog(Store.open(job.run_url(run.id))).attempts()
     for before, after in pairwise(attempts):
         assert after.resumed_from == (before.snapshot or before.resumed_from)
     cancelled = next(attempt for attempt in attempts if attempt.outcome == "stopped")

@@ -9,6 +9,7 @@ from ui.site import Site
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.launch.launch import launch
+from midstride.engine.runs.run import Run
 
 KILLED_AT, SNAPSHOT = 60, 50
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.timeout(1500)  # two worlds that die, one that does not
 
 def test_retry_in_the_ui_resumes_the_example_exactly(example: Path, site: Site, tmp_path: Path) -> None:
     job = TrainingJob.load(example, ["trainer.max_epochs=3", "retries=0", "data_args.folder=./data"])
-    assert launch(job, "reference").kind == "done"
+    assert launch(Run(job, "reference")).kind == "done"
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for _ in range(2):  # and a second time, which is one too many

@@ -4,6 +4,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+from torch import nn
+from torchmetrics import Metric, MetricCollection, SumMetric
+
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.single import Single
+
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     str(path.relative_to(ROOT)): ast.parse(path.read_text())
@@ -13,36 +20,34 @@ SOURCES = {
 
 #: what only looks like an attribute of ours, and pairs of files that are one mechanism
 SET_FROM_OUTSIDE = {
-    "engine/metrics/torchmetrics_state.py: collection._groups": "torchmetrics' own",
+    "engine/metrics/torchmetrics_internals.py: collection._groups": "torchmetrics' own",
     "engine/modules/module_state.py: module.training": "torch's own",
     "engine/modules/structure.py: held.data": "torch's own",
     "engine/objects/generators.py: generator.bit_generator.state": "numpy's own",
     "engine/storage/s3.py: files.retries": "s3fs' own",
     "engine/strategies/replicas.py: ctx.count": "what torch's autograd hands from forward to backward",
-    "engine/data/iterable/loader.py: self._reader.copies": "a loader and its reader",
-    "engine/data/iterable/loader.py: self._reader.tries": "a loader and its reader",
     "engine/data/map_style.py: kept.after": "a loader and its generators, on the path of every batch",
-    "engine/data/map_style.py: self._seeds.collate_drew": "a loader and its generators",
-    "engine/data/map_style.py: self._seeds.seen": "a loader and its generators, on the path of every batch",
+    "engine/data/map_style.py: self._seeds.last_reading": "a loader and its generators, on the path of every batch",
     "engine/data/workers.py: dataset.failure": "the user's data set, as a worker holds it",
 }
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS, MOST_LOOSE_FILES = 350, 45, 25, 6, 12
+MOST_MEMBERS_OF_A_STRATEGY = 20
 #: what is larger: arguments that a user chooses by name, or that a worker process is handed one by one
 LARGE = {
     "engine/training/trainer.py: __init__": "a user's choices, completed by an editor",
     "engine/modules/module.py: log": "Lightning's arguments",
-    "engine/metrics/logger.py: _understood": "those of log",
+    "engine/metrics/logger.py: _log_target": "those of log",
     "flows/cli.py: deploy": "options of a command",
     "flows/deployment.py: deploy": "options of a command",
     "engine/data/dataloader_order.py: evaluation_loader": "how a loader is read",
     "engine/data/dataloader_order.py: _order": "how a loader is read",
-    "engine/data/dataloader_order.py: _sequence": "how a loader is read",
+    "engine/data/dataloader_order.py: _sample_order": "how a loader is read",
     "engine/data/iterable/loader.py: __init__": "refuses what cannot be read, first",
     "engine/data/iterable/shard.py: __init__": "makes the iterator within its worker's generators",
     "engine/data/iterable/shards.py: __init__": "how a loader is read",
-    "engine/ranks/placement.py: _of_this_rank": "what is asked, and what is here",
+    "engine/ranks/placement.py: _devices_of_rank": "what is asked, and what is here",
     "engine/snapshots/writer.py: __init__": "what a snapshot is written with",
-    "engine/training/checkpointing/world_size.py: _fit": "the world before and the world now",
+    "engine/training/checkpointing/world_size.py: _resize": "the world before and the world now",
 }
 
 
@@ -106,3 +111,54 @@ def test_files_and_functions_fit_the_eye() -> None:
     }
     assert (long, large) == ([], set(LARGE))
     assert len(list((ROOT / "engine").glob("*.py"))) <= MOST_LOOSE_FILES
+
+
+#: where privates of torch and torchmetrics are named; `test_internals.py` tries them
+INTERNALS = ("torch_internals.py", "torchmetrics_internals.py")
+#: names with an underscore that are documented, or of the standard library, numpy and fsspec
+NOT_TORCHS = {"_strip_protocol", "_exit", "_replace", "_fields", "_make", "_asdict", "_inst", "_rand", "_config"}
+
+
+def private_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield every private name that is taken from another object or module, and how it is written."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=owner, attr=name) if not is_own(node):
+                yield name, f"{ast.unparse(owner)}.{name}"
+            case ast.Call(func=ast.Name(id=called), args=[_, ast.Constant(str(name)), *_]) if called.endswith("attr"):
+                yield name, ast.unparse(node)
+            case ast.ImportFrom(module=str(module)):
+                yield from ((name, f"from {module}") for name in module.split("."))
+            case ast.Import(names=names):
+                yield from ((name, f"import {one.name}") for one in names for name in one.name.split("."))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NOT_TORCHS
+
+
+def test_privates_of_torch_and_torchmetrics_are_named_in_one_file_of_a_package() -> None:
+    torchs = {name for kind in (nn.Module, torch.Tensor, Metric, MetricCollection) for name in dir(kind)}
+    torchs |= {name for made in (nn.Module(), SumMetric(), MetricCollection([])) for name in vars(made)}
+    ours = set().union(*map(declared, SOURCES.values())) | {function.name for _, function in functions()}
+    found = {
+        f"{file}: {text}"
+        for file, tree in SOURCES.items()
+        if not file.endswith(INTERNALS)
+        for name, text in private_names(tree)
+        if is_private(name) and (name in torchs or name not in ours)
+    }
+    assert found == set()
+
+
+def test_a_strategy_is_small_and_knows_no_trainer() -> None:
+    members = {name for name in (*vars(Strategy), *Strategy.__annotations__, *vars(Single())) if name[0] != "_"}
+    assert len(members) <= MOST_MEMBERS_OF_A_STRATEGY, sorted(members)
+    knowing = {
+        f"{file}: {ast.unparse(node)}"
+        for file, tree in SOURCES.items()
+        if file.startswith("engine/strategies/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("trainer", "_trainer")
+    }
+    assert knowing == set()

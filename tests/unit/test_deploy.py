@@ -14,7 +14,7 @@ from jsonschema.validators import validator_for
 from ruamel.yaml import YAML
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.launch.launchers.registry import LAUNCHERS
+from midstride.engine.config.launchers import LAUNCHERS
 from midstride.engine.session.signals import GRACE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fork_server import start_keeper
+from support.fork_server import start_supervisor
 from support.golden_run import Documents, documents_of, instances_in, live
 
 import midstride.engine
 from midstride.engine import Callback, EarlyStopping, TrainingModule, errors
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.seeds import mix
-from midstride.engine.session.attempts import Attempt, judge
+from midstride.engine.session.attempts import Attempt, retry_verdict
 from midstride.engine.session.events import Event
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.state.codec import decode, encode
@@ -40,7 +40,7 @@ WORDS = {
         _champions/golden/weights/run/manifest.json
         _champions/golden/weights/run/weights-000000000004.0002-g000002-CHECKSUM.safetensors
         failed
-        run/attempts/000001.json run/attempts/000001.log run/attempts/000002.json run/attempts/000002.log
+        run/job.json run/attempts/000001.json run/attempts/000001.log run/attempts/000002.json run/attempts/000002.log
         run/best/000000000004.0002-g000002.json
         run/best/weights-000000000004.0002-g000002-CHECKSUM.safetensors
         run/last/000000000008.0004-g000002.json
@@ -65,7 +65,7 @@ WORDS = {
     "run.json": "run identity bits kinds settings in_force",
     "run.json/identity": """
         module module_args data data_args weights seed samples shuffle drop_last global_batch_size
-        accumulate_grad_batches gradient_clip_val gradient_clip_algorithm val_check_interval
+        accumulate_grad_batches gradient_clip_val gradient_clip_algorithm val_check_interval check_val_every_n_epoch
         limit_train_batches limit_val_batches use_distributed_sampler rng precision strategy""",
     "run.json/bits": "threads cpu machine gpu cuda python torch numpy source",
     "lease.json": "generation resumed_from run_id ancestors facts time nonce checksum",
@@ -131,7 +131,7 @@ WORDS = {
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     folder = tmp_path_factory.mktemp("golden")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("midstride.engine.processes.supervised.start_keeper", start_keeper)
+        patch.setattr("midstride.engine.processes.supervised_process.start_supervisor", start_supervisor)
         said = live(folder)
     return {**documents_of(folder), **said}
 
@@ -256,8 +256,8 @@ def test_an_error_has_this_type_code_and_kind(name: str) -> None:
 def test_an_old_attempt_is_judged_as_it_was() -> None:
     superseded = Attempt(1, outcome="stopped", code=75, type="midstride.engine.errors.Superseded")
     injected = [Attempt(n, outcome="died", type="midstride.engine.faults.InjectedFault", step=3) for n in (1, 2)]
-    assert not judge([superseded], 3).retry
-    assert judge(injected, 3).retry  # an engine's error at the same step twice is no error of the user's
+    assert not retry_verdict([superseded], 3).retry
+    assert retry_verdict(injected, 3).retry  # an engine's error at the same step twice is no error of the user's
 
 
 def test_an_attempt_hears_these_events() -> None:
@@ -293,7 +293,7 @@ def test_the_environment_has_these_variables() -> None:
 
 
 def test_the_command_line_has_these_commands() -> None:
-    words = "fit check audit snapshots champion train nightly deploy serve setup-server"
+    words = "fit check audit snapshots champion runs report export init train nightly deploy serve setup-server"
     inner = {"champion": "list show rollback", "snapshots": "list verify prune repair"}
     assert _commands(app) == set(words.split())
     for name, words in inner.items():

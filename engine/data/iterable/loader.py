@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterDataPipe
 
-from midstride.engine.data.iterable.schedule import Place, ShardBatch, ShardRequestSampler, shards_in_turn
-from midstride.engine.data.iterable.shard_state import Note, ShardExhausted
+from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, ShardRequestSampler, shard_rotation
+from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState
 from midstride.engine.data.iterable.shards import ShardReader
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.rng.isolation import RngIsolation
-from midstride.engine.data.workers import RankBoundWorker, fetched, started
+from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.errors import NotExact, UserError
 
 __all__ = ["IterableLoader"]
@@ -38,7 +38,7 @@ class IterableLoader(ResumableLoader):
     """
 
     is_sized = False
-    fixed_world = "an iterable data set decides by itself what each rank reads"
+    fixed_world = "an iterable data set decides what each rank reads"
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class IterableLoader(ResumableLoader):
         self._expected, self._limit = self._limited(len(loader) if hasattr(dataset, "__len__") else None, limit)
         self._workers = loader.num_workers
         self._persistent = loader.persistent_workers
-        self._kept = RngIsolation()
+        self._rng_isolation = RngIsolation()
         self._reader = ShardReader(
             dataset,
             batch_size=loader.batch_size,
@@ -72,19 +72,19 @@ class IterableLoader(ResumableLoader):
             init=loader.worker_init_fn,
             key=key,
             where=self.name,
+            tries=tries,
         )
-        self._reader.tries = tries
         self._asks = ShardRequestSampler()
         self._loader = _rebuilt(loader, self._reader, self._asks, key)
-        self._place = Place.start(max(1, self.shards))
+        self._position = PassPosition.start(max(1, self.shards))
         self._passes = 0
-        self._told = False
+        self._has_warned = False
 
     def __len__(self) -> int:
         raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
 
     @property
-    def expected(self) -> int | None:
+    def estimated_batches(self) -> int | None:
         """The batches of an epoch, if the data set says; it may be wrong."""
         return self._expected
 
@@ -101,13 +101,13 @@ class IterableLoader(ResumableLoader):
             )
         return int(expected * limit), int(expected * limit)
 
-    def facts(self) -> dict[str, Any]:
+    def order_facts(self) -> dict[str, Any]:
         """Return what decides the order of samples."""
         return {"iterable": True, "batch_size": self.batch_size, "drop_last": self._drop_last}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on; started in the middle, from the state loaded."""
-        place = self._place = self._place if start else Place.start(max(1, self.shards))
+        place = self._position = self._position if start else PassPosition.start(max(1, self.shards))
         number, most = start, self._limit
         if most is not None and number >= most:
             return
@@ -119,18 +119,18 @@ class IterableLoader(ResumableLoader):
             ahead = next(reading, None) if most is None or number < most else None
             self.at_end = not self._every_rank(ahead is not None)
             if self.at_end and ahead is not None:
-                self._tell_left()
-            place.consumed(current)
+                self._warn_of_rest()
+            place.consume(current)
             yield current.batch
             if self.at_end:
                 return
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place as of the last batch handed out, by shard."""
-        place = self._place
+        place = self._position
         states = {
-            shard: {"batch": note.batch, "due": note.due, "state": pickle.loads(note.data), **_digest(note)}
-            for shard, note in sorted(place.starts().items())
+            shard: {"batch": note.batch, "due": note.next_at, "state": pickle.loads(note.data), **_digest(note)}
+            for shard, note in sorted(place.resume_states().items())
         }
         digests = {"digests": list(place.digests)} if None not in place.digests else {}
         return {
@@ -146,33 +146,32 @@ class IterableLoader(ResumableLoader):
         """Take the place back; the data are read as so many shards as they were then."""
         self.shards = state_dict["shards"]
         notes = {
-            shard: Note(note["batch"], note["due"], pickle.dumps(note["state"]), note.get("digest"))
+            shard: ShardState(note["batch"], note["due"], pickle.dumps(note["state"]), note.get("digest"))
             for shard, note in state_dict["states"].items()
         }
         digests = state_dict.get("digests", [None] * len(state_dict["read"]))  # of older versions
         read, ended = list(state_dict["read"]), list(state_dict["ended"])
-        self._place = Place(read, ended, state_dict["turn"], digests=list(digests), before=notes)
+        self._position = PassPosition(read, ended, state_dict["turn"], digests=list(digests), earlier_states=notes)
 
-    def _read(self, epoch: int, place: Place) -> Iterator[ShardBatch]:
+    def _read(self, epoch: int, place: PassPosition) -> Iterator[ShardBatch]:
         """Read ahead of `place`, in turn."""
         self._passes += 1
-        self._tell_replay(place.behind())
-        self._reader.shards = self.shards
+        self._log_replay(place.batches_to_replay())
         own_process = self._workers and not self._persistent and len(place.read) <= self._workers
-        self._reader.copies = not own_process
+        self._reader.begin_pass(self.shards, copies=not own_process)
         ended, news = list(place.ended), []
         if all(ended):
             return
-        turns = shards_in_turn(place, self._workers)
-        self._asks.begin(self._passes, epoch, place, shards_in_turn(place, self._workers))
-        with self._kept:
-            iterator = started(self._loader, self.name)
+        turns = shard_rotation(place, self._workers)
+        self._asks.begin(self._passes, epoch, place, shard_rotation(place, self._workers))
+        with self._rng_isolation:
+            iterator = start_workers(self._loader, self.name)
         while not all(ended):
             if self._workers:
-                answer = fetched(iterator, self._where, epoch)
+                answer = next_batch(iterator, self._where, epoch)
             else:
-                with self._kept:
-                    answer = fetched(iterator, self._where, epoch)
+                with self._rng_isolation:
+                    answer = next_batch(iterator, self._where, epoch)
             shard = next(turns)
             if shard is None or ended[shard]:
                 continue
@@ -185,7 +184,7 @@ class IterableLoader(ResumableLoader):
             news.clear()
 
     def _where(self, epoch: int) -> str:
-        return f"\nin epoch {epoch} of {self.name}, after {sum(self._place.read)} batches of this rank"
+        return f"\nin epoch {epoch} of {self.name}, after {sum(self._position.read)} batches of this rank"
 
     def _every_rank(self, value: bool) -> bool:
         return value if self._agree is None else self._agree(value)
@@ -195,12 +194,12 @@ class IterableLoader(ResumableLoader):
             what = "no batch" if number == 0 else f"no batch after batch {number}, which the run has trained on"
             raise UserError(f"{self.name} has {what} {'on this' if first is None else 'on another'} rank.")
 
-    def _tell_left(self) -> None:
-        if not self._told:
+    def _warn_of_rest(self) -> None:
+        if not self._has_warned:
             log.warning("%s has batches left where another rank's data end: the epoch ends there.", self.name)
-        self._told = True
+        self._has_warned = True
 
-    def _tell_replay(self, behind: int) -> None:
+    def _log_replay(self, behind: int) -> None:
         if behind:
             log.info(
                 "replaying %d batches of %s to come back to its place; with state_dict and load_state_dict it would "
@@ -227,7 +226,7 @@ def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: ShardRequestSam
     )
 
 
-def _digest(note: Note) -> dict[str, Any]:
+def _digest(note: ShardState) -> dict[str, Any]:
     return {} if note.digest is None else {"digest": note.digest}
 
 

@@ -1,13 +1,13 @@
-"""Shards dealt like cards: whose batch is next, what was read of each, what is asked for."""
+"""shard rotation: whose batch is next, what was read of each, what is asked for."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from midstride.engine.data.iterable.shard_state import Note, ShardRequest
+from midstride.engine.data.iterable.shard_state import ShardRequest, ShardState
 
-__all__ = ["Place", "ShardBatch", "ShardRequestSampler", "shards_in_turn"]
+__all__ = ["PassPosition", "ShardBatch", "ShardRequestSampler", "shard_rotation"]
 
 
 class ShardBatch(NamedTuple):
@@ -16,12 +16,12 @@ class ShardBatch(NamedTuple):
     batch: Any
     shard: int
     digest: int | None
-    notes: list[Note]
+    states: list[ShardState]
     ended: tuple[int, ...]
 
 
 @dataclass
-class Place:
+class PassPosition:
     """What this rank has consumed of a pass.
 
     Args:
@@ -36,37 +36,37 @@ class Place:
     read: list[int]
     ended: list[bool]
     turn: int = 0
-    notes: dict[int, Note] = field(default_factory=dict)
+    states: dict[int, ShardState] = field(default_factory=dict)
     digests: list[int | None] = field(default_factory=list)
-    before: dict[int, Note] = field(default_factory=dict)
+    earlier_states: dict[int, ShardState] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, shards: int) -> "Place":
+    def start(cls, shards: int) -> "PassPosition":
         """Return that of a pass of which nothing was read."""
         return cls([0] * shards, [False] * shards, digests=[0] * shards)
 
-    def consumed(self, turn: ShardBatch) -> None:
+    def consume(self, turn: ShardBatch) -> None:
         """Move on by one turn."""
         self.read[turn.shard] += 1
         self.turn = (turn.shard + 1) % len(self.read)
         self.digests[turn.shard] = turn.digest
-        for note in turn.notes:
-            if turn.shard in self.notes:
-                self.before[turn.shard] = self.notes[turn.shard]
-            self.notes[turn.shard] = Note(*note)
+        for note in turn.states:
+            if turn.shard in self.states:
+                self.earlier_states[turn.shard] = self.states[turn.shard]
+            self.states[turn.shard] = ShardState(*note)
         for shard in turn.ended:
             self.ended[shard] = True
-            self.notes.pop(shard, None)
-            self.before.pop(shard, None)
+            self.states.pop(shard, None)
+            self.earlier_states.pop(shard, None)
 
-    def starts(self) -> dict[int, Note]:
+    def resume_states(self) -> dict[int, ShardState]:
         """Return the states to go on from: each with a batch after it, to be read again and compared."""
-        newest = {shard: note for shard, note in self.notes.items() if note.batch < self.read[shard]}
-        return {**self.before, **newest}
+        newest = {shard: note for shard, note in self.states.items() if note.batch < self.read[shard]}
+        return {**self.earlier_states, **newest}
 
-    def behind(self) -> int:
+    def batches_to_replay(self) -> int:
         """Return how many batches have to be read again to come back here."""
-        starts = self.starts()
+        starts = self.resume_states()
         return sum(
             read - (starts[shard].batch if shard in starts else 0)
             for shard, (read, ended) in enumerate(zip(self.read, self.ended, strict=True))
@@ -74,7 +74,7 @@ class Place:
         )
 
 
-def shards_in_turn(place: Place, workers: int) -> Iterator[int | None]:
+def shard_rotation(place: PassPosition, workers: int) -> Iterator[int | None]:
     """Yield whose turn it is, None for an idle: torch deals to its workers in turn, and a shard keeps its worker."""
     shards = len(place.read)
     lap = -(-shards // workers) * workers if workers else shards
@@ -89,7 +89,7 @@ class ShardRequestSampler:
     def __init__(self) -> None:
         self._asks: Iterator[ShardRequest | None] = iter(())
 
-    def begin(self, number: int, epoch: int, place: Place, turns: Iterator[int | None]) -> None:
+    def begin(self, number: int, epoch: int, place: PassPosition, turns: Iterator[int | None]) -> None:
         """Ask for what comes after `place`."""
         self._asks = self._of(number, epoch, list(place.read), _resumed(place), list(place.ended), turns)
 
@@ -101,7 +101,7 @@ class ShardRequestSampler:
         number: int,
         epoch: int,
         read: list[int],
-        resumed: dict[int, tuple[Note | None, int | None]],
+        resumed: dict[int, tuple[ShardState | None, int | None]],
         ended: list[bool],
         turns: Iterator[int | None],
     ) -> Iterator[ShardRequest | None]:
@@ -113,7 +113,7 @@ class ShardRequestSampler:
                 read[shard] += 1
 
 
-def _resumed(place: Place) -> dict[int, tuple[Note | None, int | None]]:
+def _resumed(place: PassPosition) -> dict[int, tuple[ShardState | None, int | None]]:
     """Return, by shard, the state to go on from and the digest of what was read."""
-    starts = place.starts()
+    starts = place.resume_states()
     return {shard: (starts.get(shard), place.digests[shard]) for shard, read in enumerate(place.read) if read}

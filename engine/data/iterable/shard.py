@@ -7,12 +7,11 @@ from collections.abc import Callable
 from itertools import islice, repeat
 from typing import Any, Protocol
 
-from torch.utils.data._utils import worker as torch_worker
-
 from midstride.engine.data.iterable.content_digest import content_digest
-from midstride.engine.data.iterable.shard_state import Note, ShardExhausted, ShardRequest
+from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardRequest, ShardState
 from midstride.engine.data.iterable.sources import Source, replayed, source_of
 from midstride.engine.data.rng.fast_state import seed_generators
+from midstride.engine.data.torch_internals import make_worker_info, set_worker_info
 from midstride.engine.errors import EngineError, NotExact, UserCodeError
 from midstride.engine.objects.generators import seeder, shared_generators
 from midstride.engine.seeds import mix
@@ -63,14 +62,14 @@ class Shard:
         self,
         reader: Reader,
         ask: ShardRequest,
-        note: Note | None,
+        note: ShardState | None,
         *,
         states: int = sys.maxsize,
         copied: bool = False,
     ) -> None:
-        self.reader, self.number, self.shard, self.states = reader, ask.number, ask.shard, states
+        self.reader, self.number, self.shard, self.states_until = reader, ask.number, ask.shard, states
         self.key = mix(mix(reader.key, ask.epoch), ask.shard)
-        self.position, self.due = (note.batch, note.due) if note else (0, 1)
+        self.position, self.due = (note.batch, note.next_at) if note else (0, 1)
         #: of all samples up to here; None after a state that came without one
         self.digest = note.digest if note else 0
         self.over = False
@@ -78,10 +77,8 @@ class Shard:
         seed = mix(self.key, _OPENING)
         self.info: Any = None
         if reader.shards:
-            self.info = torch_worker.WorkerInfo(
-                id=ask.shard, num_workers=reader.shards, seed=seed >> 1, dataset=dataset
-            )
-        torch_worker._worker_info = self.info
+            self.info = make_worker_info(id=ask.shard, num_workers=reader.shards, seed=seed >> 1, dataset=dataset)
+        set_worker_info(self.info)
         self.seeders = [seeder(generator) for generator in shared_generators(dataset)]
         self._seed(seed)
         if reader.init is not None and reader.shards:
@@ -94,8 +91,8 @@ class Shard:
         # Not iter(), which islice would call each time: a data set that is its own iterator would start over.
         self.stream = map(next, repeat(self.source.iterator))
         #: those that were due on the way here
-        self._notes: list[Note] = []
-        self._return_to(ask.batch)
+        self._taken: list[ShardState] = []
+        self._replay(ask.batch)
         if None not in (ask.digest, self.digest) and self.digest != ask.digest:
             raise NotExact(
                 f"{self._where()} gives other samples than before the run died, in the {ask.batch} batches that it had "
@@ -113,8 +110,8 @@ class Shard:
             seed_generators(mix(self.key, 2 * self.position + 1))
         batch = self._calling("collate_fn", reader.collate, samples)
         self.position += 1
-        self._take_note()
-        notes, self._notes = self._notes, []
+        self._take_state()
+        notes, self._taken = self._taken, []
         return batch, self.digest, notes
 
     def next_digest(self) -> int | None:
@@ -148,18 +145,18 @@ class Shard:
         for number, set_seed in enumerate(self.seeders):
             set_seed(mix(seed, number))
 
-    def _take_note(self) -> None:
-        if not self.due <= self.position <= self.states:
+    def _take_state(self) -> None:
+        if not self.due <= self.position <= self.states_until:
             return
         try:
-            note = self.note()
+            note = self.state()
         except UserCodeError as error:
             log.warning("%s\nNo more states of it are taken: a run that resumes reads it again.", error)
             self.due = sys.maxsize
         else:
-            self._notes += [] if note is None else [note]
+            self._taken += [] if note is None else [note]
 
-    def note(self) -> Note | None:
+    def state(self) -> ShardState | None:
         """Return the state to go on from; None if there is none."""
         samples = self.position * (self.reader.batch_size or 1)
         state = self._calling("state_dict", self.source.state, samples)
@@ -167,9 +164,9 @@ class Shard:
             return None
         data = pickle.dumps(state)
         self.due = self.position + 1 + len(data) // STATE_BYTES
-        return Note(self.position, self.due, data, self.digest)
+        return ShardState(self.position, self.due, data, self.digest)
 
-    def _return_to(self, batch: int) -> None:
+    def _replay(self, batch: int) -> None:
         """Read, without collating, what was read before."""
         while self.position < batch:
             if self.next_digest() is None:
@@ -177,8 +174,8 @@ class Shard:
                     f"{self._where()} ended after {self.position} batches, and the run had read {batch} of it: "
                     "resume with the data it had, or start over under another run name."
                 )
-            self._take_note()
-            del self._notes[:-2]
+            self._take_state()
+            del self._taken[:-2]
 
     def _calling(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:

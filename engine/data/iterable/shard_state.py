@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-__all__ = ["Note", "ShardExhausted", "ShardRequest"]
+__all__ = ["ShardExhausted", "ShardRequest", "ShardState"]
 
 
-class Note(NamedTuple):
+class ShardState(NamedTuple):
     """A state that a shard can go on from.
 
     Args:
@@ -16,7 +16,7 @@ class Note(NamedTuple):
     """
 
     batch: int
-    due: int
+    next_at: int
     data: bytes
     digest: int | None = None
 
@@ -37,7 +37,7 @@ class ShardRequest(NamedTuple):
     epoch: int
     shard: int
     batch: int
-    note: Note | None
+    state: ShardState | None
     digest: int | None = None
 
 

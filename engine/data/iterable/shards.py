@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import Dataset, default_collate, default_convert
-from torch.utils.data._utils import worker as torch_worker
 
 from midstride.engine.data.iterable.shard import Shard
-from midstride.engine.data.iterable.shard_state import Note, ShardRequest
+from midstride.engine.data.iterable.shard_state import ShardRequest, ShardState
 from midstride.engine.data.iterable.trial import Trial, try_stream
-from midstride.engine.data.seeded_dataset import Failure
+from midstride.engine.data.seeded_dataset import WorkerFailure
+from midstride.engine.data.torch_internals import set_worker_info, worker_info
 from midstride.engine.errors import EngineError
 
 __all__ = ["ShardReader"]
@@ -38,6 +38,7 @@ class ShardReader(Dataset[Any]):
         init: the user's `worker_init_fn`, called for each shard.
         key: hash that sets this reader's random numbers apart from every other's.
         where: names loader and rank in errors.
+        tries: try the stream before it is trusted, which reads some of it more than once.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ShardReader(Dataset[Any]):
         init: Callable[[int], None] | None,
         key: int,
         where: str,
+        tries: bool = False,
     ) -> None:
         self.dataset, self.collate, self.init, self.key, self.where = dataset, collate, init, key, where
         self.batch_size, self.drop_last = batch_size, drop_last
@@ -59,38 +61,41 @@ class ShardReader(Dataset[Any]):
         self.copies = True
         # Torch's own draw nothing, and seeding costs as much as they do on small batches.
         self.collate_draws = collate is not default_collate and collate is not default_convert
-        #: whether to try the stream before it is trusted, which reads some of it more than once
-        self.tries = False
+        self.tries = tries
         self._uncopied = False
         self._trial: Trial | None = None
         self._open: dict[int, Shard] = {}
+
+    def begin_pass(self, shards: int, *, copies: bool) -> None:
+        """Read the next pass as so many shards; called before workers are started."""
+        self.shards, self.copies = shards, copies
 
     def __getitem__(self, ask: ShardRequest | None) -> Any:
         if ask is None:
             return None
         shard = self._open.get(ask.shard)
-        outer = torch_worker._worker_info
+        outer = worker_info()
         try:
             if shard is None or shard.number != ask.number:
                 shard = self._open[ask.shard] = self._opened(ask)
             else:
-                torch_worker._worker_info = shard.info
+                set_worker_info(shard.info)
             return shard.read()
         except EngineError as error:
             # An exception would come out of a worker as torch words it.
-            return Failure(type(error), str(error))
+            return WorkerFailure(type(error), str(error))
         finally:
-            torch_worker._worker_info = outer
+            set_worker_info(outer)
 
     def _opened(self, ask: ShardRequest) -> Shard:
         """Return a shard where `ask` wants it: from its state if that passed, else from its start."""
         if self._trial is None:
             self._trial = self._tried(ask) if self.tries else Trial()
         states = sys.maxsize if self._trial.refused is None else self._trial.passed
-        if ask.note is None or ask.note.batch > states:
+        if ask.state is None or ask.state.batch > states:
             return Shard(self, ask, None, states=states)
         try:
-            return Shard(self, ask, ask.note, states=states)
+            return Shard(self, ask, ask.state, states=states)
         except EngineError as error:
             log.warning(
                 "%s\nIts state does not bring it back to batch %d: all batches before that are read again.",
@@ -100,12 +105,12 @@ class ShardReader(Dataset[Any]):
 
     def _tried(self, ask: ShardRequest) -> Trial:
         """Try the stream on copies, and say if its state is of no use."""
-        begin = ask._replace(batch=0, note=None, digest=None)
+        begin = ask._replace(batch=0, state=None, digest=None)
         self.fresh(copied=True)
         if self._uncopied:
             return Trial("it cannot be copied, so its state cannot be tried")
 
-        def opened(note: Note | None, stateful: bool) -> Shard:
+        def opened(note: ShardState | None, stateful: bool) -> Shard:
             at = begin._replace(batch=note.batch if note else 0)
             return Shard(self, at, note, states=sys.maxsize if stateful else 0, copied=True)
 

@@ -44,15 +44,15 @@ def source_of(dataset: Any, epoch: int, key: int, state: Any) -> Source:
     if isinstance(dataset, Stateful) and not _is_own_iterator(dataset):
         return _StatefulDataset(dataset, state)
     if _takes_indices(dataset):
-        return _Sampled(dataset, key, state)
-    iterator = iter(dataset)
-    return _StatefulIterator(iterator, state) if isinstance(iterator, Stateful) else _Replayed(iterator)
+        return _SampledSource(dataset, key, state)
+    iterator = iter(dataset)  # pyright: ignore[reportCallIssue, reportArgumentType]  # it iterates, or its own error tells
+    return _StatefulIterator(iterator, state) if isinstance(iterator, Stateful) else _ReplayedSource(iterator)
 
 
 def replayed(dataset: Any, epoch: int, key: int) -> Source:
     """Return the samples of `dataset` in `epoch` from its start, whatever it says of its place."""
     _set_epoch(dataset, epoch)
-    return _Sampled(dataset, key, None) if _takes_indices(dataset) else _Replayed(iter(dataset))
+    return _SampledSource(dataset, key, None) if _takes_indices(dataset) else _ReplayedSource(iter(dataset))
 
 
 def _takes_indices(dataset: Any) -> bool:
@@ -79,7 +79,7 @@ def _check(stateful: Any) -> None:
     encode({type(stateful).__name__: state})
 
 
-class _Replayed:
+class _ReplayedSource:
     """Keeps nothing: its samples are read again."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
@@ -119,7 +119,7 @@ class _StatefulDataset:
         return self._dataset.state_dict()
 
 
-class _Sampled:
+class _SampledSource:
     """Each sample takes one index from the sampler, so its place is how many indices were taken."""
 
     def __init__(self, dataset: Any, key: int, state: Any) -> None:

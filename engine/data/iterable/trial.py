@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from midstride.engine.data.iterable.shard_state import Note
+from midstride.engine.data.iterable.shard_state import ShardState
 from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError
 
 __all__ = ["Trial", "try_stream"]
@@ -18,18 +18,18 @@ __all__ = ["Trial", "try_stream"]
 #: the most that is read of each copy; what shuffles in a buffer has given some of it by then
 SAMPLES, SECONDS = 1024, 0.3
 #: samples that are read again from the start
-AGAIN = 64
+REPEATS = 64
 #: batches after which a state is tried, as far as the samples go
-PLACES = (1, 3, 9, 27, 81, 243)
+CUTS = (1, 3, 9, 27, 81, 243)
 
 
-class Reading(Protocol):
+class ShardReading(Protocol):
     """A shard that is read without being collated."""
 
     def next_digest(self) -> int | None:
         """Read a batch; return a digest of its samples, None at the end."""
 
-    def note(self) -> Note | None:
+    def state(self) -> ShardState | None:
         """Return the state to go on from; None if there is none."""
 
 
@@ -55,11 +55,11 @@ class _Walk:
     """What a first reading gave: a digest of each batch, and the states on the way."""
 
     digests: list[int | None] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    states: list[ShardState] = field(default_factory=list)
     failed: str | None = None
 
 
-def try_stream(open_: Callable[[Note | None, bool], Reading], batch_size: int, where: str) -> Trial:
+def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_size: int, where: str) -> Trial:
     """Return whether the state of a stream can be trusted.
 
     Args:
@@ -72,14 +72,14 @@ def try_stream(open_: Callable[[Note | None, bool], Reading], batch_size: int, w
     """
     began = time.monotonic()
     try:
-        walk = _walked(open_(None, True), SAMPLES // batch_size)
+        walk = _walk(open_(None, True), SAMPLES // batch_size)
     except UnsupportedState:
         raise
     except EngineError as error:
         return Trial(_last_line(error))
     seconds = time.monotonic() - began
     again = open_(None, False)
-    for number, digest in enumerate(walk.digests[: max(2, AGAIN // batch_size)]):
+    for number, digest in enumerate(walk.digests[: max(2, REPEATS // batch_size)]):
         if again.next_digest() != digest:
             raise NotExact(
                 f"{where} gives other samples when it is read again from its start (in batch {number}): it draws from "
@@ -88,15 +88,15 @@ def try_stream(open_: Callable[[Note | None, bool], Reading], batch_size: int, w
                 "seeded with a number, and give it set_epoch(epoch), which is called before each pass."
             )
     trial = Trial(walk.failed, 0, len(walk.digests), seconds)
-    for note in walk.notes:
-        if (refused := _refused(open_, note, walk.digests)) is not None:
+    for note in walk.states:
+        if (refused := _refusal(open_, note, walk.digests)) is not None:
             trial.refused = refused
             break
         trial.passed = note.batch
     return trial
 
 
-def _walked(reading: Reading, batches: int) -> _Walk:
+def _walk(reading: ShardReading, batches: int) -> _Walk:
     walk, began = _Walk(), time.monotonic()
     while len(walk.digests) < 3 or (len(walk.digests) < batches and time.monotonic() - began < SECONDS):
         try:
@@ -105,19 +105,21 @@ def _walked(reading: Reading, batches: int) -> _Walk:
             return walk
         if walk.digests[-1] is None:
             break
-        if len(walk.digests) in PLACES and walk.failed is None:
+        if len(walk.digests) in CUTS and walk.failed is None:
             try:
-                note = reading.note()
+                note = reading.state()
             except EngineError as error:
                 walk.failed = _last_line(error)
             else:
-                walk.notes += [] if note is None else [note]
+                walk.states += [] if note is None else [note]
     # What nothing was read after has not been tried.
-    walk.notes = [note for note in walk.notes if note.batch < len(walk.digests)]
+    walk.states = [note for note in walk.states if note.batch < len(walk.digests)]
     return walk
 
 
-def _refused(open_: Callable[[Note | None, bool], Reading], note: Note, digests: list[int | None]) -> str | None:
+def _refusal(
+    open_: Callable[[ShardState | None, bool], ShardReading], note: ShardState, digests: list[int | None]
+) -> str | None:
     try:
         resumed = open_(note, True)
         for number in range(note.batch, len(digests)):

@@ -8,34 +8,43 @@ import numpy as np
 import torch
 from numpy.random.mtrand import get_bit_generator
 
-from midstride.engine.data.rng.raw_memory import MT19937_BYTES, Words, random_words, torch_words, window
+from midstride.engine.data.rng.raw_memory import MT19937_BYTES, RawState, memory_view, random_state, torch_state
 
-__all__ = ["SEED", "Peeks", "moved", "peeks", "put_back_numpy", "put_back_random", "put_back_torch", "seed_generators"]
+__all__ = [
+    "SEED",
+    "RngReading",
+    "read_rng",
+    "restore_numpy",
+    "restore_random",
+    "restore_torch",
+    "rng_changed",
+    "seed_generators",
+]
 
 _torch = torch.default_generator
 _inst: Any = random._inst
-_torch_words, _random_words = torch_words(_torch), random_words()
+_torch_words, _random_words = torch_state(_torch), random_state()
 
 
-def _numpy_words(generator: Any) -> Words | None:
+def _numpy_words(generator: Any) -> RawState | None:
     """Return the words of numpy's generator; None for another kind than its usual one."""
     if not isinstance(generator, np.random.MT19937):
         return None
-    return window(generator.ctypes.state_address, MT19937_BYTES)
+    return memory_view(generator.ctypes.state_address, MT19937_BYTES)
 
 
 _first = get_bit_generator()
 _first_words = _numpy_words(_first)
 
 
-def _peek_at_numpy() -> object:
+def _read_numpy() -> object:
     # Asked for anew each time: a user may put another bit generator in place.
     generator = get_bit_generator()
     words = _first_words if generator is _first else _numpy_words(generator)
     return repr(generator.state) if words is None else words.raw
 
 
-def put_back_numpy(words: object) -> bool:
+def restore_numpy(words: object) -> bool:
     """Put numpy back to where it was seen with no gaussian waiting, in 4 us; return whether that is possible here."""
     memory = _numpy_words(get_bit_generator())
     if memory is None or not isinstance(words, bytes):
@@ -45,12 +54,12 @@ def put_back_numpy(words: object) -> bool:
     return True
 
 
-def put_back_torch(words: Any) -> None:
+def restore_torch(words: Any) -> None:
     """Put torch's generator on the CPU back to where it was seen."""
     _torch_words.raw = words
 
 
-def put_back_random(peeked: tuple[Any, float | None]) -> None:
+def restore_random(peeked: tuple[Any, float | None]) -> None:
     """Put `random` back to where it was seen."""
     _random_words.raw, _inst.gauss_next = peeked
 
@@ -63,15 +72,15 @@ def _seed_numpy(seed: int) -> None:
 SEED: tuple[Callable[[int], object], ...] = (_torch.manual_seed, _seed_numpy, random.seed)
 
 #: torch, numpy, and `random` with the gaussian that may wait outside its words
-Peeks = tuple[Any, object, tuple[Any, float | None]]
+RngReading = tuple[Any, object, tuple[Any, float | None]]
 
 
-def peeks() -> Peeks:
+def read_rng() -> RngReading:
     """Return a look at torch, numpy and `random`, to compare with a later one."""
-    return _torch_words.raw, _peek_at_numpy(), (_random_words.raw, _inst.gauss_next)
+    return _torch_words.raw, _read_numpy(), (_random_words.raw, _inst.gauss_next)
 
 
-def moved(before: Peeks, after: Peeks) -> list[bool]:
+def rng_changed(before: RngReading, after: RngReading) -> list[bool]:
     """Return which of torch, numpy and `random` drew between two looks."""
     return [before[0] != after[0], before[1] != after[1], before[2] != after[2]]
 

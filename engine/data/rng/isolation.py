@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from midstride.engine.data.rng.fast_state import (
-    Peeks,
-    moved,
-    peeks,
-    put_back_numpy,
-    put_back_random,
-    put_back_torch,
+    RngReading,
+    read_rng,
+    restore_numpy,
+    restore_random,
+    restore_torch,
+    rng_changed,
     seed_generators,
 )
 
@@ -46,11 +46,11 @@ class RngIsolation:
         self._numpy_words: object = None
         self._numpy_state: Any = None
         #: what was seen on entering; and by the last look within, if nothing can have moved since
-        self.before: Peeks
-        self.after: Peeks | None = None
+        self.before: RngReading
+        self.after: RngReading | None = None
 
     def __enter__(self) -> "RngIsolation":
-        self.before, self.after = peeks(), None
+        self.before, self.after = read_rng(), None
         words = self.before[1]
         if words != self._numpy_words or self._numpy_state["has_gauss"]:
             self._numpy_words, self._numpy_state = words, np.random.get_state(legacy=False)
@@ -60,10 +60,10 @@ class RngIsolation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch_moved, numpy_moved, random_moved = moved(self.before, self.after or peeks())
+        torch_moved, numpy_moved, random_moved = rng_changed(self.before, self.after or read_rng())
         if torch_moved:
-            put_back_torch(self.before[0])
-        if self._numpy_state["has_gauss"] or (numpy_moved and not put_back_numpy(self.before[1])):
+            restore_torch(self.before[0])
+        if self._numpy_state["has_gauss"] or (numpy_moved and not restore_numpy(self.before[1])):
             np.random.set_state(self._numpy_state)
         if random_moved:
-            put_back_random(self.before[2])
+            restore_random(self.before[2])

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from midstride.engine.data.order import BatchRequest
-from midstride.engine.data.rng.fast_state import SEED, Peeks, moved, peeks
+from midstride.engine.data.rng.fast_state import SEED, RngReading, read_rng, rng_changed
 from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.generators import Generator, find_generators, get_state, seeder, set_state
@@ -52,13 +52,13 @@ class SampleSeeder:
     def __init__(self, rng: Rng = "lazy", *, shared: bool = False) -> None:
         self._rng = rng
         self._used = [False, False, False]  # torch, numpy, random
-        self._held = _OwnedGenerators()
-        self._held_by_collate = _OwnedGenerators()
+        self._dataset_generators = _OwnedGenerators()
+        self._collate_generators = _OwnedGenerators()
         #: the last look at the generators, if nothing can have moved them since: a look costs 8 us
-        self.seen: Peeks | None = None
+        self.last_reading: RngReading | None = None
         #: whether nothing has drawn so far: then one look, after collate, is for a whole batch
-        self._quiet = False
-        self._unseen: tuple[Peeks, Any] | None = None
+        self._draws_nothing = False
+        self._unseen: tuple[RngReading, Any] | None = None
         self._collate_drew = torch.zeros(1, dtype=torch.bool)
         if shared:
             self._collate_drew.share_memory_()
@@ -68,8 +68,8 @@ class SampleSeeder:
         """Whether collate was seen to draw random numbers, here or in any worker."""
         return bool(self._collate_drew)
 
-    @collate_drew.setter
-    def collate_drew(self, drew: bool) -> None:
+    def set_collate_drew(self, drew: bool) -> None:
+        """Have collate count as seen to draw random numbers, in every worker; or as not seen."""
         self._collate_drew.fill_(drew)
 
     @contextmanager
@@ -80,7 +80,7 @@ class SampleSeeder:
             dataset: that is read in the block.
             collate: that makes its batches.
         """
-        owned = [*self._held.generators_of(dataset), *self._held_by_collate.generators_of(collate)]
+        owned = [*self._dataset_generators.generators_of(dataset), *self._collate_generators.generators_of(collate)]
         before = [(generator, get_state(generator)) for generator in owned]
         try:
             yield
@@ -94,12 +94,12 @@ class SampleSeeder:
         Raises:
             NotExact: read again with the same seeds, a sample was another.
         """
-        if self._quiet and not fetch.probe:
-            self._unseen = self.seen or peeks(), dataset
+        if self._draws_nothing and not fetch.probe:
+            self._unseen = self.last_reading or read_rng(), dataset
             return _read(dataset, fetch.indices)
-        held = self._held.of(dataset)
+        held = self._dataset_generators.of(dataset)
         if self._rng == "batch":
-            self._used, self.seen = [True, True, True], None
+            self._used, self.last_reading = [True, True, True], None
             self._seed(mix(fetch.key, fetch.first), held)
             return _read(dataset, fetch.indices)
 
@@ -116,17 +116,17 @@ class SampleSeeder:
         def seeded() -> list[Any]:
             return [one(number) for number in range(len(fetch.indices))]
 
-        before, self.seen = self.seen or peeks(), None
+        before, self.last_reading = self.last_reading or read_rng(), None
         samples = self._settle(before, plain, seeded, held)
-        if self._held.grew(dataset):  # generators made at the first reading
-            held = self._held.of(dataset)
-            samples, self.seen = seeded(), None
+        if self._dataset_generators.grew(dataset):  # generators made at the first reading
+            held = self._dataset_generators.of(dataset)
+            samples, self.last_reading = seeded(), None
         for number in range(fetch.probe):
             self._compare(samples[number], one(number), dataset, fetch.indices[number])
         return samples
 
     def _compare(self, sample: Any, again: Any, dataset: Any, index: Any) -> None:
-        self.seen = None
+        self.last_reading = None
         if not is_repeatable(sample, again):
             raise NotExact(_NOT_REPEATABLE.format(dataset=type(dataset).__name__, index=index))
 
@@ -134,12 +134,12 @@ class SampleSeeder:
         """Return `collate(samples)` with the random numbers of the batch."""
         if self._unseen is not None:
             (before, dataset), self._unseen = self._unseen, None
-            batch, self.seen = collate(samples), peeks()
-            if before == self.seen:
+            batch, self.last_reading = collate(samples), read_rng()
+            if before == self.last_reading:
                 return batch
-            self._quiet = False
+            self._draws_nothing = False
             samples = self.samples(fetch, dataset)
-        held = self._held_by_collate.of(collate)
+        held = self._collate_generators.of(collate)
         seed = mix(fetch.key ^ _COLLATE, fetch.first)
         if self._rng == "batch":
             self._seed(seed, held)
@@ -149,25 +149,25 @@ class SampleSeeder:
             self._seed(seed, held)
             if self.collate_drew:
                 return collate(samples)
-            before = peeks()
+            before = read_rng()
             batch = collate(samples)
-            self.collate_drew = bool(held) or any(moved(before, peeks()))
+            self.set_collate_drew(bool(held) or any(rng_changed(before, read_rng())))
             return batch
 
         # Collating follows reading at once: what was seen after the one is there before the other.
-        before, self.seen = self.seen or peeks(), None
+        before, self.last_reading = self.last_reading or read_rng(), None
         batch = self._settle(before, lambda: collate(samples), seeded, held)
-        self._quiet = not (held or self._held.seeders or any(self._used))
+        self._draws_nothing = not (held or self._dataset_generators.seeders or any(self._used))
         return batch
 
-    def _settle(self, before: Peeks, plain: Callable[[], T], seeded: Callable[[], T], held: _Seeders) -> T:
+    def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], held: _Seeders) -> T:
         """Call until no generator that was taken for unused has moved."""
         while True:
             result = seeded() if held or any(self._used) else plain()
-            after = peeks()
-            used = [known or moves for known, moves in zip(self._used, moved(before, after), strict=True)]
+            after = read_rng()
+            used = [known or moves for known, moves in zip(self._used, rng_changed(before, after), strict=True)]
             if used == self._used:
-                self.seen = after
+                self.last_reading = after
                 return result
             self._used, before = used, after
 

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["MT19937_BYTES", "Asked", "Words", "random_words", "torch_words", "window"]
+from midstride.engine.data.torch_internals import generator_address
+
+__all__ = ["MT19937_BYTES", "RawState", "StateAccessor", "memory_view", "random_state", "torch_state"]
 
 #: 624 words and a position
 MT19937_BYTES = 625 * 4
@@ -22,7 +24,7 @@ _BEFORE, _AFTER = 20, 4 + 8 + 16
 _STATE_BEFORE = 24  # the same before the words in torch's state, which has 8 bytes for each of 4
 
 
-class Asked:
+class StateAccessor:
     """A generator that gives its state and takes it back.
 
     Args:
@@ -43,19 +45,19 @@ class Asked:
         self._put(state)
 
 
-Words = Any  # a piece of memory or `Asked`: what is read and set as `raw`
+RawState = Any  # a piece of memory or `Asked`: what is read and set as `raw`
 
 
-def window(address: int, size: int) -> Words:
+def memory_view(address: int, size: int) -> RawState:
     """Return a piece of memory."""
     return (ctypes.c_char * size).from_address(address)
 
 
-def torch_words(generator: torch.Generator) -> Words:
+def torch_state(generator: torch.Generator) -> RawState:
     """Return the words of `generator`, one on the CPU, and the normal numbers that wait in it."""
     trial = torch.Generator().manual_seed(1)
-    place = _place_of_words(trial)
-    if place is not None and place == _place_of_words(generator) and _comes_back(trial, _torch_window(trial, place)):
+    place = _state_offset(trial)
+    if place is not None and place == _state_offset(generator) and _is_restorable(trial, _torch_window(trial, place)):
         return _torch_window(generator, place)
 
     def get() -> bytes:
@@ -64,26 +66,21 @@ def torch_words(generator: torch.Generator) -> Words:
     def put(state: bytes) -> None:
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
-    return Asked(get, put)
+    return StateAccessor(get, put)
 
 
-def _place_of_words(generator: torch.Generator) -> int | None:
+def _state_offset(generator: torch.Generator) -> int | None:
     state = generator.get_state().numpy().tobytes()
     words = b"".join(state[_STATE_BEFORE + 8 * i : _STATE_BEFORE + 8 * i + 4] for i in range(8))
-    place: int = window(_address(generator), 256).raw.find(words)
+    place: int = memory_view(generator_address(generator), 256).raw.find(words)
     return place if place >= _BEFORE else None
 
 
-def _address(generator: Any) -> int:
-    address: int = generator._cdata
-    return address
+def _torch_window(generator: torch.Generator, place: int) -> RawState:
+    return memory_view(generator_address(generator) + place - _BEFORE, _BEFORE + 624 * 4 + _AFTER)
 
 
-def _torch_window(generator: torch.Generator, place: int) -> Words:
-    return window(_address(generator) + place - _BEFORE, _BEFORE + 624 * 4 + _AFTER)
-
-
-def _comes_back(generator: torch.Generator, words: Words) -> bool:
+def _is_restorable(generator: torch.Generator, words: RawState) -> bool:
     """Draw what moves one part of the state after the other, and put each back."""
     for draw in (torch.rand, torch.randn, torch.randn):
         before, seen = generator.get_state(), words.raw
@@ -96,10 +93,10 @@ def _comes_back(generator: torch.Generator, words: Words) -> bool:
     return True
 
 
-def random_words() -> Words:
+def random_state() -> RawState:
     """Return the words of `random`; a normal number that waits stands elsewhere."""
     inst: Any = random._inst
-    words = window(id(inst) + object.__basicsize__, MT19937_BYTES)
+    words = memory_view(id(inst) + object.__basicsize__, MT19937_BYTES)
     # The position stands first there, and last in the state.
     position, *state = np.frombuffer(words.raw, dtype=np.uint32).tolist()
-    return words if (*state, position) == random.getstate()[1] else Asked(random.getstate, random.setstate)
+    return words if (*state, position) == random.getstate()[1] else StateAccessor(random.getstate, random.setstate)

@@ -1,9 +1,9 @@
 """Launchers: what starts the processes of a world.
 
 base        what a launcher is: the command that starts a world, and what its environment needs
+build       launchers by name: nothing is imported until its name is asked for
 horovodrun  horovodrun, on this machine and over ssh on others
 inline      one process, without anything in between
-registry    launchers by name: nothing is imported until its name is asked for
 spawn       ranks on this machine, without anybody's agent in between: the quickest way to a first step
 torchrun    torchrun on this node
 """

@@ -9,7 +9,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.errors import StrategyUnavailable
 from midstride.engine.launch.launchers.base import Launcher
-from midstride.engine.processes.registered_ranks import Wards
+from midstride.engine.processes.registered_ranks import RegisteredRanks
 from midstride.engine.session.session import Session
 
 __all__ = ["Horovodrun"]
@@ -22,7 +22,7 @@ _MEET_S = 120
 class Horovodrun(Launcher):
     """Starts the ranks under horovodrun, over gloo: which controllers there are is not asked, that takes seconds.
 
-    The keeper looks after the ranks itself: `midstride.engine.processes.registered_ranks` says why.
+    The supervisor looks after the ranks itself: `midstride.engine.processes.registered_ranks` says why.
     """
 
     name: ClassVar[str] = "horovodrun"
@@ -48,5 +48,5 @@ class Horovodrun(Launcher):
             # Rank 0 keeps what the ranks agree in; if it dies, the others' polls for it need no C++ stacks in the log.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             **super().environment(session, job, base),
-            Wards.VARIABLE: "here" if job.world.hosts else "all",
+            RegisteredRanks.VARIABLE: "here" if job.world.hosts else "all",
         }

@@ -16,6 +16,6 @@ class Spawn(Launcher):
     name: ClassVar[str] = "spawn"
 
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
-        """Return the command of the spawner."""
-        spawner = "midstride.engine.launch.fork_server"
-        return [sys.executable, "-m", spawner, str(session.folder), str(job.world.processes), str(grace_s)]
+        """Return the command of the fork server."""
+        module = "midstride.engine.launch.fork_server"
+        return [sys.executable, "-m", module, str(session.folder), str(job.world.processes), str(grace_s)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
 
-__all__ = ["balanced", "bounds", "faults_of", "sizes_of", "tensors_of", "times_of"]
+__all__ = ["balance_stages", "bounds", "faults_of", "sizes_of", "tensors_of", "times_of"]
 
 #: bytes that training keeps for a byte of parameters: itself, its gradient, and the two averages of Adam
 _KEPT = 4
@@ -53,7 +53,7 @@ def faults_of(layers: Layers, balance: Sequence[int]) -> list[str]:
     return faults
 
 
-def balanced(costs: Sequence[float], layers: Layers, stages: int) -> list[int]:
+def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[int]:
     """Return the layers of each stage such that the costliest stage costs least.
 
     Args:

@@ -16,13 +16,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from midstride.engine.errors import EngineError
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.seeds import Generators
-from midstride.engine.strategies.base import LossOf
 from midstride.engine.strategies.batch_split import cut
+from midstride.engine.strategies.mixins import LossOf
 from midstride.engine.strategies.pipeline.balance import tensors_of
 from midstride.engine.strategies.pipeline.stage import Stage
 from midstride.engine.trees import samples_in
 
-__all__ = ["Flow", "Line", "first_part", "parts_of", "untouched"]
+__all__ = ["PipelineLocation", "PipelineSchedule", "first_part", "micro_batch_count", "side_effects_reverted"]
 
 #: shapes of batches for which a schedule, with the buffers it receives into, is kept
 _SCHEDULES = 6
@@ -31,7 +31,7 @@ Meta = tuple[torch.Size, torch.dtype, bool]
 
 
 @dataclass(frozen=True)
-class Line:
+class PipelineLocation:
     """Where a rank stands in its pipeline.
 
     Args:
@@ -52,7 +52,7 @@ class Line:
         return self.stage == len(self.ranks) - 1
 
 
-class Flow:
+class PipelineSchedule:
     """Batches on their way through all stages of a pipeline, part by part; every rank of it makes the same calls.
 
     A batch goes in as many equal parts as it can, at most so many. Gradients are added in the order of the parts, and
@@ -66,7 +66,7 @@ class Flow:
             passes first. With fewer parts than stages there are no turns to take.
     """
 
-    def __init__(self, stage: Stage, line: Line, parts: int, schedule: str) -> None:
+    def __init__(self, stage: Stage, line: PipelineLocation, parts: int, schedule: str) -> None:
         self._stage, self._line, self._parts, self._name = stage, line, parts, schedule
         self._schedules: OrderedDict[Any, Any] = OrderedDict()
         self._part: tuple[LossOf, list[Any]]
@@ -79,7 +79,7 @@ class Flow:
             batch: what it was made of.
             loss_of: of the outputs of a part, and of that part of the batch; called on the last stage.
         """
-        given, parts = tensors_of(x), parts_of(x, batch, self._parts)
+        given, parts = tensors_of(x), micro_batch_count(x, batch, self._parts)
         schedule = self._schedule(given, parts, trains=True)
         if self._line.is_last:
             self._part = loss_of, cut(batch, parts)
@@ -89,9 +89,9 @@ class Flow:
         """Return the outputs for `x` on every rank of the pipeline."""
         with torch.no_grad():
             given = tensors_of(x)
-            schedule = self._schedule(given, parts_of(x, x, self._parts), trains=False)
+            schedule = self._schedule(given, micro_batch_count(x, x, self._parts), trains=False)
             made = self._step(schedule, given, return_outputs=True)
-            return self._shared(made)
+            return self._broadcast_outputs(made)
 
     def _step(self, schedule: Any, given: tuple[Tensor, ...], **options: Any) -> Any:
         line = self._line
@@ -103,7 +103,7 @@ class Flow:
                 raise error.__cause__ from None
             raise
 
-    def _shared(self, made: Any) -> Any:
+    def _broadcast_outputs(self, made: Any) -> Any:
         """Return on every rank what the last stage made."""
         line = self._line
         described: list[Any] = [(isinstance(made, tuple), _metas(made)) if line.is_last else None]
@@ -118,13 +118,13 @@ class Flow:
         """The schedule for batches of this shape; its buffers fit no other."""
         key = tuple((t.shape, t.dtype) for t in given), parts, trains
         if key not in self._schedules:
-            self._schedules[key] = self._scheduled(given, parts, trains=trains)
+            self._schedules[key] = self._build_schedule(given, parts, trains=trains)
             if len(self._schedules) > _SCHEDULES:
                 self._schedules.popitem(last=False)
         self._schedules.move_to_end(key)
         return self._schedules[key]
 
-    def _scheduled(self, given: tuple[Tensor, ...], parts: int, *, trains: bool) -> Any:
+    def _build_schedule(self, given: tuple[Tensor, ...], parts: int, *, trains: bool) -> Any:
         line, stages = self._line, len(self._line.ranks)
         metas = self._shapes(first_part(given, parts))
         # Knowing all shapes, torch does not find them out by running layers and loss once more.
@@ -156,17 +156,17 @@ class Flow:
             found: list[Any] = [None]
             if stage == line.stage:
                 given = part if stage == 0 else tuple(t.zero_() for t in _empty(metas[-1], line.device))
-                with torch.no_grad(), untouched(self._stage):
+                with torch.no_grad(), side_effects_reverted(self._stage):
                     found = [_metas(self._stage(*given))]
             dist.broadcast_object_list(found, src=rank, group=line.group)
             metas.append(found[0])
         return metas
 
 
-def parts_of(x: Any, batch: Any, most: int) -> int:
+def micro_batch_count(x: Any, batch: Any, most: int) -> int:
     """Return into how many equal parts, at most `most`, `x` and the batch it was made of can be cut.
 
-    >>> parts_of(torch.zeros(12), torch.zeros(12), 8), parts_of(torch.zeros(7), torch.zeros(7), 4)
+    >>> micro_batch_count(torch.zeros(12), torch.zeros(12), 8), micro_batch_count(torch.zeros(7), torch.zeros(7), 4)
     (6, 1)
     """
     samples = math.gcd(len(tensors_of(x)[0]), samples_in(batch))
@@ -180,7 +180,7 @@ def first_part(x: Any, parts: int) -> Any:
 
 
 @contextmanager
-def untouched(module: nn.Module) -> Iterator[None]:
+def side_effects_reverted(module: nn.Module) -> Iterator[None]:
     """Put back what a try of `module` changes: its buffers and objects, and the generators."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     objects, generators = Objects.of_module(module), Generators()

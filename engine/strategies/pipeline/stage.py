@@ -10,20 +10,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from midstride.engine.errors import UserError
+from midstride.engine.modules.torch_internals import buffers_of
 from midstride.engine.strategies.pipeline.balance import bounds, tensors_of
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["Caught", "CutSequential", "Stage"]
+__all__ = ["DeferredOutput", "Stage", "StagedSequential"]
 
 
-class Elsewhere(nn.Module):
+class RemoteLayer(nn.Module):
     """Stands for a layer that another stage has."""
 
-    def _load_from_state_dict(self, *_: Any) -> None:
+    def _load_from_state_dict(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Leave what is loaded to the stage that has the layer."""
 
 
-class Caught:
+class DeferredOutput:
     """Stands for the outputs of `sequential_module` in a training step: they are made after it has ended.
 
     Args:
@@ -50,7 +51,7 @@ class Caught:
         )
 
 
-class CutSequential(nn.Sequential):
+class StagedSequential(nn.Sequential):
     """`sequential_module` on a rank that has some of its layers; they keep their names.
 
     Args:
@@ -62,7 +63,7 @@ class CutSequential(nn.Sequential):
     def __init__(self, layers: nn.Sequential, balance: Sequence[int], stage: int) -> None:
         named = list(layers.named_children())
         start, end = bounds(balance)[stage]
-        kept = [(name, layer if start <= i < end else Elsewhere()) for i, (name, layer) in enumerate(named)]
+        kept = [(name, layer if start <= i < end else RemoteLayer()) for i, (name, layer) in enumerate(named)]
         super().__init__(OrderedDict(kept))
         self.training = layers.training
         self._balance, self._span = list(balance), (start, end)
@@ -83,22 +84,22 @@ class CutSequential(nn.Sequential):
         """The number of the first of them."""
         return self._span[0]
 
-    def flow_through(self, run: Callable[[Any], Any]) -> None:
+    def set_pipeline(self, run: Callable[[Any], Any]) -> None:
         """Have a call `run` the whole pipeline, forward; every rank of it makes the call."""
         self._run = run
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Have a call only take note of what it is given."""
-        run, self._run = self._run, Caught
+        run, self._run = self._run, DeferredOutput
         try:
             yield
         finally:
             self._run = run
 
-    def forward(self, x: Any) -> Any:
-        """Return what all layers together make of `x`, on every rank."""
-        return self._run(x)
+    def forward(self, input: Any) -> Any:
+        """Return what all layers together make of `input`, on every rank."""
+        return self._run(input)
 
     def _refuse(self, x: Any) -> NoReturn:
         start, end = self._span
@@ -159,11 +160,11 @@ class Stage(nn.Module):
     @contextmanager
     def _with_other_buffers(self) -> Iterator[None]:
         """Let a second forward pass over the same part change copies of the buffers: the first one has counted."""
-        held = [(module, dict(module._buffers)) for module in self.modules() if module._buffers]
+        held = [(module, dict(buffers_of(module))) for module in self.modules() if buffers_of(module)]
         for module, buffers in held:
-            module._buffers.update({n: None if b is None else b.clone() for n, b in buffers.items()})
+            buffers_of(module).update({n: None if b is None else b.clone() for n, b in buffers.items()})
         try:
             yield
         finally:
             for module, buffers in held:
-                module._buffers.update(buffers)
+                buffers_of(module).update(buffers)

@@ -12,13 +12,21 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.strategies.base import LossOf, TrainingStep
-from midstride.engine.strategies.collective import ProcessGroup, average_gradients, broadcast
-from midstride.engine.strategies.pipeline.balance import balanced, faults_of, sizes_of, times_of
-from midstride.engine.strategies.pipeline.schedule import Flow, Line, first_part, parts_of, untouched
-from midstride.engine.strategies.pipeline.stage import Caught, CutSequential, Stage
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.mixins import LossOf, Measures, ModelParallel, RunsBackward
+from midstride.engine.strategies.pipeline.balance import balance_stages, faults_of, sizes_of, times_of
+from midstride.engine.strategies.pipeline.schedule import (
+    PipelineLocation,
+    PipelineSchedule,
+    first_part,
+    micro_batch_count,
+    side_effects_reverted,
+)
+from midstride.engine.strategies.pipeline.stage import DeferredOutput, Stage, StagedSequential
+from midstride.engine.strategies.step import StepScope, TrainingStep
+from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients, broadcast
+from midstride.engine.strategies.torch_internals import foreach_norm
 from midstride.engine.trees import move
-from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
 __all__ = ["Pipeline"]
@@ -26,7 +34,7 @@ __all__ = ["Pipeline"]
 log = logging.getLogger(__name__)
 
 
-class Pipeline(ProcessGroup):
+class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
     """Cut `self.sequential_module` into stages, each on a process of its own (`torch.distributed.pipelining`).
 
     With more processes than stages there are several pipelines side by side: replicas, which read samples of their
@@ -44,8 +52,6 @@ class Pipeline(ProcessGroup):
     """
 
     name = "pipeline"
-    schedules = True
-    takes_closures = False
     fixed_world: ClassVar[str | None] = "every process keeps the layers of its own stage"
 
     def __init__(
@@ -57,16 +63,15 @@ class Pipeline(ProcessGroup):
         schedule: Literal["1f1b", "gpipe"] = "1f1b",
         checkpoint: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(TorchCollective())
         self._by = balance if isinstance(balance, str) else "size" if balance is None else "hand"
-        self.measures = self._by != "hand"
         self._balance = list(balance) if balance is not None and not isinstance(balance, str) else []
         self._wanted, self._parts = stages or len(self._balance) or None, micro_batches
         self._schedule, self._checkpoint = schedule, checkpoint
         self._lines: list[Any] = []
         self._replicas: Any = None
-        self._line: Line
-        self._flow: Flow
+        self._line: PipelineLocation
+        self._flow: PipelineSchedule
 
     @property
     def stages(self) -> int:
@@ -84,21 +89,21 @@ class Pipeline(ProcessGroup):
         return f"{self.name}(stages={self.stages}, balance={self._balance}, micro_batches={self.micro_batches})"
 
     @property
-    def readers(self) -> World:
+    def data_world(self) -> World:
         """The pipelines: all ranks of one read the same samples."""
         pipelines = self.world.size // self.stages
         return World(rank=self.world.rank // self.stages, size=pipelines, local_size=pipelines)
 
-    def facts(self) -> dict[str, Any]:
+    def measurements(self) -> dict[str, Any]:
         """Return the cut."""
         return {"stages": self.stages, "balance": self._balance}
 
-    def recall(self, facts: dict[str, Any]) -> None:
-        """Cut as an earlier life did, into as many stages."""
-        if facts.get("stages") == self.stages:
-            self._balance = list(facts["balance"])
+    def load_measurements(self, measurements: dict[str, Any]) -> None:
+        """Cut as an earlier attempt did, into as many stages; what is cut by hand stays so."""
+        if self._by != "hand" and measurements.get("stages") == self.stages:
+            self._balance = list(measurements["balance"])
 
-    def refusals(self, module: TrainingModule) -> list[str]:
+    def module_errors(self, module: TrainingModule) -> list[str]:
         """Name what of `module` cannot be cut, or cannot be trained in parts."""
         name, size, stages = type(module).__name__, self.world.size, self.stages
         faults = []
@@ -132,11 +137,11 @@ class Pipeline(ProcessGroup):
             )
         if len(layers) < self.stages:
             faults.append(f"{self.stages} stages, and sequential_module of {name} has {len(layers)} layers only")
-        elif not isinstance(layers, CutSequential) and self._by == "hand":
+        elif not isinstance(layers, StagedSequential) and self._by == "hand":
             faults += faults_of(list(layers), self._balance)
         return faults
 
-    def mismatches(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
+    def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
         """Name several optimizers, batches that have fewer samples than parts, and batches that may be left out."""
         faults = []
         if len(optimizers) > 1:
@@ -167,14 +172,16 @@ class Pipeline(ProcessGroup):
         pipeline, place = divmod(self.world.rank, stages)
         self._replicas = same_stage[place]
         ranks = tuple(range(pipeline * stages, (pipeline + 1) * stages))[::-1]
-        self._line = Line(ranks, stages - 1 - place, self._lines[pipeline], self.device)
+        self._line = PipelineLocation(ranks, stages - 1 - place, self._lines[pipeline], self.device)
 
-    def place(self, module: TrainingModule, first_batch: Callable[[], Any] | None = None) -> None:
+    def setup_module(
+        self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
+    ) -> None:
         """Cut `sequential_module`, and keep this rank's stage of it."""
         layers: Any = module.sequential_module
-        if not isinstance(layers, CutSequential):
-            balance = self._cut(module, layers, first_batch)
-            layers = module.sequential_module = CutSequential(layers, balance, self._line.stage)
+        if not isinstance(layers, StagedSequential):
+            balance = self._cut(module, scope, layers, first_batch)
+            layers = module.sequential_module = StagedSequential(layers, balance, self._line.stage)
         elif layers.balance != (self._balance or layers.balance):
             raise UserError(
                 f"sequential_module was cut by balance={layers.balance} earlier in this process, and is to be cut by "
@@ -182,20 +189,25 @@ class Pipeline(ProcessGroup):
             )
         self._balance = layers.balance
         module.to(self.device)
-        trainer = module.trainer
         if not self._line.is_last:
-            trainer.logged.mute()
+            scope.mute()
         stage = Stage(
             layers.own,
             layers.first,
-            trainer.precision.forward,
+            scope.forward,
             is_last=self._line.is_last,
             checkpoints=self._checkpoint,
         )
-        self._flow = Flow(stage, self._line, self.micro_batches, self._schedule)
-        layers.flow_through(self._flow.evaluate)
+        self._flow = PipelineSchedule(stage, self._line, self.micro_batches, self._schedule)
+        layers.set_pipeline(self._flow.evaluate)
 
-    def _cut(self, module: TrainingModule, layers: nn.Sequential, first_batch: Callable[[], Any] | None) -> list[int]:
+    def _cut(
+        self,
+        module: TrainingModule,
+        scope: StepScope,
+        layers: nn.Sequential,
+        first_batch: Callable[[], Any] | None,
+    ) -> list[int]:
         """How many layers each stage gets; rank 0 measures."""
         if sum(self._balance) == len(layers):
             return self._balance
@@ -203,11 +215,11 @@ class Pipeline(ProcessGroup):
         found: list[int] | UserError = []
         if self.world.is_first:
             try:
-                costs = sizes_of(list(layers)) if first_batch is None else self._costs(module, layers, batch)
-                found = balanced(costs, list(layers), self.stages)
+                costs = sizes_of(list(layers)) if first_batch is None else self._costs(module, scope, layers, batch)
+                found = balance_stages(costs, list(layers), self.stages)
             except UserError as error:
                 found = error
-        balance: list[int] | UserError = self.gather(found)[0]
+        balance: list[int] | UserError = self.collective.broadcast(found)
         if isinstance(balance, UserError):
             raise balance
         if self._by == "time" and first_batch is not None and self.world.is_first:
@@ -219,56 +231,56 @@ class Pipeline(ProcessGroup):
             )
         return balance
 
-    def _costs(self, module: TrainingModule, layers: nn.Sequential, batch: Any) -> list[float]:
+    def _costs(self, module: TrainingModule, scope: StepScope, layers: nn.Sequential, batch: Any) -> list[float]:
         # The layers stay where they are: together they may be too large for the device.
-        stand_in = module.sequential_module = CutSequential(layers, [0], 0)
+        stand_in = module.sequential_module = StagedSequential(layers, [0], 0)
         module.to(self.device)
         try:
-            with module.trainer.logged.unheard(), untouched(module), stand_in.caught():
-                outputs = call_user_code(f"{type(module).__name__}.training_step", module.training_step, batch, 0)
+            with scope.muted(), side_effects_reverted(module), stand_in.deferred():
+                outputs = scope.call(module, "training_step", batch, 0)
         finally:
             module.sequential_module = layers
         x = _caught(module, outputs)
-        parts = parts_of(x, batch, self.micro_batches)
+        parts = micro_batch_count(x, batch, self.micro_batches)
         part = first_part(x, parts)
-        with untouched(layers), module.trainer.precision.forward():
+        with side_effects_reverted(layers), scope.forward():
             if self._by == "time":
                 return times_of(list(layers), part, self.device)
             return sizes_of(list(layers), move(part, torch.device("cpu")), parts)
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` as it is: gradients are averaged over the pipelines after the last part."""
-        if self.readers.size > 1:
+        if self.data_world.size > 1:
             broadcast(step, self.world.rank % self.stages, self._replicas)
         return step
 
     def train(self, wrapped: nn.Module, batch: Any, index: int, loss_of: LossOf) -> None:
         """Take what `training_step` gives `sequential_module`, and run the parts of it through all stages."""
-        module: TrainingModule = wrapped.module  # type: ignore[assignment]
-        layers: CutSequential = module.sequential_module  # type: ignore[assignment]
-        with layers.caught():
+        module: Any = wrapped.module
+        layers: StagedSequential = module.sequential_module
+        with layers.deferred():
             x = _caught(module, wrapped(batch, index))
         self._flow.train(x, batch, loss_of)
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average the gradients of this stage over the pipelines."""
-        if self.readers.size > 1:
-            average_gradients(parameters, self.device, self.readers.size, self._replicas)
+        if self.data_world.size > 1:
+            average_gradients(parameters, self.device, self.data_world.size, self._replicas)
 
-    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> None:
+    def clip_gradients(self, parameters: Sequence[Tensor], max_norm: float) -> None:
         """Clip by the norm over all stages: that of the norms of all gradients, in the order of the layers."""
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norms = torch.tensor([]) if not grads else torch.stack(torch._foreach_norm(grads)).cpu()
+        norms = torch.tensor([]) if not grads else torch.stack(foreach_norm(grads)).cpu()
         every: list[Any] = [None] * self.stages
         dist.all_gather_object(every, norms, group=self._line.group)
         total = torch.linalg.vector_norm(torch.cat(every[::-1])).to(self.device)
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
 
-    def weights(self, module: TrainingModule) -> dict[str, Any]:
+    def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
         """Return the layers of all stages on rank 0, and on other ranks their own."""
         own, prefix = module.state_dict(), "sequential_module."
         stage = {name: t for name, t in own.items() if name.startswith(prefix) and isinstance(t, Tensor)}
-        everyone = self.gather({name: (t.shape, t.dtype) for name, t in stage.items()})
+        everyone = self.collective.gather({name: (t.shape, t.dtype) for name, t in stage.items()})
         if self.world.is_first:
             for rank in self._line.ranks[:-1]:
                 for name, (shape, dtype) in everyone[rank].items():
@@ -285,7 +297,7 @@ class Pipeline(ProcessGroup):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cut."""
-        return self.facts()
+        return self.measurements()
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Nothing is left to do: the cut was made by it."""
@@ -293,7 +305,7 @@ class Pipeline(ProcessGroup):
 
 def _caught(module: TrainingModule, outputs: Any) -> Any:
     """Return what `sequential_module` was called with, given what a training step returned."""
-    if isinstance(outputs, Caught):
+    if isinstance(outputs, DeferredOutput):
         return outputs.x
     raise UserError(
         f"{type(module).__name__}.training_step returned a {type(outputs).__name__}; in a pipeline it returns what "

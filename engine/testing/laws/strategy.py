@@ -57,12 +57,18 @@ class StrategyLaws:
 
     def _live(self, run: Path, plan: FaultPlan | None = None) -> list[int]:
         environment = {**os.environ, **(plan.environment if plan is not None else {})}
-        arguments = (type(self).module, dict(self.options), self.ranks, str(run))
+        kind: Any = type(self)  # where its module is no method
+        arguments = (kind.module, dict(self.options), self.ranks, str(run))
         return run_ranks(_train, *arguments, processes=self.ranks, environment=environment)
 
 
 def _train(module: Callable[[], TrainingModule], options: dict[str, Any], ranks: int, run: str) -> None:
-    settings = {"max_epochs": EPOCHS, "snapshots": {"every_steps": 1}, "enable_progress_bar": False, "seed": 7}
+    settings: dict[str, Any] = {
+        "max_epochs": EPOCHS,
+        "snapshots": {"every_steps": 1},
+        "enable_progress_bar": False,
+        "seed": 7,
+    }
     Trainer(**{**settings, **options}).fit(module(), SmallData(ranks), run=run)
 
 

@@ -1,8 +1,8 @@
 """Checkpointing: what a fit's state consists of, and how it goes to snapshots and comes back.
 
-checkpointer   keeps a fit's state in its run, and gives it back
+checkpointer   keep a fit's state in its run, and restore it
 identity       what may change between two lives of a run, and what is said when it does
-parts          the parts of a fit: everything that decides how it goes on
+state_parts    the parts of a fit's state: everything that decides how it goes on
 restore_check  what could not come back in the next life is found within seconds of this one's start
 roots          where a fit's objects are found: its module, callbacks, data, optimizers, schedulers, and
                generators in globals

@@ -1,4 +1,4 @@
-"""The recorder: keeps a fit's state in its run, and gives it back."""
+"""Keep a fit's state in its run, and restore it."""
 
 import json
 import logging
@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import torch
+
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
+from midstride.engine.loggers.process import LoggerProcesses
+from midstride.engine.session.heartbeat import Phase
 from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.position import Position, snapshot_name
@@ -16,36 +20,39 @@ from midstride.engine.snapshots.schedule import SnapshotSchedule
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import walk
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
+from midstride.engine.strategies.mixins import Measures, ModelParallel, full_state_dict
 from midstride.engine.training.checkpointing.identity import (
     FREE_ARGUMENTS,
-    bits_of,
-    changed_bits,
+    check_environment,
     check_identity,
-    described,
+    environment_changes,
+    environment_of,
+    identity_of,
     is_json,
 )
-from midstride.engine.training.checkpointing.parts import parts_of, upgraded
-from midstride.engine.training.checkpointing.restore_check import give_back
-from midstride.engine.training.checkpointing.roots import watch_of
-from midstride.engine.training.checkpointing.run_store import Resume, Run
+from midstride.engine.training.checkpointing.restore_check import check_restores
+from midstride.engine.training.checkpointing.roots import unsaved_state_monitor
+from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.checkpointing.settings import Settings
-from midstride.engine.training.checkpointing.unsaved_state import Watch
-from midstride.engine.training.checkpointing.world_size import Start, fit_feeds, padded_anew, reshard
+from midstride.engine.training.checkpointing.state_parts import state_parts, upgrade
+from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
+from midstride.engine.training.checkpointing.world_size import InitialSharding, padding_change, reshard, resize_loaders
 from midstride.engine.training.context import FitContext
 
 if TYPE_CHECKING:
     from midstride.engine.objects.object_state import Objects
 
-__all__ = ["Recorder"]
+__all__ = ["Checkpointer"]
 
 log = logging.getLogger(__name__)
 
 #: options that decide which samples make a step, and what a step is
-DECIDING = (
+IDENTITY_OPTIONS = (
     "accumulate_grad_batches",
     "gradient_clip_val",
     "gradient_clip_algorithm",
     "val_check_interval",
+    "check_val_every_n_epoch",
     "limit_train_batches",
     "limit_val_batches",
     "use_distributed_sampler",
@@ -53,7 +60,7 @@ DECIDING = (
 )
 
 
-class Recorder:
+class Checkpointer:
     """Takes the snapshots of one fit and resumes from them.
 
     Args:
@@ -64,50 +71,55 @@ class Recorder:
 
     def __init__(self, context: FitContext, url: str, options: SnapshotOptions) -> None:
         self._context = context
-        store_options = replace(options.store_options, on_wait=context.reporter.waits)
-        self.run = Run(url, context.strategy, options.keep, context.heartbeat, store_options)
-        self._schedule = SnapshotSchedule(options, context.strategy.gather, lambda: self.run.is_writing)
+        store_options = replace(options.store_options, on_wait=context.reporter.store_waits)
+        self.run = RunStore(url, context.strategy, options.keep, context.heartbeat, store_options)
+        self._schedule = SnapshotSchedule(options, context.collective.gather, lambda: self.run.is_writing)
         #: everything that decides how the fit goes on, by name
-        self.parts = parts_of(context)
-        self._watch: Watch | None = None
-        self._is_tried = False  # whether every part has shown that it takes back what it gives
-        self._start = Start.of(context.feeds, context.world.size)
-        self._facts = self._described()
+        self.parts = state_parts(context)
+        self._watch: UnsavedStateMonitor | None = None
+        self._is_verified = False  # whether every part has shown that it takes back what it gives
+        self._initial_sharding = InitialSharding.of(context.loaders, context.world.size)
+        self._facts = self._identity()
         self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
         self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> the facts that were given with it
         self._settings = Settings(context)
+        self._loggers: LoggerProcesses | None = None
         self._write_s = 0.0  # seconds the last snapshot took until it was committed
 
     @staticmethod
     def try_encoding(context: FitContext) -> None:
         """Raise what a snapshot of `context` would raise for state that cannot be written."""
-        parts = parts_of(context)
+        parts = state_parts(context)
         walk(state_of(parts))
-        give_back(parts, "before the first step")
+        check_restores(parts, "before the first step")
 
     def resume(self, resume: Resume) -> bool:
         """Take the state back from the newest good snapshot; return whether there was one."""
         found = self.run.resume(resume)
         if found is not None:
-            snapshot, tree = found[0], upgraded(found[1])
+            snapshot, tree = found[0], upgrade(found[1])
             where = f"{self.run.store.url}/snapshots/{snapshot.name}"
-            self._fit(snapshot, tree, where)
+            self._resize_loaders(snapshot, tree, where)
             self._check(snapshot.manifest, where)
             self._settings.check(snapshot.manifest["facts"], where)
             restore_parts(self.parts, self._resharded(snapshot, tree))
             self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
             self._weights_facts = dict(snapshot.manifest["facts"].get("weights_facts", {}))
-            self._say(self._settings.compare(snapshot.manifest["facts"], self._facts))
+            self._warn(self._settings.compare(snapshot.manifest["facts"], self._facts))
         else:
             walk(state_of(self.parts))  # what cannot be written is refused now, not at the first snapshot
-            give_back(self.parts, "before the first step")
-        self._is_tried = found is not None
-        self._watch = watch_of(self._context, cast("Objects", self.parts["objects"]))
+            check_restores(self.parts, "before the first step")
+        self._is_verified = found is not None
+        self._watch = unsaved_state_monitor(self._context, cast("Objects", self.parts["objects"]))
         lease = self.run.begin(found[0] if found else None)
-        self._tell(lease.generation, lease.resumed_from)
+        self._report_resume(lease.generation, lease.resumed_from)
+        loggers = self._context.settings.loggers
+        named = {"loggers": [options.model_dump(mode="json") for options in loggers]} if loggers else {}
         self.run.write(
-            "run.json", json.dumps({"run": self.run.name, **self._facts, **self._settings.facts()}, indent=2)
+            "run.json", json.dumps({"run": self.run.name, **self._facts, **self._settings.facts(), **named}, indent=2)
         )
+        if loggers and self._context.world.is_first:
+            self._loggers = LoggerProcesses(loggers, self.run.store, lease.generation)
         return found is not None
 
     @property
@@ -119,20 +131,20 @@ class Recorder:
         """Raise what went wrong behind training; take a snapshot if one is due at this boundary."""
         self.run.check()
         progress = self._context.progress
-        if not self._is_tried:
-            self._is_tried = True
-            give_back(self.parts, "after the first step")
+        if not self._is_verified:
+            self._is_verified = True
+            check_restores(self.parts, "after the first step")
         if self._schedule.is_due(progress.val_batch if progress.validating else progress.step):
             self.take()
 
-    def answer(self, request: Request) -> None:
+    def handle(self, request: Request) -> None:
         """Take the snapshot that was asked for; every rank calls this at the same boundary.
 
         Raises:
             StopRequested: that was asked. The message says what a retry resumes from.
         """
         run = self.run
-        everyone = self._context.strategy.gather((request.left_s, self._write_s))
+        everyone = self._context.collective.gather((request.left_s, self._write_s))
         left_s, write_s = min(left for left, _ in everyone), max(took for _, took in everyone)
         if left_s > write_s:
             self.take()
@@ -140,11 +152,11 @@ class Recorder:
         elif self._context.world.is_first:
             log.warning("no snapshot is taken: the last one took %.1f s, %.1f s are left of the grace", write_s, left_s)
         if request.kind is RequestKind.STOP:
-            raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resumes_from()}")
+            raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resume_message()}")
 
     def take(self) -> None:
         """Take a snapshot here and now, to be committed behind training; every rank calls this at the same place."""
-        context, progress = self._context, self._context.progress
+        context, progress, strategy = self._context, self._context.progress, self._context.strategy
         began = time.perf_counter()
         position, epoch = Position(progress.step, progress.after), progress.epoch
 
@@ -153,26 +165,28 @@ class Recorder:
 
         def committed(pending: PendingSnapshot, snapshot: Snapshot) -> None:
             self._write_s = pending.stall_s + pending.write_s
+            if self._loggers is not None:
+                self._loggers.wake()
             held = {"stall_s": pending.stall_s, "wait_s": pending.wait_s, "write_s": pending.write_s}
             context.reporter.emit(
                 "snapshot", name=snapshot.name, step=position.step, epoch=epoch, bytes=snapshot.bytes, **held
             )
 
         if self._watch is not None:
-            self._watch.look()
-        rows = context.logged.take_rows()
-        context.samples.settle(context.strategy.gather)
+            self._watch.check()
+        rows = context.metric_logger.drain_rows()
+        context.samples.merge_ranks(context.collective.gather)
         facts = {
             **self._facts,
             **self._settings.facts(),
-            "start": self._start.facts(),
-            "strategy": context.strategy.facts(),
+            "start": self._initial_sharding.to_json(),
+            "strategy": strategy.measurements() if isinstance(strategy, Measures) else {},
             "progress": progress.state_dict(),
             "left_out": list(context.samples.left_out),
             "weights": dict(self._weights),
             "weights_facts": {
                 **self._weights_facts,
-                **({"last": self._facts_of_weights()} if progress.finished else {}),
+                **({"last": self._weights_metadata()} if progress.finished else {}),
             },
         }
         self.run.snapshot(position, state_of(self.parts), rows, facts, probe, committed)
@@ -186,18 +200,21 @@ class Recorder:
         """
         context = self._context
         try:
-            if not context.logged.rows.is_closed:
+            if not context.metric_logger.rows.is_closed:
                 context.progress.boundary()  # a boundary of its own: a snapshot may already stand at the last one
-                context.logged.rows.close()
+                context.metric_logger.rows.close()
                 self.take()
             self.run.flush()
             self.save_weights("last")
             self.run.flush_weights()
             self.run.assemble_metric_log()
+            if self._loggers is not None:
+                with context.heartbeat.during(Phase.WAITING):
+                    self._loggers.finish()
         except StoreSilent as error:
             raise StoreSilent(
                 f"{error}\nThe training is over, after step {context.progress.step}, but its end could not be written: "
-                f"{self.run.resumes_from()}, and a retry ends with the same bits."
+                f"{self.run.resume_message()}, and a retry ends with the same bits."
             ) from error
 
     def raise_cause(self, error: Exception) -> None:
@@ -207,21 +224,23 @@ class Recorder:
             raise failure from error
 
     def close(self) -> None:
-        """Let what was taken be committed, if it still can be, and end the thread that does so."""
+        """Let what was taken be committed, if it still can be, and end the thread that does so, and the loggers."""
         self.run.close()
+        if self._loggers is not None:
+            self._loggers.close()
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Have the weights written to `folder`, behind training."""
         context, progress = self._context, self._context.progress
-        facts = self._facts_of_weights()
-        weights = context.strategy.weights(context.module)
+        facts = self._weights_metadata()
+        weights = full_state_dict(context.strategy, context.module)
         position = Position(progress.step, progress.after)
         if self.generation is not None:
             self._weights[folder] = snapshot_name(position, self.generation)
             self._weights_facts[folder] = dict(facts)
-        self.run.save_weights(folder, position, context.logged.metrics.without_states(weights), facts)
+        self.run.save_weights(folder, position, context.metric_logger.metrics.without_states(weights), facts)
 
-    def _facts_of_weights(self) -> dict[str, Any]:
+    def _weights_metadata(self) -> dict[str, Any]:
         """Return what is noted beside weights; snapshots repeat it, so that the weights can be made anew from them."""
         module, progress = self._context.module, self._context.progress
         return {
@@ -230,15 +249,15 @@ class Recorder:
             "module": f"{type(module).__module__}:{type(module).__qualname__}",
             "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
             "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
-            "metrics": {name: float(value) for name, value in self._context.logged.values.items()},
+            "metrics": {name: float(value) for name, value in self._context.metric_logger.values.items()},
         }
 
-    def _described(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         """Return what makes this run this run, and what may change its last bits."""
         context = self._context
         given = dict(context.settings.identity)
         arguments = given.pop("data_args", {})
-        options, order = context.options, context.strategy.gather(context.feeds.training.facts())[0]
+        options, order = context.options, context.collective.broadcast(context.loaders.training.order_facts())
         if (batch_size := order.pop("global_batch_size", None)) is not None:
             order["global_batch_size"] = batch_size * options.accumulate_grad_batches
         identity = {
@@ -249,30 +268,40 @@ class Recorder:
             "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
             "seed": context.settings.seed,
             **order,
-            **{name: getattr(options, name) for name in DECIDING},
+            **{name: getattr(options, name) for name in IDENTITY_OPTIONS},
             "precision": context.options.precision,
             "strategy": context.strategy.identity,
         }
-        return {"identity": described(identity), "bits": bits_of([type(context.module)], context.device)}
+        return {"identity": identity_of(identity), "bits": environment_of([type(context.module)], context.device)}
 
-    def _fit(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
+    def _resize_loaders(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
         """Cut the global batches as this world needs them."""
         facts, was = snapshot.manifest["facts"], snapshot.manifest["world_size"]
-        self._start = Start.from_facts(facts["start"])
+        self._initial_sharding = InitialSharding.from_json(facts["start"])
         size = self._context.world.size
         validating = facts["progress"]["validating"]
-        if was == size == self._start.size and not validating:
+        if self._context.lanes is not None:
+            # A batch is cut in lanes, whatever the number of ranks; launchers give ranks different numbers of threads.
+            torch.set_num_threads(facts["bits"]["threads"])
+            self._facts = self._identity()
+            return
+        if was == size == self._initial_sharding.size and not validating:
             return
         if was != size:
-            if (why := self._context.strategy.fixed_world) is not None:
+            strategy = self._context.strategy
+            if isinstance(strategy, ModelParallel) and (why := strategy.fixed_world) is not None:
                 raise NotExact(
                     f"{where} was taken by {was} processes, this world has {size}, and strategy "
-                    f"{self._context.strategy.name} goes on with {was} only: {why}. Start it with {was}, or start over "
+                    f"{strategy.name} goes on with {was} only: {why}. Start it with {was}, or start over "
                     "under another run name."
                 )
-            self._context.feeds.training.load_state_dict(tree["feeds"]["training"])  # it may know why it cannot be cut
-        fit_feeds(self._context.feeds, self._start, was=was, size=size, validating=validating, where=where)
-        self._facts = self._described()
+            self._context.loaders.training.load_state_dict(
+                tree["feeds"]["training"]
+            )  # it may know why it cannot be cut
+        resize_loaders(
+            self._context.loaders, self._initial_sharding, was=was, size=size, validating=validating, where=where
+        )
+        self._facts = self._identity()
 
     def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
         """Return this rank's tree, put together from those of all ranks if the snapshot has another number of them."""
@@ -280,26 +309,28 @@ class Recorder:
         if was == world.size:
             return tree
         own = [name for name, part in self.parts.items() if isinstance(part, Reshardable) and name in tree]
-        others = [{name: other[name] for name in own} for other in map(upgraded, self.run.others(snapshot))]
+        others = [{name: other[name] for name in own} for other in map(upgrade, self.run.other_trees(snapshot))]
         return reshard(self.parts, [tree, *others], world.rank)
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:
         saved, world = manifest["facts"], self._context.world
         accepted = self._context.settings.accept_change
         check_identity(saved["identity"], self._facts["identity"], where=where, accepted=accepted)
-        if (was := manifest["world_size"]) != world.size:
-            self._say([_other_world(world.size, was)])
+        if self._context.lanes is not None:
+            check_environment(saved["bits"], self._facts["bits"], where=where, accepted=accepted)
+        elif (was := manifest["world_size"]) != world.size:
+            self._warn([_other_world(world.size, was)])
             samples = saved["identity"].get("samples")
-            if samples is not None and (words := padded_anew(samples, was, world.size)) is not None:
-                self._say([words])
-        self._say(changed_bits(saved["bits"], self._facts["bits"]))
+            if samples is not None and (words := padding_change(samples, was, world.size)) is not None:
+                self._warn([words])
+        self._warn(environment_changes(saved["bits"], self._facts["bits"]))
 
-    def _say(self, lines: Iterable[str]) -> None:
+    def _warn(self, lines: Iterable[str]) -> None:
         if self._context.world.is_first:
             for line in lines:
                 log.warning("%s", line)
 
-    def _tell(self, generation: int, resumed_from: str | None) -> None:
+    def _report_resume(self, generation: int, resumed_from: str | None) -> None:
         context = self._context
         if resumed_from is None or not context.world.is_first:
             return

@@ -22,8 +22,18 @@ import xxhash
 
 from midstride.engine.errors import IdentityChanged
 
-__all__ = ["FREE_ARGUMENTS", "bits_of", "changed_bits", "check_identity", "described", "is_json"]
+__all__ = [
+    "FREE_ARGUMENTS",
+    "check_environment",
+    "check_identity",
+    "environment_changes",
+    "environment_of",
+    "identity_of",
+    "is_json",
+]
 
+#: of the bits, what decides how a sum is computed
+_SUMS = ("threads", "cpu", "machine", "gpu", "cuda", "torch")
 #: arguments of a data module that decide nothing by themselves: the global batch size is compared instead
 FREE_ARGUMENTS = frozenset({"batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"})
 
@@ -36,12 +46,12 @@ def is_json(value: object) -> bool:
         return False
 
 
-def described(value: object) -> Any:
+def identity_of(value: object) -> Any:
     """Return `value` as JSON would hold it; what JSON cannot hold is named by its type."""
     return json.loads(json.dumps(value, default=lambda other: type(other).__qualname__, sort_keys=True))
 
 
-def bits_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:
+def environment_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:
     """Return what may change the last bits of a sum without changing the run."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     xla = sys.modules.get("torch_xla")
@@ -67,6 +77,10 @@ def _source(kind: type) -> str:
         return ""
 
 
+#: keys that older snapshots lack, with the values they had
+_ADDED = {"check_val_every_n_epoch": 1}
+
+
 def check_identity(
     saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str] = ()
 ) -> None:
@@ -75,6 +89,7 @@ def check_identity(
     Raises:
         IdentityChanged: naming everything that differs, with both values and the ways out.
     """
+    saved = {**_ADDED, **saved}
     changed = [key for key in running if saved.get(key) != running[key] and key not in accepted]
     if not changed:
         return
@@ -93,7 +108,30 @@ def check_identity(
     )
 
 
-def changed_bits(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
+def check_environment(
+    saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str] = ()
+) -> None:
+    """Refuse to go on where sums are computed in another way: a run in lanes promises the same ones.
+
+    Raises:
+        IdentityChanged: naming what differs, with both values and the ways out.
+    """
+    if not (changed := [key for key in _SUMS if saved.get(key) != running.get(key)]) or "bits" in accepted:
+        return
+    lines = [f"  {key}: the snapshot has {saved.get(key)!r}, this run has {running.get(key)!r}" for key in changed]
+    raise IdentityChanged(
+        "\n".join(
+            [
+                f"with lanes, what goes on from {where} has the bits of a run undisturbed, and here they may differ:",
+                *lines,
+                "to resume exactly: start it on processes that are like those of the snapshot",
+                "to go on anyway:   --accept-change bits  (accept_change=['bits'] in a script)",
+            ]
+        )
+    )
+
+
+def environment_changes(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
     """Return a line for each thing that may make sums differ in their last bits from here on."""
     return [
         f"{key} was {saved.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"

@@ -17,10 +17,10 @@ from midstride.engine.state.differences import differences
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.stateful import Stateful
 
-__all__ = ["give_back"]
+__all__ = ["check_restores"]
 
 #: parts that user code decides -> what errors call them, in the order in which they are given back
-CHECKED = {
+CHECKED_PARTS = {
     "strategy": "the strategy",
     "feeds": "the loaders",
     "structure": "the module's structure",
@@ -35,7 +35,7 @@ CHECKED = {
 }
 
 
-def give_back(parts: Mapping[str, Stateful], when: str) -> None:
+def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
     """Give every part its own state, and see that all stand where they stood; no random number is drawn.
 
     Args:
@@ -48,29 +48,29 @@ def give_back(parts: Mapping[str, Stateful], when: str) -> None:
     drawn = parts["generators"].state_dict()
     objects = parts["objects"].state_dict()
     objects_before = _copied(objects)
-    for name in CHECKED:
+    for name in CHECKED_PARTS:
         given = objects if name == "objects" else parts[name].state_dict()
         before = objects_before if name == "objects" else _copied(given)
-        part = _tried(parts[name])
+        part = _restore_error(parts[name])
         try:
             part.load_state_dict(_copied(given, lambda tensor: tensor))
         except EngineError:
             raise
         except Exception as error:
-            words = _words(CHECKED[name], when, f"{type(error).__name__}: {error}")
+            words = _restore_message(CHECKED_PARTS[name], when, f"{type(error).__name__}: {error}")
             raise NotExact(f"{UserCodeError.of('load_state_dict', error)}\n{words}") from error
         if paths := differences(before, part.state_dict()):
-            raise NotExact(_words(CHECKED[name], when, ", ".join(paths[:5])))
+            raise NotExact(_restore_message(CHECKED_PARTS[name], when, ", ".join(paths[:5])))
     parts["generators"].load_state_dict(drawn)
 
 
-def _tried(part: Stateful) -> Stateful:
+def _restore_error(part: Stateful) -> Stateful:
     """Return what is given the state of `part`: a clone, where it has one."""
     clone: Callable[[], Stateful] | None = getattr(part, "clone", None)
     return part if clone is None else clone()
 
 
-def _words(name: str, when: str, what: str) -> str:
+def _restore_message(name: str, when: str, what: str) -> str:
     return (
         f"{name}, {when}, did not take back the state given: {what}. No later life could go on from a snapshot. "
         "What a state_dict returns must be all that load_state_dict needs, bit for bit; or run without snapshots "

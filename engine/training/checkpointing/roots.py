@@ -11,24 +11,24 @@ from midstride.engine.code_origin import is_users
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
-from midstride.engine.objects.digest import beside
+from midstride.engine.objects.digest import class_and_global_state
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
 from midstride.engine.objects.registered_hooks import user_hooks
-from midstride.engine.training.checkpointing.unsaved_state import Watch
+from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
 from midstride.engine.training.context import FitContext
 
-__all__ = ["objects_of", "watch_of"]
+__all__ = ["objects_of", "unsaved_state_monitor"]
 
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
-def watch_of(context: FitContext, objects: Objects) -> Watch:
+def unsaved_state_monitor(context: FitContext, objects: Objects) -> UnsavedStateMonitor:
     """Return a watch over what user code could keep a count in and no snapshot holds."""
-    data = _data_of(context.feeds, context.source)
-    return Watch(lambda: _unheld(context, data, objects))
+    data = _data_of(context.loaders, context.source)
+    return UnsavedStateMonitor(lambda: _unheld(context, data, objects))
 
 
 def objects_of(context: FitContext) -> Objects:
@@ -37,7 +37,7 @@ def objects_of(context: FitContext) -> Objects:
     Args:
         context: put together and ready to train.
     """
-    data = _data_of(context.feeds, context.source)
+    data = _data_of(context.loaders, context.source)
 
     def roots() -> Iterator[Root]:
         yield from module_roots(context.module)
@@ -52,17 +52,17 @@ def objects_of(context: FitContext) -> Objects:
         named |= {f"callback {number}": callback for number, callback in enumerate(context.callbacks)}
         named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(context.optimizers)}
         named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(context.schedulers)}
-        return named | {f"data {name}": owner for name, owner in data.items()} | _loaders(context.feeds)
+        return named | {f"data {name}": owner for name, owner in data.items()} | _loaders(context.loaders)
 
     objects = Objects(roots, anchors, context.device)
-    objects.tell_opaque(_sampler_roots(context.feeds))
+    objects.tell_opaque(_sampler_roots(context.loaders))
     return objects
 
 
 def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
     """Yield by name what user code could keep a count in and no snapshot holds: on classes, in globals, large data."""
     kept = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
-    for name, value in beside(kept):
+    for name, value in class_and_global_state(kept):
         if _is_plain(value) and all(value is not one for one in kept):
             yield name, value
     for path, value in objects.watched.items():
@@ -76,10 +76,10 @@ def _is_plain(value: object) -> bool:
     return type(value).__module__ in ("builtins", "collections", "numpy", "torch") and not isinstance(value, Generator)
 
 
-def _data_of(feeds: FitLoaders, source: object) -> dict[str, Any]:
+def _data_of(fit_loaders: FitLoaders, source: object) -> dict[str, Any]:
     """Return the objects of the user's that data are read from in the main process, by name."""
     found: dict[str, Any] = {"module": source} if isinstance(source, DataModule) else {}
-    for name, loader in _loaders(feeds).items():
+    for name, loader in _loaders(fit_loaders).items():
         found |= _users_data(name, getattr(loader, "dataset", None))
     return found
 
@@ -95,19 +95,22 @@ def _users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
         yield name, dataset
 
 
-def _sampler_roots(feeds: FitLoaders) -> Iterator[Root]:
+def _sampler_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
     """Yield what samplers of the user's hold; their state is part of their loader's."""
-    for name, loader in _loaders(feeds).items():
+    for name, loader in _loaders(fit_loaders).items():
         if not isinstance(loader, DataLoader) and is_users(type(loader)):
             yield Root("samplers", name, dict(vars(loader)))
 
 
-def _loaders(feeds: FitLoaders) -> dict[str, Any]:
-    """Return every loader and sampler of `feeds`, by name."""
-    named = {"training": feeds.training, **{f"validation {n}": feed for n, feed in enumerate(feeds.validation)}}
+def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:
+    """Return every loader and sampler of `fit_loaders`, by name."""
+    named = {
+        "training": fit_loaders.training,
+        **{f"validation {n}": resumable for n, resumable in enumerate(fit_loaders.validation)},
+    }
     loaders: dict[str, Any] = {}
-    for name, feed in named.items():
-        parts = _parts(feed)
+    for name, resumable in named.items():
+        parts = _parts(resumable)
         loaders |= {name if len(parts) == 1 else f"{name} {n}": part.source for n, part in enumerate(parts)}
     samplers = {}
     for name, loader in loaders.items():
@@ -117,9 +120,9 @@ def _loaders(feeds: FitLoaders) -> dict[str, Any]:
     return {**loaders, **samplers}
 
 
-def _parts(feed: Any) -> list[Any]:
-    parts = getattr(feed, "parts", None)
-    found = [feed] if parts is None else [leaf for part in parts for leaf in _parts(part)]
+def _parts(resumable: Any) -> list[Any]:
+    parts = getattr(resumable, "parts", None)
+    found = [resumable] if parts is None else [leaf for part in parts for leaf in _parts(part)]
     return [part for part in found if getattr(part, "source", None) is not None]
 
 

@@ -4,10 +4,11 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent
-from midstride.engine.session.attempts import Ledger, fatal_snapshots
+from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
@@ -18,9 +19,9 @@ from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, s
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.side_channel import Channel
+from midstride.engine.strategies.side_channel import SideChannel
 
-__all__ = ["Resume", "Run"]
+__all__ = ["Resume", "RunStore"]
 
 Resume = Literal["auto", "never"] | int
 T = TypeVar("T")
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 10.0
 
 
-class Run:
+class RunStore:
     """One run's folder, in the hands of one rank of one generation.
 
     Args:
@@ -49,9 +50,9 @@ class Run:
         self._strategy, self._keep, self._heartbeat = strategy, keep, heartbeat
         self._catalog = SnapshotCatalog(self.store)
         self._writer: Writer | None = None
-        self._channel: Channel | None = None
+        self._channel: SideChannel | None = None
         self.lease: Lease | None = None
-        self._first(self._ensure_writable)
+        self._on_rank0(self._ensure_writable)
 
     def _ensure_writable(self) -> None:
         self.store.ensure_writable()
@@ -71,17 +72,17 @@ class Run:
         Raises:
             SnapshotMissing: `resume` is a step of which there is no good snapshot.
         """
-        while (snapshot := self._first(lambda: self._choose(resume))) is not None:
+        while (snapshot := self._on_rank0(lambda: self._choose(resume))) is not None:
             with self._waiting():
                 tree, fault = self._read(snapshot)
-            faults = [text for text in self._strategy.gather(fault) if text]
+            faults = [text for text in self._strategy.collective.gather(fault) if text]
             if not faults:
-                self._first(lambda: self._tell_damages(snapshot))
+                self._on_rank0(lambda: self._warn_of_damages(snapshot))
                 return snapshot, tree
-            self._first(lambda: self._catalog.set_aside(snapshot, faults[0]))  # noqa: B023 - called at once
+            self._on_rank0(partial(self._catalog.set_aside, snapshot, faults[0]))
         return None
 
-    def _tell_damages(self, snapshot: Snapshot) -> None:
+    def _warn_of_damages(self, snapshot: Snapshot) -> None:
         """Name what is damaged beside `snapshot` and does not keep the run from going on."""
         self._catalog.set_damaged_aside(before=snapshot)
         for fault in self._catalog.log_faults():
@@ -98,13 +99,13 @@ class Run:
             snapshots = self._catalog.snapshots()
             return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
 
-        return self._first(facts)
+        return self._on_rank0(facts)
 
     def _choose(self, resume: Resume) -> Snapshot | None:
         if resume == "never":
             return None
         if resume == "auto":
-            self._leave_fatal_ones()
+            self._set_fatal_aside()
             return self._catalog.newest_good()
         found = [snapshot for snapshot in self._catalog.snapshots() if snapshot.position.step == resume]
         if not found:
@@ -113,10 +114,10 @@ class Run:
         self._catalog.verify(found[-1])
         return found[-1]
 
-    def _leave_fatal_ones(self) -> None:
+    def _set_fatal_aside(self) -> None:
         """Set snapshots aside that attempts kept dying of; never the oldest, or nothing would be left of the run."""
         older = [snapshot.name for snapshot in self._catalog.snapshots()][1:]
-        for name, attempts in fatal_snapshots(Ledger(self.store).attempts()).items():
+        for name, attempts in fatal_snapshots(AttemptLog(self.store).attempts()).items():
             if name in older:
                 numbers = " and ".join(map(str, attempts))
                 reason = f"attempts {numbers} resumed from it and died before their first new step"
@@ -131,7 +132,7 @@ class Run:
         except SnapshotError as error:
             return None, str(error)
 
-    def others(self, snapshot: Snapshot) -> Iterator[Any]:
+    def other_trees(self, snapshot: Snapshot) -> Iterator[Any]:
         """Yield the trees of all ranks of `snapshot` but the first, for a world of another size."""
         for rank in range(1, snapshot.manifest["world_size"]):
             with self._waiting():
@@ -142,8 +143,8 @@ class Run:
         """Take the next generation: from now on older worlds of this run are superseded."""
         facts = {"host": os.uname().nodename, "pid": os.getpid()}
         name = resumed_from.name if resumed_from else None
-        self.lease = lease = self._first(lambda: acquire(self.store, name, facts))
-        self._channel = channel = self._strategy.channel()
+        self.lease = lease = self._on_rank0(lambda: acquire(self.store, name, facts))
+        self._channel = channel = self._strategy.collective.side_channel()
         self._writer = Writer(
             *(self.store, lease, self._strategy.world, channel.gather, self.name, self._keep),
             self._strategy.is_replicated,
@@ -193,7 +194,7 @@ class Run:
     def flush_weights(self) -> None:
         """Wait until the weights are written; raises, on every rank, why they are not."""
         if (writer := self._writer) is not None:
-            self._first(writer.flush_weights)
+            self._on_rank0(writer.flush_weights)
 
     def write(self, path: str, text: str) -> None:
         """Replace a small text file of the run; rank 0 writes."""
@@ -203,7 +204,7 @@ class Run:
         """Write `metrics.csv` from the committed segments, for people and other programs; nothing here reads it."""
         self._replace("metrics.csv", lambda: join_segments(self._catalog.rows(faults=[])))
 
-    def resumes_from(self) -> str:
+    def resume_message(self) -> str:
         """Log where the next life of this run begins."""
         newest = self._writer.newest if self._writer is not None else None
         name = newest.name if newest else self.lease.resumed_from if self.lease else None
@@ -228,12 +229,12 @@ class Run:
             if self.lease is not None:
                 ensure_newest(self.store, self.lease)
 
-        self._first(lambda: self.store.write(path, text().encode(), check=check))
+        self._on_rank0(lambda: self.store.write(path, text().encode(), check=check))
 
     def _waiting(self) -> AbstractContextManager[None]:
         return self._heartbeat.during(Phase.WAITING)
 
-    def _first(self, act: Callable[[], T]) -> T:
+    def _on_rank0(self, act: Callable[[], T]) -> T:
         """Return what rank 0's `act` returns, on every rank; what it raises is raised on every rank."""
         result: tuple[Any, EngineError | None] = None, None
         if self._strategy.world.is_first:
@@ -247,7 +248,8 @@ class Run:
                 result = None, kind(f"{self.store.url}: {type(error).__name__}: {error}")
                 if not isinstance(error, OSError):  # its words say all there is to know
                     log.exception("in %s", self.store.url)
-        value, failure = self._strategy.gather(result)[0]
+        value: T
+        value, failure = self._strategy.collective.broadcast(result)
         if failure is not None:
             raise failure
-        return value  # type: ignore[no-any-return]
+        return value

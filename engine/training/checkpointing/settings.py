@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from midstride.engine.errors import IdentityChanged
-from midstride.engine.training.checkpointing.identity import described, is_json
+from midstride.engine.training.checkpointing.identity import identity_of, is_json
 from midstride.engine.training.context import FitContext
 
 __all__ = ["Settings"]
@@ -123,7 +123,7 @@ def _listed(kinds: list[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else described(value)
+    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else identity_of(value)
     return value if is_json(value) else str(value)  # such as inf, which a plateau begins with
 
 

@@ -7,17 +7,17 @@ snapshots. What has changed by then is named, once: a resumed run would not have
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from midstride.engine.objects.digest import lines_of
+from midstride.engine.objects.digest import digest_lines
 
-__all__ = ["Watch"]
+__all__ = ["UnsavedStateMonitor"]
 
 log = logging.getLogger(__name__)
 
 #: snapshots at which it looks
-LOOKS = 5
+CHECKS = 5
 
 
-class Watch:
+class UnsavedStateMonitor:
     """Names what changes in training and is no state.
 
     Args:
@@ -25,10 +25,10 @@ class Watch:
     """
 
     def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]]) -> None:
-        self._watched, self._looks = watched, LOOKS
+        self._watched, self._looks = watched, CHECKS
         self._before = self._lines()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare with the beginning, at the first snapshots."""
         if self._looks == 0:
             return
@@ -46,7 +46,7 @@ class Watch:
     def _lines(self) -> dict[str, str]:
         lines: dict[str, str] = {}
         for name, value in self._watched():
-            lines.update(lines_of(name, value))
+            lines.update(digest_lines(name, value))
         return lines
 
 

@@ -14,7 +14,7 @@ from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.errors import NotExact
 from midstride.engine.state.stateful import Reshardable, Stateful
 
-__all__ = ["Start", "fit_feeds", "padded_anew", "reshard"]
+__all__ = ["InitialSharding", "padding_change", "reshard", "resize_loaders"]
 
 
 def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], r
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialSharding:
     """How a run was cut when it began: what the loaders' batch sizes are read against.
 
     Args:
@@ -50,40 +50,42 @@ class Start:
     validation: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, feeds: FitLoaders, size: int) -> "Start":
-        """Return how `feeds` are cut now."""
-        return cls(size, feeds.training.batch_size, tuple(feed.batch_size for feed in feeds.validation))
+    def of(cls, loaders: FitLoaders, size: int) -> "InitialSharding":
+        """Return how `loaders` are cut now."""
+        return cls(size, loaders.training.batch_size, tuple(loader.batch_size for loader in loaders.validation))
 
-    def facts(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {"size": self.size, "batch_size": self.batch_size, "validation": list(self.validation)}
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> "Start":
+    def from_json(cls, facts: Mapping[str, Any]) -> "InitialSharding":
         """Take back what `facts` gave."""
         return cls(facts["size"], facts["batch_size"], tuple(facts["validation"]))
 
 
-def fit_feeds(feeds: FitLoaders, start: Start, *, was: int, size: int, validating: bool, where: str) -> None:
+def resize_loaders(
+    loaders: FitLoaders, start: InitialSharding, *, was: int, size: int, validating: bool, where: str
+) -> None:
     """Cut the global batches of a run that began as `start` for `size` ranks; it goes on from one of `was`.
 
     Raises:
-        NotExact: a feed cannot be cut for `size` ranks.
+        NotExact: a loader cannot be cut for `size` ranks.
     """
-    training = feeds.training
-    _fit(training, "training", start.size, start.batch_size, was=was, size=size, where=where)
-    for number, (feed, batch_size) in enumerate(zip(feeds.validation, start.validation, strict=False)):
+    training = loaders.training
+    _resize(training, "training", start.size, start.batch_size, was=was, size=size, where=where)
+    for number, (loader, batch_size) in enumerate(zip(loaders.validation, start.validation, strict=False)):
         name = f"validation {number}"
         if validating:
-            _fit(feed, name, start.size, batch_size, was=was, size=size, where=where)
-            _check_place(feed, name, start.size, batch_size, size, where)
+            _resize(loader, name, start.size, batch_size, was=was, size=size, where=where)
+            _check_place(loader, name, start.size, batch_size, size, where)
         # Between validations their batches are free: every sample is read once, however they are cut.
-        elif batch_size and feed.fixed_world is None and size in feed.worlds(start.size, batch_size):
-            _fit(feed, name, start.size, batch_size, was=was, size=size, where=where)
+        elif batch_size and loader.fixed_world is None and size in loader.valid_world_sizes(start.size, batch_size):
+            _resize(loader, name, start.size, batch_size, was=was, size=size, where=where)
 
 
-def _check_place(feed: ResumableLoader, name: str, began: int, batch_size: int | None, size: int, where: str) -> None:
-    now = feed.batch_size
+def _check_place(loader: ResumableLoader, name: str, began: int, batch_size: int | None, size: int, where: str) -> None:
+    now = loader.batch_size
     if batch_size is not None and now is not None and now * size != batch_size * began:
         raise NotExact(
             f"{where} stands in the middle of a validation whose {name} loader has batches of {batch_size * began} "
@@ -92,27 +94,27 @@ def _check_place(feed: ResumableLoader, name: str, began: int, batch_size: int |
         )
 
 
-def _fit(
-    feed: ResumableLoader, name: str, began: int, batch_size: int | None, *, was: int, size: int, where: str
+def _resize(
+    loader: ResumableLoader, name: str, began: int, batch_size: int | None, *, was: int, size: int, where: str
 ) -> None:
-    if was != size and feed.fixed_world is not None:
+    if was != size and loader.fixed_world is not None:
         raise NotExact(
             f"{where} was taken by {was} processes, this world has {size}, and the {name} loader can go on with {was} "
-            f"only: {feed.fixed_world}. Start it with {was}, or start over under another run name."
+            f"only: {loader.fixed_world}. Start it with {was}, or start over under another run name."
         )
-    if size == began or batch_size is None or feed.batch_size != batch_size:
+    if size == began or batch_size is None or loader.batch_size != batch_size:
         return  # as it was, or cut by the user; whether the global batch is the same is a matter of identity
-    worlds = feed.worlds(began, batch_size)
+    worlds = loader.valid_world_sizes(began, batch_size)
     if size not in worlds:
         raise NotExact(
             f"{where} is of a run whose {name} batches have {began} x {batch_size} = {began * batch_size} samples; "
             f"{size} processes cannot share them: an epoch would have other batches. Start it with one of these "
             f"numbers: {', '.join(map(str, worlds))}."
         )
-    feed.resize(began * batch_size // size)
+    loader.resize(began * batch_size // size)
 
 
-def padded_anew(samples: int, was: int, size: int) -> str | None:
+def padding_change(samples: int, was: int, size: int) -> str | None:
     """Return text on how the end of an epoch of `samples` differs between worlds of `was` and `size` ranks."""
     then, now = -samples % was, -samples % size
     if then == now:

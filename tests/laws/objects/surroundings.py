@@ -85,7 +85,7 @@ class Wrapped(DataModule):
 
 class TellingWrapped(Small):
     def factor(self, batch: Tensor) -> Any:
-        data = self.trainer.last_fit.context.feeds.training.source.dataset.dataset.datasets[1]  # type: ignore[union-attr, attr-defined]
+        data = self.trainer.last_fit.context.loaders.training.source.dataset.dataset.datasets[1]  # type: ignore[union-attr, attr-defined]
         data.scale *= 1.5
         return data.scale
 
@@ -127,7 +127,7 @@ class OfTensors(DataModule):
 
 class WritesTensors(Small):
     def factor(self, batch: Tensor) -> Any:
-        self.trainer.last_fit.context.feeds.training.source.dataset.tensors[0].mul_(1.1)  # type: ignore[union-attr, attr-defined]
+        self.trainer.last_fit.context.loaders.training.source.dataset.tensors[0].mul_(1.1)  # type: ignore[union-attr, attr-defined]
         return 1.0
 
 
@@ -136,7 +136,7 @@ class Telling(Small):
         return None
 
     def factor(self, batch: Tensor) -> Any:
-        data = self.trainer.last_fit.context.feeds.training.source.dataset  # type: ignore[union-attr, attr-defined]
+        data = self.trainer.last_fit.context.loaders.training.source.dataset  # type: ignore[union-attr, attr-defined]
         data.told = getattr(data, "told", 0) + 1
         data.scale = 1 + data.told / 10
         return data.told

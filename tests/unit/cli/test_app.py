@@ -142,6 +142,11 @@ def test_check_tries_a_step_and_says_no_more_than_is_wrong(
     assert "samples a step" not in shown
 
 
+def test_check_tries_lanes_and_says_how_many_processes_will_do(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", job, "--set", "world={strategy: ddp, lanes: 8, processes: 4}") == 0
+    assert capsys.readouterr().out == f"{job} is in order\n8 lanes: 1, 2, 4 or 8 processes end with the same bits\n"
+
+
 def test_check_resumes_a_few_steps_where_it_is_asked_to(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", job, "--resume") == 0
     assert capsys.readouterr().out == f"{job} is in order, and resumes exactly\n"
@@ -201,7 +206,7 @@ def test_an_error_of_the_user_shows_their_traceback_first(job: str, capfd: pytes
 def test_a_run_from_fit_to_prune(job: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     environment = dict(os.environ)
     assert run("fit", job, "--run", "a") == 0
-    assert "run a is done" in capfd.readouterr().out
+    assert "tiny a: done" in capfd.readouterr().out
     assert run("fit", job, "--run", "a") == 0
     capfd.readouterr()
     store = str(tmp_path / "runs")

@@ -45,12 +45,33 @@ def test_numbers_where_text_is_meant_are_taken(tmp_path: Path) -> None:
 def test_paths_are_absolute_against_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "jobs"
     folder.mkdir()
-    write(folder, JOB + "data_args: {folder: ./data, name: data, parts: [../a]}\n")
+    callbacks = "callbacks: [{path: model:Mine, args: {file: ./a.csv}}, {path: model:Mine}]\n"
+    write(folder, JOB + "data_args: {folder: ./data, name: data, parts: [../a]}\n" + callbacks)
     monkeypatch.chdir(tmp_path)
     job = TrainingJob.load("jobs/job.yaml")
     assert job.folder == str(folder)
     assert job.run_url("night-1") == f"{folder}/runs/night-1"
     assert job.data_args == {"folder": f"{folder}/data", "name": "data", "parts": [str(tmp_path / "a")]}
+    assert [callback.args for callback in job.callbacks] == [{"file": f"{folder}/a.csv"}, {}]
+
+
+def test_loggers_are_written_short(tmp_path: Path) -> None:
+    text = JOB + "loggers: [tensorboard, {mlflow: {experiment: a}}, {wandb: }, {path: m:Mine, args: {to: ./b}}]\n"
+    job = TrainingJob.load(write(tmp_path, text))
+    assert [(logger.path, logger.args) for logger in job.loggers] == [
+        ("tensorboard", {}),
+        ("mlflow", {"experiment": "a"}),
+        ("wandb", {}),
+        ("m:Mine", {"to": f"{tmp_path}/b"}),
+    ]
+    assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
+
+
+def test_loggers_need_snapshots(tmp_path: Path) -> None:
+    text = JOB + "loggers: [tensorboard]\n"
+    assert faults(tmp_path, text, "snapshots=null") == [
+        "loggers get rows as snapshots with them are committed, and snapshots is null"
+    ]
 
 
 def test_lightnings_old_name_of_an_option_is_taken(tmp_path: Path) -> None:
@@ -111,10 +132,20 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("monitor.every_step=3", "monitor.every_step: is unknown, did you mean snapshots.every_steps?"),
         (
             "world.zzz=3",
-            "world.zzz: is unknown; here may stand devices, hang_timeout_s, hosts, launcher, nodes, processes, "
+            "world.zzz: is unknown; here may stand devices, hang_timeout_s, hosts, lanes, launcher, nodes, processes, "
             "startup_timeout_s, strategy, strategy_args, validation_timeout_s",
         ),
         ("world.strategy=single", "world: strategy single has one process, not 2; for more choose ddp"),
+        ("world.lanes=6", "world: lanes: a power of two from 1 to 1024 is needed, not 6"),
+        (
+            "world={strategy: ddp, lanes: 2, processes: 4}",
+            "world: 4 processes cannot share 2 lanes: a power of two up to 2 can",
+        ),
+        (
+            "world={strategy: sharded, lanes: 8}",
+            "world: lanes with strategy sharded: the strategies that add up lane by lane are single and ddp: leave "
+            "lanes out, or say ddp",
+        ),
         ("world.launcher=inline", "world: launcher inline starts one process, not 2; leave it out, or say spawn"),
         (
             "world.launcher=horovodrun",
@@ -131,13 +162,42 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ),
         (
             "world.launcher=slurm",
-            "world.launcher: should be 'horovodrun', 'inline', 'spawn' or 'torchrun', not 'slurm'",
+            "world.launcher: there is no launcher 'slurm'; there are: horovodrun, inline, spawn, torchrun, "
+            'and your own as "package.module:Class"',
         ),
         (
             "trainer.logger=csv",
-            "trainer.logger: is unknown here: every logged value is in the run's metrics.csv, a row a step",
+            "trainer.logger: is unknown here: say loggers: tensorboard, mlflow, wandb; the run's metrics.csv has a "
+            "row a step without any",
+        ),
+        (
+            "world.strategy=auto",
+            "world.strategy: there is no strategy 'auto' here: a job says which: single for one process, ddp for "
+            "several",
+        ),
+        (
+            "trainer.overfit_batches=2",
+            "trainer.overfit_batches: is unknown here: say limit_train_batches, with a loader that does not shuffle, "
+            "and give it to validate too",
         ),
         ("monitor=a", "monitor: should be keys and values, not 'a'; its keys are metric, mode, patience"),
+        ("callbacks=[{}]", "callbacks.0.path: is missing"),
+        (
+            "callbacks=[{path: Mine}]",
+            "callbacks.0.path: \"package.module:attribute\" is needed, such as model:Classifier, not 'Mine'",
+        ),
+        ("callbacks=[{path: m:Mine, arg: {}}]", "callbacks.0.arg: is unknown, did you mean callbacks.args?"),
+        (
+            "loggers=[tensorbord]",
+            "loggers.0.path: there is no logger 'tensorbord'; there are: tensorboard, mlflow, wandb, or "
+            "package.module:Class",
+        ),
+        ("loggers=tensorboard", "loggers: should be a list, not 'tensorboard'"),
+        (
+            "loggers=[{path: wandb, arg: {}}]",
+            "loggers.0.arg: is unknown, did you mean loggers.args?",
+        ),
+        ("callbacks=m:Mine", "callbacks: should be a list, not 'm:Mine'"),
         ("module_args=[3]", "module_args: should be keys and values, not [3]"),
         ("seed=null", "seed: should be a whole number, not null"),
         ("name=a b", "name: should be letters, digits and . _ -, a letter or digit first, not 'a b'"),

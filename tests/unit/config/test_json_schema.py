@@ -85,6 +85,8 @@ def test_the_schema_takes_every_world_that_python_takes():
         ({"snapshots__url": "runs"}, "$.snapshots", "'runs'"),
         ({"snapshots__url": "sftp://me:secret@host/x"}, "$.snapshots", "'sftp://me:secret@host/x'"),
         ({"folder": ""}, "$.folder", "'' does not match '^/'"),
+        ({"callbacks": [{"path": "model:Mine", "args": {"file": "./a"}}]}, "$.callbacks[0].args.file", "'./a' should"),
+        ({"callbacks": [{"path": "Mine"}]}, "$.callbacks[0].path", "does not match"),
         ({"data_args": {"folder": "./data"}}, "$.data_args.folder", "'./data' should not be valid"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

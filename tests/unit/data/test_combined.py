@@ -41,8 +41,8 @@ class Count(IterableDataset[int]):
 
 
 def loaders_of(trainer: Trainer, module: Any, **given: Any) -> LoaderResolver:
-    settings = LoaderSettings(trainer.strategy.readers, trainer.options, trainer.settings.seed)
-    return LoaderResolver(settings, trainer.strategy, module, **given)
+    settings = LoaderSettings(trainer.strategy.data_world, trainer.options, trainer.settings.seed)
+    return LoaderResolver(settings, trainer.strategy.collective, module, **given)
 
 
 def feed_of(loaders: Any, **options: Any) -> ResumableLoader:

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as some
 from torch.utils.data import DistributedSampler
 
-from midstride.engine.data.order import BLOCK, InOrder, Shard, Shuffled
+from midstride.engine.data.order import BLOCK, InOrder, Shuffled, StridedOrder
 from midstride.engine.data.permutation import LARGE, Feistel
 
 worlds = some.tuples(some.integers(1, 200), some.integers(1, 7), some.integers(1, 9))  # samples, ranks, batch size
 seeds = some.integers(0, 2**40)
 
 
-def read(shard: Shard, epoch: int = 0, start: int = 0) -> list[tuple[int, int]]:
+def read(shard: StridedOrder, epoch: int = 0, start: int = 0) -> list[tuple[int, int]]:
     """Return place and index of every sample from batch `start` on."""
     shard.sequence.open(epoch, resumed=start > 0)
-    fetches = shard.fetches(0, start)
+    fetches = shard.requests(0, start)
     return [(f.first + number * f.stride, index) for f in fetches for number, index in enumerate(f.indices)]
 
 
@@ -30,7 +30,7 @@ def test_training_order_is_that_of_distributed_sampler(
     samples, size, batch = world
     sequence = Shuffled(samples, seed) if shuffle else InOrder(samples)
     for rank in range(size):
-        shard = Shard(sequence, batch, rank=rank, size=size, rest="dropped" if drop else "padded")
+        shard = StridedOrder(sequence, batch, rank=rank, size=size, rest="dropped" if drop else "padded")
         sampler = DistributedSampler(range(samples), size, rank, shuffle=shuffle, seed=seed, drop_last=drop)
         sampler.set_epoch(epoch)
         assert [index for _, index in read(shard, epoch)] == list(sampler)
@@ -41,7 +41,7 @@ def test_training_order_is_that_of_distributed_sampler(
 @given(worlds, seeds)
 def test_every_sample_is_trained_on_and_only_the_end_is_padded(world: tuple[int, int, int], seed: int) -> None:
     samples, size, batch = world
-    shards = [Shard(Shuffled(samples, seed), batch, rank=rank, size=size) for rank in range(size)]
+    shards = [StridedOrder(Shuffled(samples, seed), batch, rank=rank, size=size) for rank in range(size)]
     places = dict(chain.from_iterable(read(shard, 3) for shard in shards))
     assert sorted(places) == list(range(len(places)))  # global positions, without holes
     assert sorted(places[place] for place in range(samples)) == list(range(samples))
@@ -52,7 +52,7 @@ def test_every_sample_is_trained_on_and_only_the_end_is_padded(world: tuple[int,
 @given(worlds)
 def test_every_sample_is_evaluated_once(world: tuple[int, int, int]) -> None:
     samples, size, batch = world
-    shards = [Shard(InOrder(samples), batch, rank=rank, size=size, rest="kept") for rank in range(size)]
+    shards = [StridedOrder(InOrder(samples), batch, rank=rank, size=size, rest="kept") for rank in range(size)]
     seen = Counter(index for shard in shards for _, index in read(shard))
     assert seen == Counter(range(samples))
     assert max(len(shard) for shard in shards) == len(shards[0])
@@ -63,10 +63,10 @@ def test_a_pass_that_starts_in_the_middle_is_the_end_of_the_whole_one(
     world: tuple[int, int, int], data: some.DataObject
 ) -> None:
     samples, size, batch = world
-    shard = Shard(Shuffled(samples, 1), batch, rank=size - 1, size=size)
+    shard = StridedOrder(Shuffled(samples, 1), batch, rank=size - 1, size=size)
     shard.sequence.open(2, resumed=False)
     start = data.draw(some.integers(0, len(shard)))
-    assert list(shard.fetches(9, 0))[start:] == list(shard.fetches(9, start))
+    assert list(shard.requests(9, 0))[start:] == list(shard.requests(9, start))
 
 
 @given(some.integers(1, 300), some.lists(some.sampled_from([1, 2, 3, 4, 6, 12]), min_size=1, max_size=4), some.data())
@@ -74,12 +74,12 @@ def test_another_number_of_ranks_reads_the_same_global_batches(
     samples: int, sizes: list[int], data: some.DataObject
 ) -> None:
     """Twelve samples a global batch, by one world after the other: each place has the sample it would have had."""
-    expected = dict(read(Shard(Shuffled(samples, 5), 12), 1))
+    expected = dict(read(StridedOrder(Shuffled(samples, 5), 12), 1))
     batches, found, start = -(-samples // 12), dict[int, int](), 0
     for size in sizes:
         end = batches if size is sizes[-1] else data.draw(some.integers(start, batches))
         for rank in range(size):
-            shard = Shard(Shuffled(samples, 5), 12 // size, rank=rank, size=size)
+            shard = StridedOrder(Shuffled(samples, 5), 12 // size, rank=rank, size=size)
             assert len(shard) == batches
             for place, index in read(shard, 1, start):
                 if place < 12 * end:
@@ -93,7 +93,7 @@ def test_another_number_of_ranks_reads_the_same_global_batches(
 
 @pytest.mark.parametrize(("drop_last", "batches"), [(True, 2), (False, 3)])
 def test_a_batch_that_is_not_full_is_dropped_when_asked(drop_last: bool, batches: int) -> None:
-    assert len(Shard(InOrder(11), 4, drop_last)) == batches
+    assert len(StridedOrder(InOrder(11), 4, drop_last)) == batches
 
 
 @given(some.integers(1, 5000), seeds)
@@ -122,12 +122,12 @@ def test_a_huge_epoch_is_computed_where_it_is_read(monkeypatch: pytest.MonkeyPat
         return whole(self, places)
 
     monkeypatch.setattr(Feistel, "__call__", counted)
-    shard = Shard(Shuffled(samples, 3), 32, rank=1, size=4)
+    shard = StridedOrder(Shuffled(samples, 3), 32, rank=1, size=4)
     assert samples > LARGE
     costs = []
     for start in (10, 1_000_000):
         asked.clear()
         shard.sequence.open(0, resumed=True)
-        next(shard.fetches(0, start))
+        next(shard.requests(0, start))
         costs.append(list(asked))
     assert costs[0] == costs[1] == [BLOCK]

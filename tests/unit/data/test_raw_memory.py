@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from midstride.engine.data.rng import raw_memory as words
-from midstride.engine.data.rng.fast_state import Peeks, moved, peeks, put_back_numpy, put_back_random, put_back_torch
+from midstride.engine.data.rng import raw_memory
+from midstride.engine.data.rng.fast_state import (
+    RngReading,
+    read_rng,
+    restore_numpy,
+    restore_random,
+    restore_torch,
+    rng_changed,
+)
 from midstride.engine.seeds import Generators
 from midstride.engine.state.codec import differences
 
@@ -24,10 +31,10 @@ DRAWS: dict[str, tuple[Callable[[], object], list[bool]]] = {
 }
 
 
-def put_back(seen: Peeks) -> None:
-    put_back_torch(seen[0])
-    assert put_back_numpy(seen[1])
-    put_back_random(seen[2])
+def put_back(seen: RngReading) -> None:
+    restore_torch(seen[0])
+    assert restore_numpy(seen[1])
+    restore_random(seen[2])
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -35,23 +42,34 @@ def test_what_draws_is_seen_and_put_back(name: str) -> None:
     draw, expected = DRAWS[name]
     np.random.seed(1)  # no normal number of numpy waits: that is not for a look to see
     for _ in range(2):  # the second normal number was made with the first
-        before, seen = Generators().state_dict(), peeks()
+        before, seen = Generators().state_dict(), read_rng()
         draw()
         after = Generators().state_dict()
-        assert moved(seen, peeks()) == expected
+        assert rng_changed(seen, read_rng()) == expected
         put_back(seen)
         assert not differences(before, Generators().state_dict())
         draw()
         assert not differences(after, Generators().state_dict())
 
 
+def test_the_second_of_two_normal_numbers_that_numpy_draws_at_once_is_kept() -> None:
+    np.random.seed(1)
+    np.random.normal()
+    state, second = Generators().state_dict(), np.random.normal()
+    np.random.seed(2)
+    Generators().load_state_dict(state)
+    assert np.random.normal() == second
+
+
 def test_a_layout_that_is_not_known_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(3)
-    assert not isinstance(words.torch_words(generator), words.Asked), "torch keeps its words elsewhere: looks are slow"
-    assert not isinstance(words.random_words(), words.Asked), "Python keeps its words elsewhere: looks are slow"
-    monkeypatch.setattr(words, "_place_of_words", lambda _: None)
-    asked = words.torch_words(generator)
-    assert isinstance(asked, words.Asked)
+    assert not isinstance(raw_memory.torch_state(generator), raw_memory.StateAccessor), (
+        "torch keeps its state elsewhere"
+    )
+    assert not isinstance(raw_memory.random_state(), raw_memory.StateAccessor), "Python keeps its state elsewhere"
+    monkeypatch.setattr(raw_memory, "_state_offset", lambda _: None)
+    asked = raw_memory.torch_state(generator)
+    assert isinstance(asked, raw_memory.StateAccessor)
     seen = asked.raw
     first = torch.rand(3, generator=generator)
     assert asked.raw != seen

@@ -14,7 +14,7 @@ from support.line_streams import READ, Lines, Stateful, after, feed_of, resumed
 from unit.data.test_iterable import REST
 
 from midstride.engine.data.iterable import trial
-from midstride.engine.data.iterable.shard_state import Note
+from midstride.engine.data.iterable.shard_state import ShardState
 from midstride.engine.errors import NotExact
 from midstride.engine.state.codec import differences
 
@@ -130,15 +130,15 @@ def test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used(
 class Numbered:
     """A shard of batches 1, 2, 3, ..., each its own digest; its state is wrong after batch 3."""
 
-    def __init__(self, note: Note | None) -> None:
+    def __init__(self, note: ShardState | None) -> None:
         self.at = note.batch + (note.batch == 3) if note else 0
 
     def next_digest(self) -> int:
         self.at += 1
         return self.at
 
-    def note(self) -> Note:
-        return Note(self.at, 0, b"")
+    def state(self) -> ShardState:
+        return ShardState(self.at, 0, b"")
 
 
 @pytest.mark.parametrize(("batches", "is_refused"), [(3, False), (4, True)])

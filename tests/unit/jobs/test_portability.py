@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.plugins import CallbackOptions
 from midstride.engine.jobs.portability import portability_errors, relative_paths
 
 CODE = """
@@ -43,13 +44,17 @@ def test_nights_need_a_test(job: TrainingJob):
 def test_every_relative_path_is_named(job: TrainingJob):
     snapshots = job.snapshots and job.snapshots.model_copy(update={"url": "runs"})
     data_args = {"folder": "../images", "labels": {"files": ["./a.csv", "s3://bucket/b.csv", "/srv/c.csv"]}}
-    typed = job.model_copy(update={"folder": "", "snapshots": snapshots, "data_args": data_args})
+    callbacks = (CallbackOptions(path="here_model:Mine", args={"file": "./b.csv"}),)
+    typed = job.model_copy(
+        update={"folder": "", "snapshots": snapshots, "data_args": data_args, "callbacks": callbacks}
+    )
     found = [fault.partition(" is relative")[0] for fault in relative_paths(typed)]
     assert found == [
         "folder: '.'",
         "snapshots.url: 'runs'",
         "data_args.folder: '../images'",
         "data_args.labels.files.0: './a.csv'",
+        "callbacks.0.args.file: './b.csv'",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Attempts whose launcher was killed: told in the ledger as any other, whatever else lies in the temporary folder."""
+"""Attempts whose launcher was killed: recorded as any other, whatever else is in the temporary folder."""
 
 import functools
 import json
@@ -18,10 +18,10 @@ from support.flow_runs import tiny_job
 from midstride.engine.cli.app import stoppable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested
-from midstride.engine.launch.recovery import settle_lost
+from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.runs.run import Run
 from midstride.engine.session import events
-from midstride.engine.session.attempts import Attempt, Ledger
+from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.session.events import EventLog, EventTail
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.session import Session
@@ -47,11 +47,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingJob:
     return tiny_job(tmp_path)
 
 
-def killed(job: TrainingJob) -> tuple[Ledger, Session]:
+def killed(job: TrainingJob) -> tuple[AttemptLog, Session]:
     """What a launcher leaves that was killed a while ago."""
     store = Store.open(job.run_url("night"))
     store.write("attempts/000001.json", json.dumps({"number": 1, "started": 1.0}).encode())
-    return Ledger(store), Session.create(Run(job, "night").document(1))
+    return AttemptLog(store), Session.create(Run(job, "night").document(1))
 
 
 def test_every_kind_of_event_is_known_here() -> None:
@@ -61,18 +61,18 @@ def test_every_kind_of_event_is_known_here() -> None:
 
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in TELLING), (*TELLING, *OTHERS)], ids="-".join)
 def test_a_killed_launchers_attempt_is_told_as_a_live_one_tells_it(job: TrainingJob, kinds: tuple[str, ...]) -> None:
-    ledger, session = killed(job)
+    log, session = killed(job)
     for kind in kinds:
         EventLog(session.events).emit(kind, **TELLING.get(kind, {}))
-    (begun,) = ledger.attempts()
+    (begun,) = log.attempts()
     expected = functools.reduce(Attempt.after, EventTail(session.events).new(), begun)
     assert expected != begun
     session.write_outcome(Outcome("stopped", "asked to stop"))
-    (found,) = settle_lost(Run(job, "night"))
+    (found,) = recover_orphaned_attempts(Run(job, "night"))
     assert found.error == "the process that launched this world was killed; then asked to stop"
     ended = {name: getattr(found, name) for name in ("outcome", "code", "error", "ended")}
     assert found == replace(expected, **ended)
-    assert [attempt.generation for attempt in ledger.attempts()] == [expected.generation]
+    assert [attempt.generation for attempt in log.attempts()] == [expected.generation]
     assert not session.folder.exists()
 
 
@@ -110,7 +110,7 @@ def nested(path: Path, session: Session) -> None:
 def test_strange_things_in_the_temporary_folder_keep_nobody_from_a_fit(
     job: TrainingJob, make: Callable[[Path, Session], None], name: str
 ) -> None:
-    ledger, session = killed(job)
+    log, session = killed(job)
     EventLog(session.events).emit("started", **TELLING["started"])
     session.write_outcome(Outcome("died", "x"))
     strange = session.folder.with_name("midstride-aaa")
@@ -119,17 +119,17 @@ def test_strange_things_in_the_temporary_folder_keep_nobody_from_a_fit(
         if other != name:
             (strange / other).write_bytes((session.folder / other).read_bytes())
     make(strange / name, session)
-    settled = settle_lost(Run(job, "night"))
+    settled = recover_orphaned_attempts(Run(job, "night"))
     assert [attempt.generation for attempt in settled] == [4]
     assert strange.exists()
-    assert [attempt.outcome for attempt in ledger.attempts()] == ["died"]
+    assert [attempt.outcome for attempt in log.attempts()] == ["died"]
 
 
 def test_links_to_sessions_are_not_followed(job: TrainingJob) -> None:
     _, session = killed(job)
     theirs = session.folder.rename(session.folder.with_name("elsewhere"))
     session.folder.symlink_to(theirs)
-    assert settle_lost(Run(job, "night")) == []
+    assert recover_orphaned_attempts(Run(job, "night")) == []
     assert theirs.exists()
 
 
@@ -146,5 +146,5 @@ def test_a_stop_inside_the_recovery_is_heard(
 
     monkeypatch.setattr(Session, "document", read)
     with pytest.raises(StopRequested, match=f"asked to stop by {number.name}"), stoppable():
-        settle_lost(Run(job, "night"))
+        recover_orphaned_attempts(Run(job, "night"))
     assert len(raised) == 1

@@ -1,12 +1,12 @@
-"""The vigil: what counts as a hang, what does not, and which rank is slow."""
+"""The watchdog: what counts as a hang, what does not, and which rank is slow."""
 
 from pathlib import Path
 
 import pytest
 
 from midstride.engine.config.world import WorldOptions
-from midstride.engine.launch.watchdog import WINDOW_S, Vigil
-from midstride.engine.session.heartbeat import Heartbeat, Phase, Pulse
+from midstride.engine.launch.watchdog import WINDOW_S, Watchdog
+from midstride.engine.session.heartbeat import Heartbeat, HeartbeatReading, Phase
 from midstride.engine.session.session import Session
 
 LIMITS = {"hang_timeout_s": 10, "startup_timeout_s": 100, "validation_timeout_s": 50}
@@ -20,18 +20,18 @@ class World:
         session = Session(folder)
         self.ranks = [Heartbeat(session.heartbeat(rank)) for rank in range(3)]
         options = WorldOptions(strategy="ddp", processes=3, **{**LIMITS, **limits})  # type: ignore[arg-type]
-        self.vigil = Vigil(session, options, clock=lambda: self.now)
+        self.watchdog = Watchdog(session, options, clock=lambda: self.now)
 
     def stuck_after(self, seconds: float) -> str:
-        self.vigil.stuck()
+        self.watchdog.hang_message()
         self.now += seconds
-        return self.vigil.stuck()
+        return self.watchdog.hang_message()
 
     def train(self, batches: int, seconds: list[float]) -> None:
         """Let every rank do batches, each at its own pace."""
         for rank, each in zip(self.ranks, seconds, strict=True):
             for _ in range(batches):
-                rank.batch()
+                rank.count_batch()
                 rank.beat(rank._cells[3] + 1)
                 rank._cells[5] += int(each * 1e9)
         self.now += batches * max(seconds)
@@ -86,7 +86,7 @@ def test_ranks_on_other_machines_are_not_judged(tmp_path: Path) -> None:
     world = World(tmp_path)
     for rank in range(3):
         Session(tmp_path).heartbeat(rank).unlink()
-    world.vigil._options = world.vigil._options.model_copy(update={"hosts": "far:3"})
+    world.watchdog._options = world.watchdog._options.model_copy(update={"hosts": "far:3"})
     assert not world.stuck_after(1e9)
 
 
@@ -95,7 +95,7 @@ def test_ranks_that_never_started_hang_too(tmp_path: Path) -> None:
     for rank in range(3):
         Session(tmp_path).heartbeat(rank).unlink()
     assert world.stuck_after(101)
-    assert world.vigil.pulses() == [Pulse()] * 3
+    assert world.watchdog.heartbeats() == [HeartbeatReading()] * 3
 
 
 def test_a_slow_rank_is_named_once(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_slow_rank_is_named_once(tmp_path: Path) -> None:
     found = []
     for _ in range(4):
         world.train(100, [0.1, 0.5, 0.1])
-        found.append(world.vigil.slow())
+        found.append(world.watchdog.straggler())
     assert found[0] is None, "there is nothing yet to compare with"
     assert found[1] is not None
     assert (found[1].rank, found[2:]) == (1, [None, None])
@@ -119,4 +119,4 @@ def test_small_differences_are_not_told(seconds: list[float], tmp_path: Path) ->
     for _ in range(3):
         world.train(100, seconds)
         world.now += WINDOW_S
-        assert world.vigil.slow() is None
+        assert world.watchdog.straggler() is None

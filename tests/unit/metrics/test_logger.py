@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import EngineError, NotExact, UserError
-from midstride.engine.metrics.torchmetrics_state import Metrics
+from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.state.codec import decode, differences, encode
 
@@ -122,8 +122,8 @@ def test_a_metric_that_grows_is_refused_by_name() -> None:
         Trainer(max_epochs=1).fit(Tracks(), numbers())
 
 
-def seen_by(module: nn.Module) -> Metrics:
-    return Metrics(module, lambda value: [value], 1)
+def seen_by(module: nn.Module) -> TorchmetricsState:
+    return TorchmetricsState(module, lambda value: [value], 1)
 
 
 def test_metrics_that_share_their_sums_share_them_in_the_next_life() -> None:
@@ -150,7 +150,7 @@ def test_what_a_metric_saw_is_taken_back_with_the_value_it_kept() -> None:
     module = nn.ModuleDict({"mean": torchmetrics.MeanMetric()})
     mean: Any = module["mean"]
     mean.update(1.0)
-    take_back = seen_by(module).mark()
+    take_back = seen_by(module).rollback_point()
     mean.update(5.0)
     assert mean.compute() == 3.0
     take_back()
@@ -187,7 +187,7 @@ def test_a_rank_that_saw_nothing_counts_in_no_mean_and_no_maximum(
     for level in levels:
         module = nn.Module()
         module.level = level
-        metrics = Metrics(module, lambda value: said, len(levels))
+        metrics = TorchmetricsState(module, lambda value: said, len(levels))
 
         [found] = metrics.compute(["level"])
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from laws.xla_world import STAND_IN
 
-from midstride.engine.config.strategies import STRATEGIES, Choice, conflicts
+from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, conflicts
 from midstride.engine.errors import JobError, StrategyUnavailable
 from midstride.engine.ranks.gpus import parse_devices, parse_gpus
-from midstride.engine.ranks.placement import Machine, Placement, Wishes, place
+from midstride.engine.ranks.placement import DeviceRequest, Hardware, Placement, resolve_placement
 from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.ddp import Ddp
@@ -104,48 +104,80 @@ def in_step(rank: int, tasks: int, **more: str) -> dict[str, str]:
 
 
 #: wishes, machine -> strategy, start, ranks to start, this rank's devices
-PLACES: dict[str, tuple[Wishes, Machine, tuple[str, str, int, list[str]]]] = {
-    "nothing said": (Wishes(), Machine(), ("single", "none", 1, ["cpu"])),
-    "nothing said, a GPU": (Wishes(), Machine(2), ("single", "none", 1, ["cuda:0"])),
-    "the CPU, by name": (Wishes(gpus=None), Machine(2), ("single", "none", 1, ["cpu"])),
-    "several CPUs, though there are GPUs": (Wishes(gpus=0, devices=2), Machine(4), ("ddp", "script", 2, ["cpu"])),
-    "several devices": (Wishes(devices=2), Machine(), ("ddp", "script", 2, ["cpu"])),
-    "several devices in a notebook": (Wishes(devices=2), Machine(interactive=True), ("ddp", "fork", 2, ["cpu"])),
-    "GPUs by index": (Wishes(gpus="1, 3"), Machine(4), ("ddp", "script", 2, ["cuda:1"])),
-    "alone under torchrun": (Wishes(), Machine(0, at(0, 1, 1)), ("ddp", "none", 1, ["cpu"])),
-    "under srun": (Wishes(), Machine(0, in_step(3, 4)), ("ddp", "none", 1, ["cpu"])),
-    "alone under srun": (Wishes(), Machine(0, in_step(0, 1)), ("ddp", "none", 1, ["cpu"])),
-    "a shell of srun's": (Wishes(), Machine(0, in_step(0, 1, SLURM_PTY_PORT="1")), ("single", "none", 1, ["cpu"])),
-    "several devices in one task": (Wishes(devices=2), Machine(0, in_step(0, 1)), ("ddp", "script", 2, ["cpu"])),
-    "a batch script": (Wishes(), Machine(0, {"SLURM_PROCID": "0"}), ("single", "none", 1, ["cpu"])),
-    "under torchrun": (Wishes(), Machine(0, at(1, 2, 2)), ("ddp", "none", 1, ["cpu"])),
-    "under torchrun, GPUs": (Wishes(), Machine(2, at(1, 2, 2)), ("ddp", "none", 1, ["cuda:1"])),
-    "under torchrun, GPUs by index": (Wishes(gpus=[1, 3]), Machine(4, at(1, 2, 2)), ("ddp", "none", 1, ["cuda:3"])),
-    "under torchrun, a GPU of its own": (Wishes(), Machine(1, at(1, 2, 2)), ("ddp", "none", 1, ["cuda:0"])),
-    "on the second node": (Wishes(devices=2, num_nodes=2), Machine(2, at(3, 4, 2)), ("ddp", "none", 1, ["cuda:1"])),
-    "dp": (Wishes("dp", devices=3), Machine(), ("dp", "none", 1, ["cpu"] * 3)),
-    "dp on GPUs": (Wishes("dp", gpus=[0, 2]), Machine(4), ("dp", "none", 1, ["cuda:0", "cuda:2"])),
-    "ddp2 on a node": (Wishes("ddp2", devices=2), Machine(2, at(1, 2, 1)), ("ddp2", "none", 1, ["cuda:0", "cuda:1"])),
+PLACES: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[str]]]] = {
+    "nothing said": (DeviceRequest(), Hardware(), ("single", "none", 1, ["cpu"])),
+    "nothing said, a GPU": (DeviceRequest(), Hardware(2), ("single", "none", 1, ["cuda:0"])),
+    "the CPU, by name": (DeviceRequest(gpus=None), Hardware(2), ("single", "none", 1, ["cpu"])),
+    "several CPUs, though there are GPUs": (
+        DeviceRequest(gpus=0, devices=2),
+        Hardware(4),
+        ("ddp", "subprocess", 2, ["cpu"]),
+    ),
+    "several devices": (DeviceRequest(devices=2), Hardware(), ("ddp", "subprocess", 2, ["cpu"])),
+    "several devices in a notebook": (
+        DeviceRequest(devices=2),
+        Hardware(interactive=True),
+        ("ddp", "fork", 2, ["cpu"]),
+    ),
+    "GPUs by index": (DeviceRequest(gpus="1, 3"), Hardware(4), ("ddp", "subprocess", 2, ["cuda:1"])),
+    "alone under torchrun": (DeviceRequest(), Hardware(0, at(0, 1, 1)), ("ddp", "none", 1, ["cpu"])),
+    "under srun": (DeviceRequest(), Hardware(0, in_step(3, 4)), ("ddp", "none", 1, ["cpu"])),
+    "alone under srun": (DeviceRequest(), Hardware(0, in_step(0, 1)), ("ddp", "none", 1, ["cpu"])),
+    "a shell of srun's": (
+        DeviceRequest(),
+        Hardware(0, in_step(0, 1, SLURM_PTY_PORT="1")),
+        ("single", "none", 1, ["cpu"]),
+    ),
+    "several devices in one task": (
+        DeviceRequest(devices=2),
+        Hardware(0, in_step(0, 1)),
+        ("ddp", "subprocess", 2, ["cpu"]),
+    ),
+    "a batch script": (DeviceRequest(), Hardware(0, {"SLURM_PROCID": "0"}), ("single", "none", 1, ["cpu"])),
+    "under torchrun": (DeviceRequest(), Hardware(0, at(1, 2, 2)), ("ddp", "none", 1, ["cpu"])),
+    "under torchrun, GPUs": (DeviceRequest(), Hardware(2, at(1, 2, 2)), ("ddp", "none", 1, ["cuda:1"])),
+    "under torchrun, GPUs by index": (
+        DeviceRequest(gpus=[1, 3]),
+        Hardware(4, at(1, 2, 2)),
+        ("ddp", "none", 1, ["cuda:3"]),
+    ),
+    "under torchrun, a GPU of its own": (DeviceRequest(), Hardware(1, at(1, 2, 2)), ("ddp", "none", 1, ["cuda:0"])),
+    "on the second node": (
+        DeviceRequest(devices=2, num_nodes=2),
+        Hardware(2, at(3, 4, 2)),
+        ("ddp", "none", 1, ["cuda:1"]),
+    ),
+    "dp": (DeviceRequest("dp", devices=3), Hardware(), ("dp", "none", 1, ["cpu"] * 3)),
+    "dp on GPUs": (DeviceRequest("dp", gpus=[0, 2]), Hardware(4), ("dp", "none", 1, ["cuda:0", "cuda:2"])),
+    "ddp2 on a node": (
+        DeviceRequest("ddp2", devices=2),
+        Hardware(2, at(1, 2, 1)),
+        ("ddp2", "none", 1, ["cuda:0", "cuda:1"]),
+    ),
     "ddp2 twice on a node": (
-        Wishes("ddp2", devices=2),
-        Machine(4, at(1, 2, 2)),
+        DeviceRequest("ddp2", devices=2),
+        Hardware(4, at(1, 2, 2)),
         ("ddp2", "none", 1, ["cuda:2", "cuda:3"]),
     ),
-    "cores of a TPU": (Wishes(tpu_cores=8), Machine(), ("xla", "script", 8, ["cpu"])),
-    "a core of a TPU, though there are GPUs": (Wishes(tpu_cores=[5]), Machine(2), ("xla", "none", 1, ["cpu"])),
-    "cores of a TPU under torchrun": (Wishes(tpu_cores="8"), Machine(0, at(3, 8, 8)), ("xla", "none", 1, ["cpu"])),
-    "XLA devices": (Wishes("xla", devices=4), Machine(4), ("xla", "script", 4, ["cpu"])),
-    "spawn": (Wishes("ddp_spawn", devices=2), Machine(cuda_in_use=True), ("ddp", "spawn", 2, ["cpu"])),
-    "GPUs nobody holds": (
-        Wishes(gpus=2, auto_select_gpus=True),
-        Machine(4, free_gpus=lambda: [1, 2, 3]),
-        ("ddp", "script", 2, ["cuda:1"]),
+    "cores of a TPU": (DeviceRequest(tpu_cores=8), Hardware(), ("xla", "subprocess", 8, ["cpu"])),
+    "a core of a TPU, though there are GPUs": (DeviceRequest(tpu_cores=[5]), Hardware(2), ("xla", "none", 1, ["cpu"])),
+    "cores of a TPU under torchrun": (
+        DeviceRequest(tpu_cores="8"),
+        Hardware(0, at(3, 8, 8)),
+        ("xla", "none", 1, ["cpu"]),
     ),
-    "an instance": (Wishes(Ddp(static_graph=True), devices=2), Machine(), ("ddp", "script", 2, ["cpu"])),
+    "XLA devices": (DeviceRequest("xla", devices=4), Hardware(4), ("xla", "subprocess", 4, ["cpu"])),
+    "spawn": (DeviceRequest("ddp_spawn", devices=2), Hardware(cuda_in_use=True), ("ddp", "spawn", 2, ["cpu"])),
+    "GPUs nobody holds": (
+        DeviceRequest(gpus=2, auto_select_gpus=True),
+        Hardware(4, free_gpus=lambda: [1, 2, 3]),
+        ("ddp", "subprocess", 2, ["cuda:1"]),
+    ),
+    "an instance": (DeviceRequest(Ddp(static_graph=True), devices=2), Hardware(), ("ddp", "subprocess", 2, ["cpu"])),
     "a path": (
-        Wishes("midstride.engine.strategies.ddp:Ddp", devices=2),
-        Machine(),
-        ("ddp", "script", 2, ["cpu"]),
+        DeviceRequest("midstride.engine.strategies.ddp:Ddp", devices=2),
+        Hardware(),
+        ("ddp", "subprocess", 2, ["cpu"]),
     ),
 }
 
@@ -160,8 +192,8 @@ def torch_xla(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def placed(wishes: Wishes, machine: Machine) -> Placement:
-    placement, faults = place(wishes, machine)
+def placed(wishes: DeviceRequest, machine: Hardware) -> Placement:
+    placement, faults = resolve_placement(wishes, machine)
     assert not faults
     return placement
 
@@ -173,71 +205,107 @@ def test_a_trainer_finds_its_place(case: str) -> None:
     placement = placed(wishes, machine)
     found = placement.strategy.name, placement.start, placement.ranks, [str(d) for d in placement.strategy.devices]
     assert found == (strategy, start, ranks, devices)
-    assert "there is no GPU here" in placement.words or machine.gpus or "XLA" in placement.words
+    assert "there is no GPU here" in placement.summary or machine.gpus or "XLA" in placement.summary
 
 
-REFUSED: dict[str, tuple[Wishes, Machine, list[str]]] = {
-    "16 with dp": (Wishes("dp", devices=2, precision="16"), Machine(), ["16", "dp", "bf16"]),
-    "16 with ddp2": (Wishes("ddp2", devices=2, precision="16"), Machine(), ["16", "ddp2", "bf16"]),
-    "horovod under torchrun": (Wishes("horovod"), Machine(environment=at(1, 4, 2)), ["torchrun", "horovodrun", "ddp"]),
-    "horovod with devices": (Wishes("horovod", devices=2), Machine(), ["horovodrun -np 2", "leave devices out"]),
-    "16 with xla": (Wishes("xla", precision="16"), Machine(), ["16", "xla", "bf16"]),
-    "xla on GPUs": (Wishes("xla", gpus=2), Machine(2), ["xla", "tpu_cores", "ddp"]),
-    "a core for several": (Wishes("xla", {"core": 5}, devices=2), Machine(), ["core 5", "2", "leave core out"]),
-    "cores in a notebook": (Wishes(tpu_cores=8), Machine(interactive=True), ["notebook", "one core"]),
-    "cores that mean nothing": (Wishes(tpu_cores=5), Machine(), ["tpu_cores=5", "1 or 8", "devices"]),
-    "cores and devices": (Wishes(tpu_cores=1, devices=1), Machine(), ["tpu_cores=1", "devices=1", "leave one out"]),
-    "cores and gpus": (Wishes(tpu_cores=8, gpus=0), Machine(), ["tpu_cores=8", "gpus=0", "leave one out"]),
-    "cores with ddp": (Wishes("ddp", tpu_cores=8), Machine(), ["tpu_cores=8", "ddp", "xla"]),
-    "more cores than torchrun's": (Wishes(tpu_cores=8), Machine(0, at(0, 4, 4)), ["8", "torchrun", "4"]),
-    "fork after CUDA": (Wishes("ddp_fork", gpus=2), Machine(2, cuda_in_use=True), ["CUDA", "ddp_spawn"]),
+REFUSED: dict[str, tuple[DeviceRequest, Hardware, list[str]]] = {
+    "16 with dp": (DeviceRequest("dp", devices=2, precision="16"), Hardware(), ["16", "dp", "bf16"]),
+    "16 with ddp2": (DeviceRequest("ddp2", devices=2, precision="16"), Hardware(), ["16", "ddp2", "bf16"]),
+    "horovod under torchrun": (
+        DeviceRequest("horovod"),
+        Hardware(environment=at(1, 4, 2)),
+        ["torchrun", "horovodrun", "ddp"],
+    ),
+    "horovod with devices": (
+        DeviceRequest("horovod", devices=2),
+        Hardware(),
+        ["horovodrun -np 2", "leave devices out"],
+    ),
+    "16 with xla": (DeviceRequest("xla", precision="16"), Hardware(), ["16", "xla", "bf16"]),
+    "xla on GPUs": (DeviceRequest("xla", gpus=2), Hardware(2), ["xla", "tpu_cores", "ddp"]),
+    "a core for several": (DeviceRequest("xla", {"core": 5}, devices=2), Hardware(), ["core 5", "2", "leave core out"]),
+    "cores in a notebook": (DeviceRequest(tpu_cores=8), Hardware(interactive=True), ["notebook", "one core"]),
+    "cores that mean nothing": (DeviceRequest(tpu_cores=5), Hardware(), ["tpu_cores=5", "1 or 8", "devices"]),
+    "cores and devices": (
+        DeviceRequest(tpu_cores=1, devices=1),
+        Hardware(),
+        ["tpu_cores=1", "devices=1", "leave one out"],
+    ),
+    "cores and gpus": (DeviceRequest(tpu_cores=8, gpus=0), Hardware(), ["tpu_cores=8", "gpus=0", "leave one out"]),
+    "cores with ddp": (DeviceRequest("ddp", tpu_cores=8), Hardware(), ["tpu_cores=8", "ddp", "xla"]),
+    "more cores than torchrun's": (DeviceRequest(tpu_cores=8), Hardware(0, at(0, 4, 4)), ["8", "torchrun", "4"]),
+    "fork after CUDA": (DeviceRequest("ddp_fork", gpus=2), Hardware(2, cuda_in_use=True), ["CUDA", "ddp_spawn"]),
     "sync_batchnorm on the CPU": (
-        Wishes("ddp", {"sync_batchnorm": True}, devices=2),
-        Machine(),
+        DeviceRequest("ddp", {"sync_batchnorm": True}, devices=2),
+        Hardware(),
         ["sync_batchnorm", "CPU", "leave it out"],
     ),
     "bf16 gradients on the CPU": (
-        Wishes("ddp", {"comm_hook": "bf16_compress"}, devices=2),
-        Machine(),
+        DeviceRequest("ddp", {"comm_hook": "bf16_compress"}, devices=2),
+        Hardware(),
         ["bf16_compress", "NCCL", "fp16_compress"],
     ),
-    "spawn under torchrun": (Wishes("ddp_spawn"), Machine(0, at(0, 2, 2)), ["ddp_spawn", "torchrun", "use ddp"]),
+    "spawn under torchrun": (
+        DeviceRequest("ddp_spawn"),
+        Hardware(0, at(0, 2, 2)),
+        ["ddp_spawn", "torchrun", "use ddp"],
+    ),
     "spawn in a notebook": (
-        Wishes("ddp_spawn", devices=2),
-        Machine(interactive=True),
+        DeviceRequest("ddp_spawn", devices=2),
+        Hardware(interactive=True),
         ["ddp_spawn", "notebook", "ddp_notebook"],
     ),
-    "a script in a notebook": (Wishes("ddp", devices=2), Machine(interactive=True), ["ddp", "script", "ddp_notebook"]),
-    "single on two": (Wishes("single", devices=2), Machine(), ["single", "2", "ddp"]),
-    "dp among processes": (Wishes("dp", devices=2), Machine(0, at(0, 2, 2)), ["dp", "2", "ddp2"]),
-    "another number than torchrun's": (Wishes(devices=3), Machine(0, at(0, 2, 2)), ["3", "torchrun", "2"]),
-    "other nodes than torchrun's": (Wishes(num_nodes=2), Machine(0, at(0, 2, 2)), ["num_nodes=2", "torchrun", "1"]),
-    "nodes without a launcher": (Wishes(num_nodes=2), Machine(), ["num_nodes=2", "torchrun --nnodes=2"]),
-    "fewer GPUs than processes": (Wishes(), Machine(2, at(2, 3, 3)), ["3 processes", "2", "gpus=0"]),
-    "gpus and devices": (Wishes(gpus=1, devices=1), Machine(2), ["gpus=1", "devices=1", "leave one out"]),
+    "a script in a notebook": (
+        DeviceRequest("ddp", devices=2),
+        Hardware(interactive=True),
+        ["ddp", "script", "ddp_notebook"],
+    ),
+    "single on two": (DeviceRequest("single", devices=2), Hardware(), ["single", "2", "ddp"]),
+    "dp among processes": (DeviceRequest("dp", devices=2), Hardware(0, at(0, 2, 2)), ["dp", "2", "ddp2"]),
+    "another number than torchrun's": (DeviceRequest(devices=3), Hardware(0, at(0, 2, 2)), ["3", "torchrun", "2"]),
+    "other nodes than torchrun's": (
+        DeviceRequest(num_nodes=2),
+        Hardware(0, at(0, 2, 2)),
+        ["num_nodes=2", "torchrun", "1"],
+    ),
+    "nodes without a launcher": (DeviceRequest(num_nodes=2), Hardware(), ["num_nodes=2", "torchrun --nnodes=2"]),
+    "fewer GPUs than processes": (DeviceRequest(), Hardware(2, at(2, 3, 3)), ["3 processes", "2", "gpus=0"]),
+    "gpus and devices": (DeviceRequest(gpus=1, devices=1), Hardware(2), ["gpus=1", "devices=1", "leave one out"]),
     "too few free": (
-        Wishes(gpus=2, auto_select_gpus=True),
-        Machine(2, free_gpus=lambda: [1]),
+        DeviceRequest(gpus=2, auto_select_gpus=True),
+        Hardware(2, free_gpus=lambda: [1]),
         ["2 GPUs", "[1]", "wait"],
     ),
-    "none to choose from": (Wishes(auto_select_gpus=True), Machine(), ["auto_select_gpus", "no GPU"]),
-    "chosen by name": (Wishes(gpus=[1], auto_select_gpus=True), Machine(2), ["auto_select_gpus", "[1]", "number"]),
-    "options beside an instance": (Wishes(Ddp(), {"static_graph": True}), Machine(), ["static_graph", "Ddp", "made"]),
+    "none to choose from": (DeviceRequest(auto_select_gpus=True), Hardware(), ["auto_select_gpus", "no GPU"]),
+    "chosen by name": (
+        DeviceRequest(gpus=[1], auto_select_gpus=True),
+        Hardware(2),
+        ["auto_select_gpus", "[1]", "number"],
+    ),
+    "options beside an instance": (
+        DeviceRequest(Ddp(), {"static_graph": True}),
+        Hardware(),
+        ["static_graph", "Ddp", "made"],
+    ),
     "options a class does not take": (
-        Wishes("midstride.engine.strategies.ddp:Ddp", {"static": True}),
-        Machine(),
+        DeviceRequest("midstride.engine.strategies.ddp:Ddp", {"static": True}),
+        Hardware(),
         ["strategy_args", "'static'"],
     ),
-    "an unknown option": (Wishes("ddp", {"static": True}), Machine(), ["static", "static_graph"]),
-    "an option of another kind": (Wishes("ddp", {"static_graph": 1}), Machine(), ["static_graph", "bool", "1"]),
-    "an unknown hook": (Wishes("ddp", {"comm_hook": "zip"}), Machine(), ["comm_hook", "fp16_compress", "'zip'"]),
+    "an unknown option": (DeviceRequest("ddp", {"static": True}), Hardware(), ["static", "static_graph"]),
+    "an option of another kind": (DeviceRequest("ddp", {"static_graph": 1}), Hardware(), ["static_graph", "bool", "1"]),
+    "an unknown hook": (
+        DeviceRequest("ddp", {"comm_hook": "zip"}),
+        Hardware(),
+        ["comm_hook", "fp16_compress", "'zip'"],
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_go_together_is_refused_with_a_way_out(case: str) -> None:
     wishes, machine, words = REFUSED[case]
-    _, faults = place(wishes, machine)
+    _, faults = resolve_placement(wishes, machine)
     assert len(faults) == 1
     assert all(word in faults[0] for word in words), faults[0]
 
@@ -258,12 +326,17 @@ def test_a_row_names_the_options_of_its_class_or_what_it_needs(name: str) -> Non
     except StrategyUnavailable as error:
         found = row.remedy in str(error)
     assert found
-    assert not all(conflicts(Choice(name, ranks=ranks)) for ranks in (1, 2))
+    assert not all(conflicts(StrategyRequest(name, ranks=ranks)) for ranks in (1, 2))
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("dpp", "no strategy 'dpp'; there are: ddp"), ("nowhere:Ddp", "needs nowhere"), ("torch:Ddp2", "Ddp2")],
+    [
+        ("dpp", "no strategy 'dpp'; there are: ddp"),
+        ("deepspeed", "no strategy 'deepspeed' here: say sharded or fully_sharded"),
+        ("nowhere:Ddp", "needs nowhere"),
+        ("torch:Ddp2", "Ddp2"),
+    ],
 )
 def test_a_strategy_that_is_not_there_says_what_to_do(name: str, words: str) -> None:
     with pytest.raises(StrategyUnavailable, match=words):
@@ -282,13 +355,13 @@ class Own(Ddp):
 
 
 def test_a_class_of_ones_own_is_part_of_the_runs_identity() -> None:
-    by_path = Wishes("midstride.engine.strategies.ddp:Ddp", {"static_graph": True})
-    assert placed(by_path, Machine()).strategy.identity == "ddp(static_graph=True)"
-    assert placed(Wishes(Own(find_unused_parameters=True)), Machine()).strategy.identity.endswith(
+    by_path = DeviceRequest("midstride.engine.strategies.ddp:Ddp", {"static_graph": True})
+    assert placed(by_path, Hardware()).strategy.identity == "ddp(static_graph=True)"
+    assert placed(DeviceRequest(Own(find_unused_parameters=True)), Hardware()).strategy.identity.endswith(
         "test_placement:Own(find_unused_parameters=True)"
     )
-    assert placed(Wishes("dp", devices=2), Machine()).strategy.identity == "dp(devices=2)"
-    assert placed(Wishes("ddp_spawn", devices=2), Machine()).strategy.identity == "ddp"
+    assert placed(DeviceRequest("dp", devices=2), Hardware()).strategy.identity == "dp(devices=2)"
+    assert placed(DeviceRequest("ddp_spawn", devices=2), Hardware()).strategy.identity == "ddp"
 
 
 @pytest.mark.parametrize(
@@ -319,4 +392,4 @@ def test_a_world_is_found_whoever_started_it(environment: dict[str, str], launch
 
 
 def test_devices_are_torchs() -> None:
-    assert placed(Wishes("dp", devices=2), Machine()).strategy.devices == [torch.device("cpu")] * 2
+    assert placed(DeviceRequest("dp", devices=2), Hardware()).strategy.devices == [torch.device("cpu")] * 2

@@ -14,6 +14,7 @@ from midstride.engine.errors import JobError, Overtaken, SnapshotDamaged, UserEr
 from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.nightly import NightlyRun, metric_of, nightly_errors
 from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.runs.run import Run
 from midstride.engine.storage.checksums import digest_of, encode_document
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
@@ -52,7 +53,7 @@ def keep_weights(job: TrainingJob, run: str) -> None:
 def promote(job: TrainingJob, run: str, over: int | None) -> None:
     keep_weights(job, run)
     decision = PromotionDecision(promoted=True, why="", metric="acc", mode="max", margin=0, challenger={}, over=over)
-    ModelRegistry.of(job).promote(job, run, "best", decision)
+    ModelRegistry.of(job).promote(Run(job, run), "best", decision)
 
 
 def reigning(job: TrainingJob) -> str | None:
@@ -168,7 +169,7 @@ def test_damaged_weights_are_not_promoted(tmp_path: Path) -> None:
     Path(job.run_url("second"), "best", "weights.safetensors").write_bytes(b"others, alike long")
     decision = PromotionDecision(promoted=True, why="", metric="acc", mode="max", margin=0, challenger={}, over=1)
     with pytest.raises(SnapshotDamaged):
-        ModelRegistry.of(job).promote(job, "second", "best", decision)
+        ModelRegistry.of(job).promote(Run(job, "second"), "best", decision)
     assert reigning(job) == "first"
 
 
@@ -177,7 +178,7 @@ def test_damaged_weights_are_not_promoted(tmp_path: Path) -> None:
 
 def test_a_night_has_its_date_in_its_run_and_its_arguments(tmp_path: Path) -> None:
     night = NightlyRun.begin(job_at(str(tmp_path)), "2026-03-01")
-    assert night.run == "digits-2026-03-01"
+    assert night.run.name == "digits-2026-03-01"
     assert night.job.data_args == {"folder": "/data/2026-03-01", "windows": ["2026-03-01", 7]}
     assert night.job.weights is None
 
@@ -199,7 +200,7 @@ def test_a_warm_start_is_planned_once(tmp_path: Path) -> None:
 def test_a_night_that_was_killed_after_it_promoted_has_promoted(tmp_path: Path) -> None:
     job = job_at(str(tmp_path))
     night = NightlyRun.begin(job, "2026-03-01")
-    keep_weights(job, night.run)
+    keep_weights(job, night.run.name)
     first = {"challenger": {"test/acc": 0.5}, "champion": None, "over": None, "weights": "best"}
     assert night.decide(first).promoted
     again = {**first, "champion": {"test/acc": 0.5}, "over": 1}

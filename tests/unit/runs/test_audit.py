@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.cli.app import main
-from midstride.engine.data.order import InOrder, Shard
+from midstride.engine.data.order import InOrder, StridedOrder
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.runs.audit import audit
-from midstride.engine.training.sample_log import SampleAccount, digest_of
+from midstride.engine.training.sample_log import SampleLog, digest_of
 
-Enter = Callable[[SampleAccount, int, int, list[int], int], None]
-ENTER: Enter = SampleAccount.enter  # type: ignore[assignment]
+Record = Callable[[SampleLog, int, int, list[int], int], None]
+RECORD: Record = SampleLog.record  # type: ignore[assignment]
 
 
 class Line(TrainingModule):
@@ -67,27 +67,27 @@ def test_an_epoch_under_way_misses_nothing_yet(tmp_path: Path) -> None:
     assert (second.is_over, second.batches, second.missing, second.faults) == (False, 2, 0, ())
 
 
-def left_out(account: SampleAccount, epoch: int, batch: int, indices: list[int], samples: int) -> None:
+def left_out(account: SampleLog, epoch: int, batch: int, indices: list[int], *rest: int) -> None:
     if (epoch, batch) != (1, 2):
-        ENTER(account, epoch, batch, indices, samples)
+        RECORD(account, epoch, batch, indices, *rest)
 
 
-def repeated(account: SampleAccount, epoch: int, batch: int, indices: list[int], samples: int) -> None:
-    ENTER(account, epoch, batch, indices, samples)
+def repeated(account: SampleLog, epoch: int, batch: int, indices: list[int], *rest: int) -> None:
+    RECORD(account, epoch, batch, indices, *rest)
     if (epoch, batch) == (1, 2):
-        ENTER(account, epoch, batch, indices, samples)
+        RECORD(account, epoch, batch, indices, *rest)
 
 
-def exchanged(account: SampleAccount, epoch: int, batch: int, indices: list[int], samples: int) -> None:
-    ENTER(account, epoch, batch, indices[::-1] if (epoch, batch) == (1, 2) else indices, samples)
+def exchanged(account: SampleLog, epoch: int, batch: int, indices: list[int], *rest: int) -> None:
+    RECORD(account, epoch, batch, indices[::-1] if (epoch, batch) == (1, 2) else indices, *rest)
 
 
-def cut_short(account: SampleAccount, epoch: int, batch: int, indices: list[int], samples: int) -> None:
+def cut_short(account: SampleLog, epoch: int, batch: int, indices: list[int], *rest: int) -> None:
     if (epoch, batch) != (0, 3):
-        ENTER(account, epoch, batch, indices, samples)
+        RECORD(account, epoch, batch, indices, *rest)
 
 
-BREACHES: list[tuple[Enter, str]] = [
+BREACHES: list[tuple[Record, str]] = [
     (left_out, "batch 2 never reached the training step"),
     (repeated, "batch 2 reached the training step again"),
     (exchanged, "batches 0 to 3: the 10 samples that reached the training step are not the 10 of the epoch's order"),
@@ -95,11 +95,11 @@ BREACHES: list[tuple[Enter, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("enter", "fault"), BREACHES)
+@pytest.mark.parametrize(("record", "fault"), BREACHES)
 def test_every_breach_is_told_and_ends_with_1(
-    enter: Enter, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    record: Record, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(SampleAccount, "enter", enter)
+    monkeypatch.setattr(SampleLog, "record", record)
     fit(tmp_path / "run")
     with pytest.raises(SystemExit) as ended:
         main(arguments=["audit", str(tmp_path)])  # a store of runs does as well
@@ -121,34 +121,34 @@ def test_a_clean_run_ends_with_0_and_one_without_a_snapshot_says_so(
         audit(str(tmp_path / "empty"))
 
 
-def entered(account: SampleAccount, order: Shard, epoch: int, batches: range) -> None:
+def entered(account: SampleLog, order: StridedOrder, epoch: int, batches: range) -> None:
     indices = order.indices(epoch)
     for batch in batches:
-        account.enter(epoch, batch, indices[batch * order.batch_size :][: order.batch_size], order.batch_size)
+        account.record(epoch, batch, indices[batch * order.batch_size :][: order.batch_size], order.batch_size)
 
 
 def test_ranks_put_their_shares_together_and_a_stretch_is_one_line_however_often_it_was_settled() -> None:
-    orders = [Shard(InOrder(12), 2, rank=rank, size=2) for rank in range(2)]
-    accounts = [SampleAccount(rank, 2) for rank in range(2)]
+    orders = [StridedOrder(InOrder(12), 2, rank=rank, size=2) for rank in range(2)]
+    accounts = [SampleLog(rank, 2) for rank in range(2)]
     for batches in (range(2), range(2, 3)):
         for account, order in zip(accounts, orders, strict=True):
             entered(account, order, 0, batches)
         shares = [(rank, None, list(account._open)) for rank, account in enumerate(accounts)]
-        accounts[0].settle(lambda _, shares=shares: shares)
+        accounts[0].merge_ranks(lambda _, shares=shares: shares)
         accounts[1]._open = []
     digest = sum(digest_of(o.indices(0)[b * 2 : b * 2 + 2], b, o.rank) for o in orders for b in range(3)) % (1 << 64)
     assert accounts[0].state_dict()["stretches"] == [(0, 0, 3, 2, 12, digest, True)]
 
 
 def test_what_was_entered_after_the_last_snapshot_is_struck_out() -> None:
-    order, account = Shard(InOrder(12), 2), SampleAccount(0, 1)
+    order, account = StridedOrder(InOrder(12), 2), SampleLog(0, 1)
     entered(account, order, 0, range(3))
-    account.settle(lambda mine: [mine])
+    account.merge_ranks(lambda mine: [mine])
     state = account.state_dict()
     entered(account, order, 0, range(3, 5))
     account.load_state_dict(state)
     entered(account, order, 0, range(3, 6))
-    account.settle(lambda mine: [mine])
+    account.merge_ranks(lambda mine: [mine])
     assert [one[1:3] for one in account.state_dict()["stretches"]] == [(0, 6)]
 
 
@@ -164,11 +164,11 @@ class Numbers(IterableDataset[Any]):
         return iter([torch.tensor([float(number)]) for number in range(10)])
 
 
-@pytest.mark.parametrize(("enter", "fault"), [(ENTER, None), (exchanged, "the 8 .* not the 8 that"), BREACHES[0]])
+@pytest.mark.parametrize(("record", "fault"), [(RECORD, None), (exchanged, "the 8 .* not the 8 that"), BREACHES[0]])
 def test_what_a_sampler_gave_is_compared_with_what_was_trained_on(
-    enter: Enter, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: Record, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SampleAccount, "enter", enter)
+    monkeypatch.setattr(SampleLog, "record", record)
     data: Any = DataLoader(TensorDataset(torch.arange(10.0)[:, None]), 3, sampler=Own())
     Trainer(max_epochs=2, snapshots={"every_steps": 1}).fit(Line(), data, run=str(tmp_path))
     found = audit(str(tmp_path))

@@ -1,10 +1,10 @@
-"""The ledger: attempts are numbered once, and another one is made only when it makes sense."""
+"""The attempt log: attempts are numbered once, and another one is made only when it makes sense."""
 
 from pathlib import Path
 from typing import Any
 
 from midstride.engine.errors import Superseded
-from midstride.engine.session.attempts import Attempt, Ledger, fatal_snapshots, judge
+from midstride.engine.session.attempts import Attempt, AttemptLog, fatal_snapshots, retry_verdict
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.storage.store import Store
 
@@ -18,11 +18,11 @@ def place(step: int, generation: int) -> str:
 
 
 def test_attempts_are_numbered_and_rewritten(tmp_path: Path) -> None:
-    ledger = Ledger(Store.open(str(tmp_path)))
-    first, second = ledger.begin(), ledger.begin()
-    ledger.record(second, Outcome.of(RuntimeError("x"), rank=1, step=5))
-    assert [(one.number, one.outcome) for one in ledger.attempts()] == [(1, "lost"), (2, "died")]
-    last = ledger.attempts()[-1]
+    log = AttemptLog(Store.open(str(tmp_path)))
+    first, second = log.begin(), log.begin()
+    log.record(second, Outcome.of(RuntimeError("x"), rank=1, step=5))
+    assert [(one.number, one.outcome) for one in log.attempts()] == [(1, "lost"), (2, "died")]
+    last = log.attempts()[-1]
     assert (last.type, last.step, last.rank, last.code) == ("builtins.RuntimeError", 5, 1, 1)
     assert first.number == 1
     assert last.ended is not None
@@ -30,68 +30,70 @@ def test_attempts_are_numbered_and_rewritten(tmp_path: Path) -> None:
 
 def test_another_world_may_take_a_number(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
-    ledger = Ledger(store)
+    log = AttemptLog(store)
     store.at("attempts").create("000001.json", b'{"number": 1, "from_a_later_version": 3}')
-    assert ledger.begin().number == 2
-    assert [one.number for one in ledger.attempts()] == [1, 2]
+    assert log.begin().number == 2
+    assert [one.number for one in log.attempts()] == [1, 2]
 
 
 def test_what_a_retry_cannot_change_is_not_retried() -> None:
-    assert not judge([Attempt(1, outcome="user_error")], 3).retry
-    assert not judge([Attempt(1, outcome="done")], 3).retry
+    assert not retry_verdict([Attempt(1, outcome="user_error")], 3).retry
+    assert not retry_verdict([Attempt(1, outcome="done")], 3).retry
     superseded = Outcome.of(Superseded("x"))
-    assert not judge([Attempt(1, outcome=superseded.kind, type=superseded.type)], 3).retry
+    assert not retry_verdict([Attempt(1, outcome=superseded.kind, type=superseded.type)], 3).retry
 
 
 def test_a_stop_is_resumed_and_not_counted() -> None:
     attempts = [died(1), Attempt(2, outcome="stopped"), died(3)]
-    assert judge(attempts[:2], 0).retry
-    assert judge(attempts, 2).retry
-    assert not judge(attempts, 1).retry
+    assert retry_verdict(attempts[:2], 0).retry
+    assert retry_verdict(attempts, 2).retry
+    assert not retry_verdict(attempts, 1).retry
 
 
 def test_retries_count_attempts_without_progress() -> None:
     attempts = [died(number) for number in (1, 2, 3, 4)]
-    assert [judge(attempts[:count], 3).retry for count in (1, 2, 3, 4)] == [True, True, True, False]
-    assert not judge([died(1)], 0).retry
+    assert [retry_verdict(attempts[:count], 3).retry for count in (1, 2, 3, 4)] == [True, True, True, False]
+    assert not retry_verdict([died(1)], 0).retry
 
 
 def test_a_lost_attempt_counts() -> None:
-    assert not judge([Attempt(1), Attempt(2)], 1).retry
+    assert not retry_verdict([Attempt(1), Attempt(2)], 1).retry
 
 
 def test_a_newer_snapshot_refills_them() -> None:
     attempts = [died(1), died(2), died(3, snapshot=place(20, 3)), died(4, resumed_from=place(20, 3)), died(5)]
-    assert judge(attempts, 2).retry
+    assert retry_verdict(attempts, 2).retry
     again = died(6, resumed_from=place(20, 3), snapshot=place(20, 6))
-    assert not judge([*attempts, again], 2).retry
+    assert not retry_verdict([*attempts, again], 2).retry
     further = died(6, resumed_from=place(20, 3), snapshot=f"{20:012d}.0003-g000006")
-    assert judge([*attempts, further], 2).retry
+    assert retry_verdict([*attempts, further], 2).retry
 
 
 def test_the_same_error_at_the_same_step_twice_is_not_bad_luck() -> None:
     first, second = died(1, type="builtins.ValueError", step=7), died(2, type="builtins.ValueError", step=7)
-    verdict = judge([first, second], 3)
+    verdict = retry_verdict([first, second], 3)
     assert (verdict.retry, "builtins.ValueError at step 7" in verdict.reason) == (False, True)
-    assert judge([first, died(2, type="builtins.ValueError", step=8)], 3).retry
-    assert judge([first, died(2, type="builtins.OSError", step=7)], 3).retry
-    assert not judge([first, Attempt(2, outcome="stopped"), died(3, type="builtins.ValueError", step=7)], 3).retry
+    assert retry_verdict([first, died(2, type="builtins.ValueError", step=8)], 3).retry
+    assert retry_verdict([first, died(2, type="builtins.OSError", step=7)], 3).retry
+    assert not retry_verdict(
+        [first, Attempt(2, outcome="stopped"), died(3, type="builtins.ValueError", step=7)], 3
+    ).retry
 
 
 def test_being_killed_at_the_same_step_twice_may_be_bad_luck() -> None:
-    assert judge([died(1, step=7), died(2, step=7)], 3).retry
+    assert retry_verdict([died(1, step=7), died(2, step=7)], 3).retry
 
 
 def test_the_worlds_own_errors_may_pass() -> None:
     name = "midstride.engine.errors.SnapshotError"
-    assert judge([died(1, type=name, step=7), died(2, type=name, step=7)], 3).retry
+    assert retry_verdict([died(1, type=name, step=7), died(2, type=name, step=7)], 3).retry
 
 
 def test_who_asks_by_hand_gets_as_many_again() -> None:
     attempts = [died(number, type="builtins.ValueError", step=7) for number in (1, 2)]
-    assert not judge(attempts, 3).retry
+    assert not retry_verdict(attempts, 3).retry
     third = died(3, type="builtins.ValueError", step=7)
-    assert judge([*attempts, third], 3, after=2).retry
+    assert retry_verdict([*attempts, third], 3, after=2).retry
 
 
 def test_a_snapshot_is_fatal_once_two_attempts_died_of_it_before_a_new_step() -> None:

@@ -19,7 +19,7 @@ from midstride.engine.snapshots.retention import Retention
 from midstride.engine.storage.checksums import encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.strategies.single import Single
-from midstride.engine.training.checkpointing.run_store import Run
+from midstride.engine.training.checkpointing.run_store import RunStore
 from midstride.engine.world import World
 
 
@@ -63,7 +63,7 @@ def test_a_superseded_writer_removes_nothing(store: Store, caplog: pytest.LogCap
 
 
 def test_a_superseded_run_replaces_nothing_that_others_read(store: Store):
-    run = Run(store.url, Single(), 3, Heartbeat())
+    run = RunStore(store.url, Single(), 3, Heartbeat())
     run.begin(None)
     try:
         run.write("run.json", "mine")

@@ -302,7 +302,7 @@ def test_what_is_wrong_with_s3_is_said_before_training(
     with s3.reached(**changes):
         assert run("fit", f"{tmp_path}/job.yaml", "--run", "a", "--set", f"snapshots.url={url}") == 2
     shown = capfd.readouterr()
-    assert shown.out == ""
+    assert shown.out == f"run a in {url}/a\n"
     assert shown.err.splitlines() == [
         "1 fault in job tiny:",
         f"  snapshots.url: {url}/a cannot be written: {words}",

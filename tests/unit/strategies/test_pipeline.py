@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, UserError
-from midstride.engine.strategies.pipeline.balance import balanced, bounds
+from midstride.engine.strategies.pipeline.balance import balance_stages, bounds
 
 
 def linears(count: int) -> nn.Sequential:
@@ -161,15 +161,15 @@ def test_no_other_cut_costs_less(layers: list[tuple[int, bool]], stages: int) ->
     possible = [cut for cut in cuts if is_possible(cut)]
     if not possible:
         with pytest.raises(UserError, match="no way to cut them"):
-            balanced(costs, modules, stages)
+            balance_stages(costs, modules, stages)
     else:
-        found = balanced(costs, modules, stages)
+        found = balance_stages(costs, modules, stages)
         assert found in possible
         assert cost(found) == min(map(cost, possible))
 
 
 def test_layers_that_share_a_parameter_stay_together() -> None:
     layers = list(tied())
-    assert balanced([1.0, 1.0, 1.0, 1.0], layers, 2) in ([1, 3], [3, 1])
+    assert balance_stages([1.0, 1.0, 1.0, 1.0], layers, 2) in ([1, 3], [3, 1])
     with pytest.raises(UserError, match="none of a parameter in two stages"):
-        balanced([1.0] * 4, layers, 4)
+        balance_stages([1.0] * 4, layers, 4)

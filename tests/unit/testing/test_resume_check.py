@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import DataModule, TrainingModule
 from midstride.engine.testing import assert_resumes_exactly
-from midstride.engine.testing.nondeterminism import Witness
+from midstride.engine.testing.nondeterminism import NondeterminismTracer
 
 CALLS = [0]
 
@@ -244,10 +244,10 @@ def test_a_module_that_does_not_train_shows_its_error() -> None:
 
 
 def test_a_copy_asks_for_no_id() -> None:
-    with Witness() as witness:
+    with NondeterminismTracer() as witness:
         copy.deepcopy([[1], {2: []}])
-    assert witness.seen == []
+    assert witness.calls == []
 
-    with Witness() as witness:
+    with NondeterminismTracer() as witness:
         id(witness)
-    assert [line.partition(" in ")[0] for line in witness.seen] == ["id()"]
+    assert [line.partition(" in ")[0] for line in witness.calls] == ["id()"]

@@ -116,7 +116,7 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         JobError,
         [
             "Ported.training_epoch_end would never be called: write on_train_epoch_end",
-            "Ported.optimizer_step",
+            "Ported.configure_sharded_model",
             "Ported.on_training_epoch_end would never be called: write on_train_epoch_end;",
             "Eager.on_epoch_end would never be called: write on_train_epoch_end and",
         ],

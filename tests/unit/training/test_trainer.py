@@ -99,6 +99,20 @@ def test_hooks_come_in_order(tmp_path: Path) -> None:
     assert module._calls == ["fit", *epoch, *epoch]
 
 
+def test_only_every_nth_epoch_has_validations() -> None:
+    module = Line()
+    Trainer(max_epochs=5, check_val_every_n_epoch=2).fit(module, Points())
+    without, with_one = ["epoch", "step", "step", "end"], ["epoch", "step", "step", "validation", "end"]
+    assert module._calls == ["fit", *without, *with_one, *without, *with_one, *without]
+
+
+@pytest.mark.parametrize(("least", "epochs"), [(None, 3), (2, 3), (7, 7)])
+def test_early_stopping_waits_for_the_least_number_of_epochs(least: int | None, epochs: int) -> None:
+    trainer = Trainer(max_epochs=9, min_epochs=least, callbacks=[EarlyStopping("val/loss", patience=2)])
+    trainer.fit(Line(rate=0.0), Points())
+    assert trainer.progress.epoch == epochs
+
+
 def test_fit_then_test_then_predict_with_the_best_weights(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     trainer = Trainer(max_epochs=20, callbacks=[BestCheckpoint("val/loss"), LearningRateMonitor()])

@@ -5,12 +5,12 @@ import torchmetrics
 from torch import nn
 
 from midstride.engine import TrainingModule
-from midstride.engine.metrics.logger import Logged
-from midstride.engine.metrics.torchmetrics_state import Metrics
+from midstride.engine.metrics.logger import MetricLogger
+from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.seeds import Generators, seed_everything
 from midstride.engine.state.codec import differences
-from midstride.engine.training.checkpointing.parts import Gradients
-from midstride.engine.training.checkpointing.world_size import padded_anew
+from midstride.engine.training.checkpointing.state_parts import Gradients
+from midstride.engine.training.checkpointing.world_size import padding_change
 
 
 class Module(TrainingModule):
@@ -41,12 +41,12 @@ def test_ranks_keep_their_generators_and_new_ones_get_others() -> None:
         assert not torch.equal(found[first]["torch"], found[second]["torch"])
 
 
-def ranks_of(size: int) -> list[tuple[Module, Metrics, Logged]]:
+def ranks_of(size: int) -> list[tuple[Module, TorchmetricsState, MetricLogger]]:
     found = []
     for _ in range(size):
         module = Module()
-        metrics = Metrics(module, lambda value: [value], 1)
-        found.append((module, metrics, Logged(lambda value: [value], metrics, 1)))
+        metrics = TorchmetricsState(module, lambda value: [value], 1)
+        found.append((module, metrics, MetricLogger(lambda value: [value], metrics, 1)))
     return found
 
 
@@ -73,7 +73,7 @@ def test_metrics_and_logged_values_are_counted_once() -> None:
 
 
 def test_an_end_that_is_padded_anew_is_put_in_words() -> None:
-    assert padded_anew(70, 2, 1) is None
-    words = padded_anew(70, 3, 7)
+    assert padding_change(70, 2, 1) is None
+    words = padding_change(70, 3, 7)
     assert words is not None
     assert "70 samples are no multiple of the ranks: 3 ranks padded the last batch of an epoch with 2" in words

@@ -11,20 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from midstride.engine.processes.lifetime import descendants, kill_all, marked
+from midstride.engine.processes.lifetime import descendants, processes_with_env, signal_all
 
-__all__ = ["ProcessGroup", "start_keeper"]
+__all__ = ["SupervisedProcess", "start_supervisor"]
 
 _MARK = "MIDSTRIDE_SESSION"
-_AFTER_GRACE_S = 2.0  # for the keeper to end what did not stop on request
+_AFTER_GRACE_S = 2.0  # for the supervisor to end what did not stop on request
 _UNKILLABLE_S = 5.0  # a process in the kernel's hands dies when the kernel lets go of it
 
 
-class ProcessGroup:
-    """A command running in a session of its own under a keeper, its output in a file.
+class SupervisedProcess:
+    """A command running in a session of its own under a supervisor, its output in a file.
 
     Whatever ends the `with` block ends every process of the group. If this process is killed
-    outright, the keeper does it.
+    outright, the supervisor does it.
 
     Args:
         command: what to run.
@@ -38,14 +38,14 @@ class ProcessGroup:
         self._mark = environment.get(_MARK)
         self._log = log
         self._offset = log.stat().st_size if log.exists() else 0
-        self._keeper = start_keeper(command, environment, log, grace_s)
+        self._supervisor = start_supervisor(command, environment, log, grace_s)
 
     @property
     def pid(self) -> int:
-        """The keeper's process id."""
-        return self._keeper.pid
+        """The supervisor's process id."""
+        return self._supervisor.pid
 
-    def __enter__(self) -> "ProcessGroup":
+    def __enter__(self) -> "SupervisedProcess":
         """Return the group, running."""
         return self
 
@@ -57,11 +57,11 @@ class ProcessGroup:
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
-        return self._keeper.poll()
+        return self._supervisor.poll()
 
     def lines(self) -> list[str]:
         """Return the lines that came since the last call; one still being written waits until it is whole."""
-        ended = self._keeper.poll() is not None
+        ended = self._supervisor.poll() is not None
         with self._log.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -79,62 +79,62 @@ class ProcessGroup:
         Raises:
             BaseException: whatever else interrupts the wait, a Ctrl-C say; the group is then ended at once.
         """
-        with _deaf(signal.SIGTERM, signal.SIGHUP):
+        with _signals_ignored(signal.SIGTERM, signal.SIGHUP):
             try:
-                if self._keeper.poll() is None:
-                    self._keeper.terminate()
+                if self._supervisor.poll() is None:
+                    self._supervisor.terminate()
                     until = time.monotonic() + self.grace_s + _AFTER_GRACE_S
-                    while self._keeper.poll() is None and time.monotonic() < until:
+                    while self._supervisor.poll() is None and time.monotonic() < until:
                         time.sleep(0.02)
             finally:
                 self._end()
-        return self._keeper.wait()
+        return self._supervisor.wait()
 
     def ask_for_snapshot(self) -> None:
         """Pass SIGUSR1 on."""
-        if self._keeper.poll() is None:
-            self._keeper.send_signal(signal.SIGUSR1)
+        if self._supervisor.poll() is None:
+            self._supervisor.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
         """End the group at once: a process that hangs hears no signal."""
         self._end()
 
     def _end(self) -> None:
-        self._end_left()
-        if self._keeper.poll() is None:
+        self._end_leftovers()
+        if self._supervisor.poll() is None:
             if sys.platform != "linux":
-                os.killpg(self._keeper.pid, signal.SIGKILL)
-            self._keeper.kill()
-            self._keeper.wait()
-            self._end_left()  # what it had adopted meanwhile
+                os.killpg(self._supervisor.pid, signal.SIGKILL)
+            self._supervisor.kill()
+            self._supervisor.wait()
+            self._end_leftovers()  # what it had adopted meanwhile
 
-    def _end_left(self) -> None:
+    def _end_leftovers(self) -> None:
         until = time.monotonic() + _UNKILLABLE_S
-        while (left := self._left()) and time.monotonic() < until:
-            kill_all(left)
+        while (left := self._leftovers()) and time.monotonic() < until:
+            signal_all(left)
             time.sleep(0.01)
 
-    def _left(self) -> list[int]:
-        """Processes of the group that live on, the keeper apart."""
-        running = self._keeper.poll() is None
-        left = set(descendants(self._keeper.pid)) if running else set()
+    def _leftovers(self) -> list[int]:
+        """Processes of the group that live on, the supervisor apart."""
+        running = self._supervisor.poll() is None
+        left = set(descendants(self._supervisor.pid)) if running else set()
         if self._mark:
-            left |= set(marked(_MARK, self._mark))
-        return sorted(left - {self._keeper.pid})
+            left |= set(processes_with_env(_MARK, self._mark))
+        return sorted(left - {self._supervisor.pid})
 
 
-def start_keeper(
+def start_supervisor(
     command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float
 ) -> "subprocess.Popen[bytes]":
-    """Start the keeper of `command`, in a session of its own; the arguments are those of `ProcessGroup`."""
-    keeper = [sys.executable, "-m", "midstride.engine.processes.supervisor", str(os.getpid()), str(grace_s)]
+    """Start the supervisor of `command`, in a session of its own; the arguments are those of `SupervisedProcess`."""
+    supervisor = [sys.executable, "-m", "midstride.engine.processes.supervisor", str(os.getpid()), str(grace_s)]
     # Its own session: signals for our group (Ctrl-C, a runner's killpg) must reach it through us, once.
     # Output into a file: a world that inherited our stdout would keep it open after our death, and what
     # reads it waiting; a pipe would fill while we are busy and break when we are killed, and a rank that
     # prints into it would then hang, or fail as if its own code were wrong.
     with log.open("ab") as output:
         return subprocess.Popen(
-            [*keeper, *command],
+            [*supervisor, *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -144,7 +144,7 @@ def start_keeper(
 
 
 @contextmanager
-def _deaf(*numbers: signal.Signals) -> Iterator[None]:
+def _signals_ignored(*numbers: signal.Signals) -> Iterator[None]:
     """Ignore signals until the block ends, where Python lets us."""
     if threading.current_thread() is not threading.main_thread():
         yield

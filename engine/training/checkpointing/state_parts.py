@@ -8,46 +8,51 @@ from torch import Tensor
 
 from midstride.engine.modules.callbacks import Callbacks
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.modules.module_state import Buffers
-from midstride.engine.modules.structure import Structure
-from midstride.engine.objects.object_state import upgraded
+from midstride.engine.modules.module_state import NonPersistentBuffers
+from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.objects.object_state import upgrade
 from midstride.engine.optim.optimizers import OptimizerList, SchedulerList
 from midstride.engine.seeds import Generators
 from midstride.engine.state.stateful import Stateful, rank0_state
+from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.training.checkpointing.roots import objects_of
 from midstride.engine.training.context import FitContext
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["Gradients", "parts_of", "upgraded"]
+__all__ = ["Gradients", "state_parts", "upgrade"]
 
 
-def parts_of(context: FitContext) -> dict[str, Stateful]:
+def state_parts(context: FitContext) -> dict[str, Stateful]:
     """Return everything that decides how a fit goes on, in the order in which it is given back.
 
     The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
     last: building and loading the others may draw numbers.
     """
-    kept = context.strategy.kept
+    wrap = context.strategy.wrap_state if isinstance(context.strategy, ModelParallel) else _as_it_is
     return {
         "strategy": context.strategy,
         "progress": context.progress,
         "samples": context.samples,
-        "feeds": context.feeds,
-        "structure": Structure(context.module, context.device),
-        "module": kept(context.module),
-        "optimizers": kept(OptimizerList(lambda: context.optimizers, context.module)),
+        "feeds": context.loaders,
+        "structure": ModuleStructure(context.module, context.device),
+        "module": wrap(context.module),
+        "optimizers": wrap(OptimizerList(lambda: context.optimizers, context.module)),
         "schedulers": SchedulerList(context.schedulers),
         "precision": context.precision,
         "callbacks": Callbacks(context.callbacks),
-        "logged": context.logged,
-        "metrics": context.logged.metrics,
-        "gradients": kept(Gradients(context.module)),
+        "logged": context.metric_logger,
+        "metrics": context.metric_logger.metrics,
+        "gradients": wrap(Gradients(context.module)),
         "modes": context.modes,
-        "buffers": Buffers(context.module),
+        "buffers": NonPersistentBuffers(context.module),
         "objects": objects_of(context),
         "user": UserState(context.module),
-        "generators": Generators(context.strategy.generator),
+        "generators": Generators(context.generator, alike=context.lanes is not None),
     }
+
+
+def _as_it_is(part: Stateful) -> Stateful:
+    return part
 
 
 class Gradients:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-__all__ = ["filled"]
+__all__ = ["copy_into"]
 
 
-def filled(live: Any, saved: Any) -> Any:
+def copy_into(live: Any, saved: Any) -> Any:
     """Return `live`, made equal to `saved` in place; a copy of `saved` where that cannot be done."""
     if type(live) is type(saved) or (isinstance(live, Tensor) and isinstance(saved, Tensor)):
         for kind, fill in _FILLS:
@@ -38,14 +38,14 @@ def _fill_sequence(live: Any, saved: Any) -> bool:
         return False
     before = [*live, *[None] * max(0, len(saved) - len(live))]
     live.clear()
-    live.extend(filled(old, new) for old, new in zip(before, saved, strict=False))
+    live.extend(copy_into(old, new) for old, new in zip(before, saved, strict=False))
     return True
 
 
 def _fill_dict(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
     before = dict(live)
     live.clear()
-    live.update({key: filled(before.get(key), value) for key, value in saved.items()})
+    live.update({key: copy_into(before.get(key), value) for key, value in saved.items()})
     return True
 
 

@@ -1,0 +1,64 @@
+"""`midstride export`: bring a run's metric log to a tracker, all of it or what is missing there."""
+
+import json
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from midstride.engine.cli.output import busy
+from midstride.engine.config.loggers import LOGGERS, LoggerOptions, checked_loggers
+from midstride.engine.config.yaml_file import apply_overrides
+from midstride.engine.errors import JobError, UserError
+from midstride.engine.loggers.build import build_logger
+from midstride.engine.loggers.delivery import Delivery
+from midstride.engine.storage.store import Store
+
+__all__ = ["export"]
+
+RunUrl = Annotated[str, Parameter(help="A run's folder or URL.")]
+To = Annotated[
+    str | None,
+    Parameter(help="tensorboard, mlflow, wandb or package.module:Class; by default the loggers that the run has."),
+]
+Arguments = Annotated[
+    list[str],
+    Parameter(name="--set", help="An argument of the logger: log_dir=/tmp/tb", metavar="KEY=VALUE", negative=()),
+]
+
+
+def export(url: RunUrl, /, *, to: To = None, arguments: Arguments | None = None) -> int:
+    """Bring the committed rows and the best weights of a run to a tracker; what it has already is not sent again."""
+    store = Store.open(url)
+    for options in _loggers(store, to, arguments or []):
+        delivery = Delivery(store, build_logger(options, "--to"))
+        with busy(f"sending {url} to {options.path}"):
+            delivery.finish()
+            delivery.close()
+        print(f"{options.path} has the rows of {url} up to step {delivery.step}")
+    return 0
+
+
+def _loggers(store: Store, to: str | None, arguments: list[str]) -> list[LoggerOptions]:
+    """Return the loggers that are asked for; of those that the run has itself, with the arguments they had there.
+
+    Raises:
+        UserError: there is no run at the URL, or none is named and the run has none.
+        JobError: there is no such logger, or an argument cannot be read.
+    """
+    with store.errors_explained("read"):
+        if not store.exists("run.json"):
+            raise UserError(f"{store.url} is no run: it has no run.json")
+        own = [LoggerOptions.model_validate(one) for one in json.loads(store.read("run.json")).get("loggers", [])]
+    chosen = own if to is None else [options for options in own if options.path == to]
+    if to is not None and not chosen:
+        found, faults = checked_loggers([to])
+        chosen = [*found]
+    elif not chosen:
+        raise UserError(f"{store.url} has no loggers of its own: say --to {', --to '.join(LOGGERS)}")
+    else:
+        faults = []
+    document: dict[str, Any] = {"args": {}}
+    faults += apply_overrides(document, [f"args.{argument}" for argument in arguments])
+    if faults:
+        raise JobError.of("export", faults)
+    return [options.model_copy(update={"args": {**options.args, **document["args"]}}) for options in chosen]

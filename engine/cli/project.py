@@ -1,0 +1,31 @@
+"""`midstride init`: a project that trains, to put one's own model and data into."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from midstride.engine.errors import UserError
+
+__all__ = ["init"]
+
+Folder = Annotated[Path, Parameter(help="Where; it is made if it is missing.")]
+
+_TEMPLATE = ("model.py", "job.yaml")
+
+
+def init(folder: Folder = Path(), /) -> int:
+    """Write a small project that trains: a module and its data in model.py, a job in job.yaml; replace no file."""
+    if there := [name for name in _TEMPLATE if (folder / name).exists()]:
+        raise UserError(f"{folder.absolute()} has {' and '.join(there)} already, and nothing was written: name another")
+    folder.mkdir(parents=True, exist_ok=True)
+    template = files("midstride.engine.cli") / "template"
+    for name in _TEMPLATE:
+        (folder / name).write_bytes((template / name).read_bytes())
+    enter = "" if folder.absolute() == Path.cwd() else f"cd {folder}\n  "
+    print(
+        f"{folder / 'model.py'}: a module and its data\n{folder / 'job.yaml'}: a job\n\n"
+        f"  {enter}midstride check job.yaml\n  midstride train job.yaml --run first"
+    )
+    return 0

@@ -1,0 +1,89 @@
+"""The report of a run on a terminal, and what came of the runs of a store in a table."""
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from midstride.engine.formatting import format_number, format_seconds
+from midstride.engine.runs.markdown import lost_steps, summary_rows
+from midstride.engine.runs.report import Report
+from midstride.engine.runs.summary import RunSummary
+
+__all__ = ["show_report", "show_runs"]
+
+_LOOKS = {
+    "new": ("none", "not started"),
+    "done": ("green", "done"),
+    "running": ("cyan", "running"),
+    "stopped": ("yellow", "stopped"),
+    "user_error": ("red", "error in the job or its code"),
+    "lost": ("red", "lost"),
+}
+
+
+def show_report(console: Console, report: Report, again: str = "") -> None:
+    """Print what a run came to; `again` is what, added to the command, resumes a run that is not done."""
+    colour, state = _LOOKS.get(report.outcome, ("red", "failed"))
+    parts: list[RenderableType] = [_facts(report)]
+    if report.failures:
+        parts += ["", _interruptions(report)]
+    title = f"[bold]{escape(report.job)}[/] {escape(report.run)}: [bold {colour}]{state}[/]"
+    panel = Panel(Group(*parts), title=title, title_align="left", border_style=colour, padding=(1, 2), expand=False)
+    console.print(panel)
+    for name in ("curves", "report", "metric log", "metric log so far", "best weights"):
+        if name in report.files:
+            console.print(f"{name:>17}  {escape(report.files[name])}", highlight=False, soft_wrap=True)
+    if again:
+        console.print(f"{'resume':>17}  the same command with {escape(again)}", soft_wrap=True)
+
+
+def _facts(report: Report) -> Table:
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="dim")
+    for name, value in summary_rows(report):
+        good = name.startswith("test: ")
+        table.add_row(name, f"[bold]{value}[/]" if good else value)
+    return table
+
+
+def _interruptions(report: Report) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("interrupted by", "at step", "went on from", "steps lost", "time lost"):
+        table.add_column(column, justify="left" if column == "interrupted by" else "right")
+    for failure in report.failures:
+        table.add_row(
+            escape(failure.cause),
+            "" if failure.step is None else str(failure.step),
+            "" if failure.resumed_step is None else str(failure.resumed_step),
+            lost_steps(failure),
+            format_seconds(failure.seconds_lost),
+        )
+    return table
+
+
+def show_runs(console: Console, url: str, runs: Sequence[RunSummary], now: float) -> None:
+    """Print one line a run, `now` in seconds since the epoch."""
+    table = Table(title=escape(url), title_justify="left", box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for column in ("run", "job", "state", "step", "epoch", "best", "attempts", "last sign"):
+        table.add_column(column, justify="left" if column in ("run", "job", "state") else "right", no_wrap=True)
+    for run in runs:
+        colour, state = _LOOKS.get(run.state, ("red", "failed"))
+        best = "" if run.best is None else f"{escape(run.best[0])} {format_number(run.best[1])}"
+        table.add_row(
+            escape(run.name),
+            escape(run.job),
+            f"[{colour}]{state}[/]",
+            "" if run.step is None else f"{run.step:,}",
+            "" if run.epoch is None else str(run.epoch),
+            best,
+            str(run.attempts),
+            "" if run.time is None else _age(now - run.time),
+        )
+    console.print(table)
+
+
+def _age(age_s: float) -> str:
+    return f"{format_seconds(max(0.0, age_s))} ago"

@@ -1,0 +1,45 @@
+"""`midstride runs` and `midstride report`: what came of the runs of a store, and of one of them."""
+
+import json
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from midstride.engine.cli.output import busy
+from midstride.engine.cli.report_view import show_report, show_runs
+from midstride.engine.cli.snapshots import AsJson, Url, runs_at
+from midstride.engine.errors import UserError
+from midstride.engine.runs.report import report_at
+from midstride.engine.runs.summary import summary_of
+
+__all__ = ["report", "runs"]
+
+RunUrl = Annotated[str, Parameter(help="A run: a folder or an fsspec URL.")]
+
+
+def runs(url: Url, /, *, as_json: AsJson = False) -> int:
+    """List the runs of a store: how far each is, how it ended, its best value, when it last gave a sign of life."""
+    with busy(f"looking at {url}"), runs_at(url) as found:
+        summaries = [summary_of(name.rstrip("/").rpartition("/")[2], store) for name, store in found]
+    if as_json:
+        print(json.dumps([asdict(one) for one in summaries], indent=1))
+        return 0
+    show_runs(Console(width=None if Console().is_terminal else 160), url, summaries, time.time())
+    return 0
+
+
+def report(url: RunUrl, /, *, as_json: AsJson = False) -> int:
+    """Show what came of a run: values, interruptions and what each cost, files. Its folder alone is read."""
+    with busy(f"looking at {url}"), runs_at(url) as found:
+        if len(found) != 1:
+            names = ", ".join(name for name, _ in found[:5])
+            raise UserError(f"{url} is a store of {len(found)} runs, not one of them: name one, such as {names}")
+        result = report_at(found[0][1])
+    if as_json:
+        print(result.model_dump_json(indent=1))
+        return 0
+    show_report(Console(width=None if Console().is_terminal else 160, highlight=False), result)
+    return 0

@@ -1,0 +1,43 @@
+"""What lanes do not go together with. Reading it needs no torch."""
+
+from midstride.engine.config.strategies import STRATEGIES, StrategyRequest
+
+__all__ = ["MOST_LANES", "lane_conflicts"]
+
+#: a batch of more has more parts than anybody has devices
+MOST_LANES = 1024
+
+
+def lane_conflicts(request: StrategyRequest) -> list[str]:
+    """Return a message for everything in `request` that does not go with its lanes; nothing where it has none."""
+    lanes, ranks, strategy = request.lanes, request.ranks, request.strategy
+    if lanes is None:
+        return []
+    spec = STRATEGIES.get(strategy)
+    errors = []
+    if spec is None:
+        errors.append(f"lanes with {strategy}: a strategy of your own adds up as it does: leave lanes out")
+    elif not spec.in_lanes:
+        errors.append(
+            f"lanes with strategy {strategy}: the strategies that add up lane by lane are single and ddp: leave lanes "
+            "out, or say ddp"
+        )
+    if not _is_power_of_two(lanes) or lanes > MOST_LANES:
+        errors.append(f"lanes: a power of two from 1 to {MOST_LANES} is needed, not {lanes!r}")
+    elif not _is_power_of_two(ranks) or ranks > lanes:
+        errors.append(f"{ranks} processes cannot share {lanes} lanes: a power of two up to {lanes} can")
+    if request.precision == "16":
+        errors.append(
+            "precision 16 with lanes: the scale of the loss follows what every rank sees, and lanes leave open how "
+            "many those are: use precision bf16"
+        )
+    if request.options:
+        errors.append(
+            f"strategy_args {dict(request.options)} with lanes: they are of DistributedDataParallel, in whose place "
+            "lanes add up gradients; parameters that take no part in a loss need none: leave them out"
+        )
+    return errors
+
+
+def _is_power_of_two(value: object) -> bool:
+    return type(value) is int and value > 0 and value & (value - 1) == 0

@@ -1,0 +1,11 @@
+"""The launchers as rows of data: a name and where the class is. Reading the table imports none of them."""
+
+__all__ = ["LAUNCHERS"]
+
+#: name -> where the class lives
+LAUNCHERS: dict[str, str] = {
+    "horovodrun": "midstride.engine.launch.launchers.horovodrun:Horovodrun",
+    "inline": "midstride.engine.launch.launchers.inline:Inline",
+    "spawn": "midstride.engine.launch.launchers.spawn:Spawn",
+    "torchrun": "midstride.engine.launch.launchers.torchrun:Torchrun",
+}

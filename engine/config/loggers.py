@@ -1,0 +1,82 @@
+"""The loggers as rows of data, and how a job or a Trainer names them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+
+from midstride.engine.config.import_paths import IMPORT_PATH, import_path
+from midstride.engine.config.json_schema import plugin_schema
+from midstride.engine.config.options import Options
+from midstride.engine.config.validation import validation_errors
+
+__all__ = ["LOGGERS", "LoggerOptions", "LoggerSpec", "Loggers", "checked_loggers"]
+
+
+class LoggerSpec(NamedTuple):
+    """A logger: where its class is, the module it needs, the extra that installs it, what the job's name fills."""
+
+    path: str
+    needs: str
+    extra: str
+    project: str = ""
+
+
+LOGGERS: dict[str, LoggerSpec] = {
+    "tensorboard": LoggerSpec("midstride.engine.loggers.tensorboard:TensorBoardLogger", "tensorboard", "tensorboard"),
+    "mlflow": LoggerSpec("midstride.engine.loggers.mlflow:MLflowLogger", "mlflow", "mlflow", "experiment"),
+    "wandb": LoggerSpec("midstride.engine.loggers.wandb:WandbLogger", "wandb", "wandb", "project"),
+}
+
+
+def _logger_path(path: str) -> str:
+    if path in LOGGERS:
+        return path
+    if ":" not in path:
+        raise ValueError(f"there is no logger {path!r}; there are: {', '.join(LOGGERS)}, or package.module:Class")
+    return import_path(path)
+
+
+class LoggerOptions(Options, json_schema_extra=plugin_schema):
+    """A tracker that gets the rows of the metric log, as snapshots with them are committed."""
+
+    path: Annotated[str, AfterValidator(_logger_path)] = Field(
+        title="Logger",
+        description="tensorboard, mlflow, wandb, or package.module:attribute of a Logger.",
+        json_schema_extra={"pattern": f"^({'|'.join(LOGGERS)})$|{IMPORT_PATH}"},
+    )
+    args: dict[str, Any] = Field({}, title="Arguments", description="Passed to it by name.")
+    wait_s: Annotated[float, Field(ge=0)] = Field(
+        60.0, title="Wait", description="Seconds at the end of the training for a tracker that lags or is away."
+    )
+
+
+def _written_out(value: Any) -> Any:
+    """Return the loggers as a job writes them, a name or a name with arguments each, in their full form."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return value
+    return tuple(_full_form(one) for one in value)
+
+
+def _full_form(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"path": value}
+    if isinstance(value, dict) and len(value) == 1:
+        [(name, args)] = value.items()
+        return {"path": name, "args": args or {}} if name in LOGGERS else value
+    return value
+
+
+Loggers = Annotated[tuple[LoggerOptions, ...], BeforeValidator(_written_out)]
+
+
+class _Group(Options):
+    loggers: Loggers
+
+
+def checked_loggers(loggers: Any) -> tuple[tuple[LoggerOptions, ...], list[str]]:
+    """Return a Trainer's loggers, validated, and messages on what is wrong with them."""
+    try:
+        return _Group.model_validate({"loggers": loggers}).loggers, []
+    except ValidationError as error:
+        return (), validation_errors(error, _Group)

@@ -1,0 +1,62 @@
+"""Privates of `torch.utils.data`, named here alone; `tests/unit/test_internals.py` tries each of them."""
+
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler
+from torch.utils.data._utils import worker as torch_worker
+
+__all__ = [
+    "end_workers",
+    "forget_workers",
+    "generator_address",
+    "has_num_samples",
+    "make_worker_info",
+    "set_worker_info",
+    "worker_info",
+    "workers_of",
+]
+
+
+def worker_info() -> Any:
+    """Return what `get_worker_info()` shows here; None in a main process."""
+    return torch_worker._worker_info
+
+
+def set_worker_info(info: Any) -> None:
+    """Have `get_worker_info()` show `info`."""
+    torch_worker._worker_info = info
+
+
+def make_worker_info(**fields: Any) -> Any:
+    """Return what torch shows a worker of itself: `id`, `num_workers`, `seed`, `dataset`."""
+    return torch_worker.WorkerInfo(**fields)
+
+
+def workers_of(iterator: Any) -> list[Any]:
+    """Return the processes of a loader's iterator; none if it has no workers."""
+    return list(getattr(iterator, "_workers", ()))
+
+
+def end_workers(iterator: Any) -> None:
+    """End the workers of a loader's iterator, if it has any."""
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+def forget_workers(iterator: Any) -> None:
+    """Have torch's signal handler forget the workers of a loader's iterator, if it has any."""
+    if getattr(iterator, "_worker_pids_set", False):
+        torch._C._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+
+
+def has_num_samples(sampler: RandomSampler) -> bool:
+    """Return whether a RandomSampler was given a `num_samples` of its own."""
+    return sampler._num_samples is not None
+
+
+def generator_address(generator: Any) -> int:
+    """Return where in memory the C++ object of `generator` is."""
+    address: int = generator._cdata
+    return address

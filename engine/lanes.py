@@ -1,0 +1,69 @@
+"""Lanes: equal parts of every global batch, which any number of ranks computes alike.
+
+A run of 8 lanes is that of 8 ranks, whatever number of them computes it: samples, random numbers, gradients, buffers,
+logged values and metrics are functions of the lane, and what lanes have in common is added up in one order. A rank
+runs its lanes one after another; they stand side by side, so that it can add up its own before it asks another rank.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Lanes", "allowed_sizes", "tree_joins"]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a run, and which of them this rank has.
+
+    Args:
+        count: lanes of the run, a power of two.
+        rank: this rank, 0 <= rank < size.
+        size: ranks that share the lanes, a power of two that is no larger than `count`.
+    """
+
+    count: int
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def own(self) -> range:
+        """The lanes of this rank, in the order in which it runs them."""
+        each = self.count // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether lane 0 is here, which speaks for all where values are not reduced."""
+        return self.rank == 0
+
+    def by_lane(self, ranks: Iterable[Mapping[int, Any]]) -> list[Any]:
+        """Return what every lane has, in the order of lanes, given what each rank has of its own."""
+        every = {lane: value for rank in ranks for lane, value in rank.items()}
+        return [every[lane] for lane in sorted(every)]
+
+
+def allowed_sizes(count: int) -> list[int]:
+    """Return the numbers of ranks that can share `count` lanes.
+
+    >>> allowed_sizes(8)
+    [1, 2, 4, 8]
+    """
+    return [size for size in range(1, count + 1) if count % size == 0 and size & (size - 1) == 0]
+
+
+def tree_joins(leaves: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the additions, as (into, from), by which `leaves` become one sum at the first of them.
+
+    Neighbours are added first, then sums of neighbours: a part that stands by itself in the tree gives the same sum
+    wherever it is computed.
+
+    >>> tree_joins([0, 1, 2, 3])
+    [(0, 1), (2, 3), (0, 2)]
+    """
+    joins = []
+    while len(leaves) > 1:
+        pairs = [(leaves[i], leaves[i + 1]) for i in range(0, len(leaves), 2)]
+        joins += pairs
+        leaves = [into for into, _ in pairs]
+    return joins

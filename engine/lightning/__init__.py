@@ -1,0 +1,10 @@
+"""Lightning's classes as they are: modules, data modules and callbacks that were written for its Trainer.
+
+Lightning itself is never imported here: an object is known by the names of its classes.
+
+adapt      an object of Lightning's becomes one of ours, in place
+callbacks  Lightning's callbacks: those that a user wrote, and what stands here for its own
+data       what a LightningDataModule finds on itself
+module     what a LightningModule calls on itself
+trainer    a Trainer under the names that Lightning's has
+"""

@@ -1,0 +1,116 @@
+"""Lightning's callbacks: those that a user wrote, and what stands here for its own."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from midstride.engine.errors import JobError
+from midstride.engine.lightning.trainer import LightningTrainer
+from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+
+if TYPE_CHECKING:
+    from midstride.engine.modules.interface import TrainerInterface
+
+__all__ = ["LightningCallback", "translated"]
+
+log = logging.getLogger(__name__)
+
+
+class LightningCallback(Callback):
+    """What stands in place of the methods of Lightning's Callback, where the user has not written them."""
+
+    def trainer_view(self, trainer: "TrainerInterface") -> Any:
+        """Return `trainer` under Lightning's names."""
+        return LightningTrainer(trainer)
+
+
+#: Lightning's callbacks of which nothing is left to do
+_NOTHING = frozenset({"ModelSummary", "RichModelSummary", "ProgressBar", "RichProgressBar", "TQDMProgressBar"})
+_IN_THE_MODULE = "do it in a hook of the module, where its state is kept"
+#: Lightning's callbacks that need the inside of its Trainer -> the way out
+_REFUSED = {
+    "BaseFinetuning": "freeze in setup, unfreeze and add_param_group in on_train_epoch_start",
+    "BackboneFinetuning": "freeze in setup, unfreeze and add_param_group in on_train_epoch_start",
+    "BasePredictionWriter": "write what predict returns",
+    "BatchSizeFinder": "choose the batch size before the run: it is part of what a run is",
+    "DeviceStatsMonitor": "run torch.profiler, or log what torch.cuda.memory_stats() says in a hook",
+    "EMAWeightAveraging": "hold a torch.optim.swa_utils.AveragedModel and update it in on_train_batch_end",
+    "GradientAccumulationScheduler": "say accumulate_grad_batches, one number for the run",
+    "LambdaCallback": "write a Callback with those hooks",
+    "LearningRateFinder": "choose the learning rate before the run",
+    "OnExceptionCheckpoint": "snapshots are on by default, and a failed run goes on from the newest",
+    "StochasticWeightAveraging": "hold a torch.optim.swa_utils.AveragedModel and update it in on_train_epoch_end",
+    "ThroughputMonitor": "the report of a run has its steps per second",
+    "Timer": "say max_steps; send SIGTERM to stop after a time, and the same run again goes on",
+    "WeightAveraging": "hold a torch.optim.swa_utils.AveragedModel and update it in on_train_batch_end",
+}
+
+
+def translated(callbacks: Sequence[Any], adapt: Callable[[Any], Any]) -> list[Callback]:
+    """Return `callbacks` with what stands here for those of Lightning's own.
+
+    Args:
+        callbacks: ours, Lightning's, and those that a user derived from Lightning's Callback.
+        adapt: makes one of the last kind ours, in place.
+
+    Raises:
+        JobError: with every callback that needs the inside of Lightning's Trainer.
+    """
+    found: list[Callback] = []
+    faults: list[str] = []
+    for callback in callbacks:
+        own = _library_class(type(callback))
+        if own is None or isinstance(callback, Callback):
+            found.append(adapt(callback))
+        elif type(callback).__name__ != own:
+            faults.append(_fault(f"{type(callback).__name__}, derived from Lightning's {own},", own))
+        elif own in _COUNTERPARTS:
+            found += _COUNTERPARTS[own](callback, faults)
+        elif own in _NOTHING:
+            log.info("%s: leave it out, the progress bar and the report are midstride's", own)
+        else:
+            faults.append(_fault(own, own))
+    if faults:
+        raise JobError.of("Trainer(...)", faults)
+    return found
+
+
+def _library_class(kind: type) -> str | None:
+    """Return the name of the callback of Lightning's that `kind` is, or derives from; None if it is none."""
+    for one in kind.__mro__:
+        if one.__module__.startswith(("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")):
+            return None if one.__name__ == "Callback" else one.__name__
+    return None
+
+
+def _fault(who: str, own: str) -> str:
+    return f"callbacks: {who} needs the inside of Lightning's Trainer: {_REFUSED.get(own, _IN_THE_MODULE)}"
+
+
+def _early_stopping(given: Any, faults: list[str]) -> list[Callback]:
+    options = [
+        name for name in ("stopping_threshold", "divergence_threshold") if getattr(given, name, None) is not None
+    ]
+    if options:
+        faults.append(
+            f"callbacks: EarlyStopping({options[0]}={getattr(given, options[0])!r}) has no counterpart: call "
+            "trainer.stop() in a hook where the value is reached"
+        )
+    return [EarlyStopping(given.monitor, given.patience, given.mode, abs(given.min_delta))]
+
+
+def _model_checkpoint(given: Any, faults: list[str]) -> list[Callback]:
+    """Return what keeps the best weights; snapshots do the rest."""
+    return [] if given.monitor is None else [BestCheckpoint(given.monitor, given.mode)]
+
+
+def _learning_rate_monitor(given: Any, faults: list[str]) -> list[Callback]:
+    return [LearningRateMonitor()]
+
+
+#: Lightning's callbacks -> what makes those that stand for them
+_COUNTERPARTS: dict[str, Callable[[Any, list[str]], list[Callback]]] = {
+    "EarlyStopping": _early_stopping,
+    "LearningRateMonitor": _learning_rate_monitor,
+    "ModelCheckpoint": _model_checkpoint,
+}

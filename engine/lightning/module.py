@@ -1,0 +1,104 @@
+"""What a LightningModule calls on itself, done by the engine."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from midstride.engine.errors import UserError
+from midstride.engine.lightning.trainer import LightningTrainer
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.trees import convert
+
+__all__ = ["LightningMethods"]
+
+#: of `self.log`, after name and value, in the order in which Lightning takes them
+_LOG_ARGUMENTS = (
+    *("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist", "sync_dist_group"),
+    *("add_dataloader_idx", "batch_size", "metric_attribute", "rank_zero_only"),
+)
+#: of those, what changes nothing here: every value is in metrics.csv, is detached, and is logged by all ranks or by one
+_WITHOUT_EFFECT = frozenset({"logger", "enable_graph", "sync_dist_group", "metric_attribute", "rank_zero_only"})
+_REDUCTIONS: dict[Any, str] = {
+    **{torch.mean: "mean", torch.sum: "sum", torch.max: "max", torch.min: "min"},
+    **{"avg": "mean", sum: "sum", max: "max", min: "min"},
+}
+
+
+class LightningMethods(TrainingModule):
+    """What stands in place of LightningModule's own methods, where the user has not written them."""
+
+    #: attributes that are set by the engine, or anew in every life
+    not_state = frozenset({"_device", "_dtype", "_fabric", "_device_mesh", "_metric_attributes", "_current_fx_name"})
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer this module is with, under Lightning's names."""
+        return LightningTrainer(super().trainer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this module computes."""
+        return self._device
+
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def logger(self) -> None:
+        """None: every logged value is in the run's metrics.csv."""
+
+    @property
+    def loggers(self) -> list[Any]:
+        """None of them, as for `logger`."""
+        return []
+
+    def log(self, name: str, value: Any, *given: Any, **options: Any) -> None:
+        """Log a value; arguments and their order are those of `LightningModule.log`."""
+        options |= dict(zip(_LOG_ARGUMENTS, given, strict=False))
+        if unknown := options.keys() - set(_LOG_ARGUMENTS):
+            raise TypeError(f"log() got an unexpected keyword argument {min(unknown)!r}")
+        reduce_fx = options.get("reduce_fx", "mean")
+        options["reduce_fx"] = _REDUCTIONS.get(reduce_fx, reduce_fx)
+        if not isinstance(options["reduce_fx"], str):
+            raise UserError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): there are: mean, sum, min and max")
+        options = {key: given for key, given in options.items() if key not in _WITHOUT_EFFECT}
+        for key, entry in value.items() if isinstance(value, dict) else [(name, value)]:
+            super().log(key, entry, **options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0 alone."""
+        if self.trainer.is_global_zero:
+            print(*args, **kwargs)
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """Return the optimizer, or the list of them; torch's own, whatever `use_pl_optimizer` says."""
+        return super().optimizers()
+
+    def manual_backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
+        """Run the backward pass of `loss`, with the options of `Tensor.backward`, and average gradients over ranks."""
+        self.trainer.backward(loss, **dict(zip(("gradient", "retain_graph"), args, strict=False)), **options)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip what `optimizer` trains; by default as the Trainer was told."""
+        options = self.trainer.options
+        largest = options.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
+        algorithm = gradient_clip_algorithm or options.gradient_clip_algorithm
+        if largest is not None:
+            self.trainer.clip_gradients(optimizer, largest, getattr(algorithm, "value", algorithm))
+
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Return `data` with every tensor in it stacked over the ranks; on one process, as it is."""
+        trainer = self.trainer
+        if trainer.world_size == 1:
+            return data
+        if sync_grads:
+            raise UserError("all_gather(sync_grads=True): gradients do not go through it here; leave sync_grads out")
+        return convert(data, lambda tensor: torch.stack([*trainer.gather(tensor.detach())]))

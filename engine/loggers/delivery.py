@@ -1,0 +1,265 @@
+"""The committed rows of a run on their way to one tracker: `python -m midstride.engine.loggers.delivery`.
+
+The process gets its document as the first line of standard input. Every further line says that a snapshot may have
+been committed; the line "end" that the training is over. If the input ends without it, the rank has died, and so does
+this process: the next life of the run asks the tracker where it stands.
+"""
+
+import itertools
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from midstride.engine.errors import SnapshotError
+from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.processes.lifetime import PARENT, die_with_parent
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.lease import newest
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.weights_index import newest_weights
+from midstride.engine.storage.store import Store, StoreOptions
+
+__all__ = ["Delivery", "DeliveryProcess", "main"]
+
+log = logging.getLogger(__name__)
+
+#: rows that are sent at once
+CHUNK = 500
+#: seconds between two tries of a tracker that is away: at first, and at most
+RETRY_S, MOST_RETRY_S = 1.0, 30.0
+
+
+class Delivery:
+    """Brings the committed rows of one run to one logger.
+
+    Args:
+        store: of the run.
+        logger: of the tracker; not open.
+        generation: of this life; a newer one ends the delivery, and has its own. None: whichever is the newest.
+    """
+
+    def __init__(self, store: Store, logger: Logger, generation: int | None = None) -> None:
+        self._store, self._logger, self._generation = store, logger, generation
+        self._is_open = False
+        self._segment = ""  # name of the snapshot whose rows were read last
+        self._step = 0  # of the last row that the tracker has
+        self._last = 0  # of the last row that was read
+
+    @property
+    def rows_left(self) -> int:
+        """Steps whose rows were committed, as far as was read, and are not known to be with the tracker."""
+        return self._last - self._step
+
+    @property
+    def step(self) -> int:
+        """The step of the last row that the tracker is known to have."""
+        return self._step
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a newer life of the run has begun."""
+        lease = newest(self._store)
+        return self._generation is not None and lease is not None and lease.generation > self._generation
+
+    def deliver(self) -> None:
+        """Send what is committed and was not sent; if this raises, what was sent is found out at the next call."""
+        if self.is_superseded:
+            return
+        try:
+            rows = self._rows()
+            for chunk in _chunks(row for row in rows if row.step > self._step):
+                self._logger.log_rows(chunk)
+                self._step = chunk[-1].step
+        except BaseException:
+            self._forget()
+            raise
+
+    def finish(self) -> None:
+        """Send what is left, then the best weights, and tell the tracker that the run is over."""
+        self.deliver()
+        if self.is_superseded:
+            return
+        try:
+            with TemporaryDirectory(prefix="midstride-best-") as folder:
+                self._logger.finish(self._best(Path(folder)))
+        except BaseException:
+            self._forget()
+            raise
+
+    def close(self) -> None:
+        """Let go of the tracker."""
+        if self._is_open:
+            self._is_open = False
+            self._logger.close()
+
+    def _rows(self) -> CommittedRows:
+        """Return the rows to be looked through: at first all of the run, then those of newer snapshots."""
+        segments = _segments(SnapshotCatalog(self._store), after=self._segment)
+        rows = CommittedRows([*segments.values()])
+        self._last = max(self._last, rows.last_step)
+        if not self._is_open:
+            self._step = self._logger.open(_logged_run(self._store), rows)
+            self._is_open = True
+        self._segment = max(segments, default=self._segment)
+        return rows
+
+    def _forget(self) -> None:
+        """Ask the tracker anew, next time, where it stands."""
+        self._segment = ""
+        try:
+            self.close()
+        except Exception as error:
+            log.debug("the logger could not be closed: %s", error)
+
+    def _best(self, folder: Path) -> Path | None:
+        """Return the file of the best weights, put into `folder`."""
+        weights = newest_weights(self._store, "best")
+        if weights is None:
+            return None
+        path = folder / "best.safetensors"
+        with path.open("wb") as file:
+            file.writelines(self._store.stream(f"best/{weights.file}"))
+        return path
+
+
+def _segments(catalog: SnapshotCatalog, after: str) -> dict[str, str]:
+    """Return the rows of the snapshots that count after the one of a name; those that are damaged are left out.
+
+    A snapshot that is removed meanwhile looks as one that is damaged does, but not twice.
+    """
+    before: list[str] | None = None
+    while True:
+        faults: list[str] = []
+        segments = catalog.segments(faults, after=after)
+        if not faults or faults == before:
+            return segments
+        before = faults
+
+
+def _logged_run(store: Store) -> LoggedRun:
+    facts: dict[str, Any] = json.loads(store.read("run.json"))
+    name = store.url.rstrip("/").rpartition("/")[2]
+    return LoggedRun(name, store.url, Lineage.of(store).run_id, dict(_flat(facts.get("identity", {}))))
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, entry in value.items():
+            yield from _flat(entry, f"{path}.{name}" if path else str(name))
+    elif path:
+        yield path, value
+
+
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while chunk := list(itertools.islice(rows, CHUNK)):
+        yield chunk
+
+
+class DeliveryProcess:
+    """The loop of a process that delivers: wakes when it is told to, or to try a tracker again.
+
+    Args:
+        delivery: what is done.
+        name: of the logger, for messages.
+        url: of the run, for messages.
+        wait_s: seconds for which a tracker is waited for once the training is over.
+    """
+
+    def __init__(self, delivery: Delivery, name: str, url: str, wait_s: float) -> None:
+        self._delivery, self._name, self._url, self._wait_s = delivery, name, url, wait_s
+        self._retry_s = RETRY_S
+        self._is_away = False
+        self._error = ""
+
+    def run(self, lines: int) -> bool:
+        """Deliver until the file descriptor `lines` says that the training is over; return whether all is delivered."""
+        due: float | None = 0.0  # seconds until the next try; None: once there is news
+        while True:
+            ready, _, _ = select.select([lines], [], [], due)
+            if ready:
+                text = os.read(lines, 65536)
+                if b"end" in text:
+                    return self._finish()
+                if not text:
+                    return False  # the rank has died
+            due = None if self._tried(self._delivery.deliver) else self._retry_s
+
+    def _finish(self) -> bool:
+        deadline = time.monotonic() + self._wait_s
+        while not self._tried(self._delivery.finish):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                print(
+                    f"{self._name}: not everything of {self._url} was sent within {self._wait_s:g} s of the end "
+                    f"({self._error}): {self._delivery.rows_left} steps are left. "
+                    f"midstride export {self._url} --to {self._name} sends them",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return False
+            time.sleep(min(self._retry_s, left_s))
+        self._delivery.close()
+        return True
+
+    def _tried(self, act: Any) -> bool:
+        """Return whether `act` did not raise; tell once what it raised."""
+        try:
+            act()
+        except Exception as error:
+            self._error = (str(error).splitlines() or [type(error).__name__])[0]
+            if not self._is_away:
+                print(
+                    f"{self._name}: {type(error).__name__}: {self._error}. The training goes on; what is logged is "
+                    "sent when the tracker is there again",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            self._retry_s = min(self._retry_s * 2, MOST_RETRY_S) if self._is_away else RETRY_S
+            self._is_away = True
+            return False
+        self._is_away = False
+        return True
+
+
+def main() -> None:
+    """Be the process that the first line of standard input describes."""
+    if parent := os.environ.pop(PARENT, None):
+        die_with_parent(int(parent))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the rank; this process ends after it
+    sys.stdout = sys.stderr
+    document = json.loads(_first_line())
+    sys.path[:] = document["path"]
+    from midstride.engine.config.loggers import LoggerOptions
+    from midstride.engine.loggers.build import build_logger
+
+    options = LoggerOptions.model_validate(document["logger"])
+    store = Store.open(document["url"], StoreOptions(lease=document["lease"]))
+    delivery = Delivery(store, build_logger(options), document["generation"])
+    try:
+        done = DeliveryProcess(delivery, options.path, document["url"], options.wait_s).run(sys.stdin.fileno())
+    except SnapshotError as error:
+        print(f"{options.path}: {error}", file=sys.stderr, flush=True)
+        done = False
+    sys.exit(0 if done else 1)
+
+
+def _first_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(0, 1)):
+            sys.exit(1)
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+# pyright: reportAttributeAccessIssue=false
+# names that protobuf makes, and where the library is not installed
+"""TensorBoard: one event file, which holds the committed rows and nothing else."""
+
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from midstride.engine.errors import UserError
+from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+__all__ = ["TensorBoardLogger"]
+
+_NAME = "events.out.tfevents.{:010d}.midstride"
+
+
+class TensorBoardLogger(Logger):
+    """Writes scalars, as 32-bit numbers, to `log_dir/RUN`: `tensorboard --logdir log_dir` shows the runs by name.
+
+    Args:
+        log_dir: a folder; by default the one that holds the runs.
+    """
+
+    def __init__(self, log_dir: str | None = None) -> None:
+        self._log_dir = log_dir
+        self._file: BinaryIO | None = None
+
+    def open(self, run: LoggedRun, rows: CommittedRows) -> int:
+        """Open the event file; one with rows that are not the run's any more is written anew.
+
+        Raises:
+            UserError: the runs are in no folder, and no `log_dir` is given.
+        """
+        folder = self._folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = sorted(folder.glob(_NAME.format(0).replace("0" * 10, "*")))
+        newest = files[-1] if files else None
+        for older in files[:-1]:
+            older.unlink()
+        if newest is not None:
+            step, good, is_all = _agreement(newest, rows)
+            if is_all:
+                os.truncate(newest, good)  # what a death left of a record
+                self._file = newest.open("ab", buffering=0)
+                return step
+            newest.unlink()
+        number = int(newest.name.split(".")[-2]) + 1 if newest else 1
+        self._file = (folder / _NAME.format(number)).open("xb", buffering=0)
+        self._begin(run)
+        return 0
+
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        """Append an event for each row."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        now = time.time()
+        self._write([Event(wall_time=now, step=row.step, summary=_summary(row)) for row in rows])
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _folder(self, run: LoggedRun) -> Path:
+        if self._log_dir is not None:
+            return Path(self._log_dir) / run.name
+        if "://" in run.url:
+            raise UserError(
+                f"the event file cannot lie beside the run, at {run.url}: name a folder, "
+                "loggers: [{tensorboard: {log_dir: /path}}]"
+            )
+        return Path(run.url)
+
+    def _begin(self, run: LoggedRun) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+        now = time.time()
+        table = "\n".join(["| name | value |", "|---|---|", *(f"| {n} | {v} |" for n, v in run.hparams.items())])
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        text = TensorProto(dtype=DT_STRING, string_val=[table.encode()])
+        events = [
+            Event(wall_time=now, file_version="brain.Event:2"),
+            # A TensorBoard that shows the run by now drops what it read in an earlier file.
+            Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)),
+            Event(
+                wall_time=now,
+                step=0,
+                summary=Summary(value=[Summary.Value(tag="hyperparameters", tensor=text, metadata=metadata)]),
+            ),
+        ]
+        self._write(events)
+
+    def _write(self, events: Sequence["Event"]) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        writer = RecordWriter(self._file)
+        for event in events:
+            writer.write(event.SerializeToString())
+
+
+def _summary(row: Row) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = {"epoch": float(row.epoch), **row.values}
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+
+
+def _agreement(path: Path, rows: CommittedRows) -> tuple[int, int, bool]:
+    """Compare a file with the rows of the run.
+
+    Returns:
+        The step of the last row in which both agree, the bytes up to its end, and whether the file holds no other row.
+    """
+    expected, step, good = iter(rows), 0, 0
+    for event, end in _events(path):
+        if event.step > 0:
+            row = next(expected, None)
+            if row is None or row.step != event.step:
+                return step, good, False
+            if _summary(row).SerializeToString() != event.summary.SerializeToString():
+                return step, good, False
+            step = row.step
+        good = end
+    return step, good, good > 0
+
+
+def _events(path: Path) -> Iterator[tuple["Event", int]]:
+    """Yield the events of a file, and where each ends; what a death has left of the last one is none."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    end = 0
+    with path.open("rb") as file:
+        while len(header := file.read(12)) == 12:
+            (size,) = struct.unpack("<Q", header[:8])
+            body = file.read(size + 4)
+            if len(body) < size + 4:
+                return
+            end += 16 + size
+            yield Event.FromString(body[:-4]), end

@@ -1,0 +1,93 @@
+# pyright: reportAttributeAccessIssue=false
+# where the library is not installed
+"""Weights & Biases: one run, offline one folder."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from midstride.engine.errors import UserError
+from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+
+__all__ = ["WandbLogger"]
+
+
+class WandbLogger(Logger):
+    """Logs to the W&B run whose id and name are the run's; all lives of a run log to one.
+
+    Offline, each life writes the folder `dir/wandb/offline-run-...-RUN` anew from the committed rows and removes those
+    of earlier lives: `wandb sync` finds one. Online, a life goes on after the last step that the server has; the server
+    takes no row back, so what a run that went back behind rows that were sent logs there again is left out.
+
+    Args:
+        project: that the run belongs to; in a job by default its name.
+        entity: user or team; by default the one that is logged in.
+        mode: "online" or "offline".
+        dir: a folder; by default the one that holds the runs.
+    """
+
+    def __init__(
+        self,
+        project: str = "midstride",
+        entity: str | None = None,
+        mode: Literal["online", "offline"] = "online",
+        dir: str | None = None,
+    ) -> None:
+        self._project, self._entity, self._dir = project, entity, dir
+        self._mode: Literal["online", "offline"] = mode
+        self._run: Any = None
+
+    def open(self, run: LoggedRun, rows: CommittedRows) -> int:
+        """Begin the W&B run, or go on with it.
+
+        Raises:
+            UserError: the runs are in no folder, and no `dir` is given.
+        """
+        import wandb
+
+        folder, offline = self._folder(run), self._mode == "offline"
+        if offline:
+            for earlier in folder.glob(f"wandb/offline-run-*-{run.name}"):
+                shutil.rmtree(earlier)
+        settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False)
+        self._run = wandb.init(
+            project=self._project,
+            entity=self._entity,
+            id=run.name,
+            name=run.name,
+            dir=str(folder),
+            config=dict(run.hparams),
+            mode=self._mode,
+            resume=None if offline else "allow",
+            settings=settings,
+        )
+        return max(0, self._run.step - 1) if self._run.resumed else 0
+
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        """Log rows, each at its step."""
+        for row in rows:
+            self._run.log({"epoch": row.epoch, **row.values}, step=row.step)
+
+    def finish(self, best: Path | None) -> None:
+        """Log the best weights as an artifact, RUN-best, and end the W&B run."""
+        import wandb
+
+        if best is not None:
+            artifact = wandb.Artifact(f"{self._run.id}-best", type="model")
+            artifact.add_file(str(best))
+            self._run.log_artifact(artifact)
+        self.close()
+
+    def close(self) -> None:
+        """End the W&B run; the same id goes on with it."""
+        if (run := self._run) is not None:
+            self._run = None
+            run.finish()
+
+    def _folder(self, run: LoggedRun) -> Path:
+        if self._dir is None and "://" in run.url:
+            raise UserError(f"W&B needs a folder, and the run is at {run.url}: loggers: [{{wandb: {{dir: /path}}}}]")
+        folder = Path(self._dir) if self._dir is not None else Path(run.url).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder

@@ -1,0 +1,124 @@
+"""MetricLogger values of a run in lanes: what a lane logs is kept apart, and put together in the order of lanes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from midstride.engine.lanes import Lanes
+from midstride.engine.metrics.lane_metrics import LaneMetrics
+from midstride.engine.metrics.logger import LogRequest, MetricLogger
+from midstride.engine.metrics.metric_log import MetricLog
+
+__all__ = ["LaneLogger"]
+
+#: what of a logger is a lane's
+_OF_A_LANE = ("rows", "_running", "_evaluated", "_steps", "_paths")
+
+
+class LaneLogger(MetricLogger):
+    """A logger that stands for as many ranks as this one has lanes.
+
+    Outside a lane, as in a hook, all lanes log the same. Where values are not reduced, lane 0 speaks for all.
+
+    Args:
+        gather: returns every rank's copy of a value, in the order of ranks.
+        metrics: of the module.
+        lanes: of the run, and those of this rank.
+    """
+
+    metrics: LaneMetrics
+
+    def __init__(self, gather: Callable[[object], list[Any]], metrics: LaneMetrics, lanes: Lanes) -> None:
+        super().__init__(gather, metrics, lanes.count)
+        self._lanes = lanes
+        self._kept: dict[int, dict[str, Any]] = {}
+        for lane in lanes.own:
+            own = MetricLogger(gather, metrics, lanes.count)
+            self._kept[lane] = {name: vars(own)[name] for name in _OF_A_LANE}
+        self._lane: int | None = None
+        self.rows = _LaneRows([kept["rows"] for kept in self._kept.values()])
+        self._kept[lanes.own.start]["rows"] = self.rows
+
+    @contextmanager
+    def lane(self, lane: int) -> Iterator[None]:
+        """Log for `lane` alone, and let its metrics see, what is logged within."""
+        with self.metrics.lane(lane), self._in(lane):
+            yield
+
+    @contextmanager
+    def _in(self, lane: int) -> Iterator[None]:
+        before = {name: vars(self)[name] for name in _OF_A_LANE}
+        outer, self._lane = self._lane, lane
+        vars(self).update(self._kept[lane])
+        try:
+            yield
+        finally:
+            self._kept[lane] = {name: vars(self)[name] for name in _OF_A_LANE}
+            vars(self).update(before)
+            self._lane = outer
+
+    def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
+        """Take one value in, for the lane that runs or else for all."""
+        if self._lane is not None:
+            super().log(asked, value, batch_size)
+            return
+        for lane in self._lanes.own:
+            with self._in(lane):
+                super().log(asked, value, batch_size)
+
+    def _everyones(self, part: Callable[[], Any]) -> list[Any]:
+        """Return what `part` gives in every lane, in their order."""
+        own = {}
+        for lane in self._lanes.own:
+            with self._in(lane):
+                own[lane] = part()
+        return self._lanes.by_lane(self._gather(own))
+
+    def _forget(self, stage: str) -> None:
+        for lane in self._lanes.own:
+            with self._in(lane):
+                super()._forget(stage)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is logged and not yet reduced, lane by lane."""
+        states = {}
+        for lane in self._lanes.own:
+            with self._in(lane):
+                states[str(lane)] = super().state_dict()
+        return {"lanes": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back."""
+        for lane in self._lanes.own:
+            with self._in(lane):
+                super().load_state_dict(state_dict["lanes"][str(lane)])
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return what the lanes of this rank have logged, wherever they were run."""
+        every = {lane: state for one in states for lane, state in one["lanes"].items()}
+        return {"lanes": {str(lane): every[str(lane)] for lane in self._lanes.own}}
+
+
+class _LaneRows(MetricLog):
+    """The rows of a rank's first lane, with which those of its other lanes open and close.
+
+    Args:
+        lanes: the rows of all of them; the first are these.
+    """
+
+    def __init__(self, lanes: Sequence[MetricLog]) -> None:
+        super().__init__()
+        self._others = lanes[1:]
+
+    def step(self, epoch: int, step: int) -> None:
+        """Close the row before and open that of `step` with what was kept for it, in every lane."""
+        super().step(epoch, step)
+        for rows in self._others:
+            rows.step(epoch, step)
+            rows.drop_closed()
+
+    def discard(self) -> None:
+        """Drop the closed rows of every lane: there is no log to keep them."""
+        super().discard()
+        for rows in self._others:
+            rows.discard()

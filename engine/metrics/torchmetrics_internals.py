@@ -1,0 +1,107 @@
+"""Privates of torchmetrics, named here alone; `tests/unit/test_internals.py` tries each of them."""
+
+import sys
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+__all__ = [
+    "SETUP",
+    "batch_value",
+    "defaults",
+    "exchanges_itself",
+    "keeps_states",
+    "link_groups",
+    "load_groups",
+    "reductions",
+    "saved_groups",
+    "seen_by",
+    "set_updates",
+    "sync_by",
+    "updates",
+]
+
+#: attributes of a metric that are not what it has seen: how it is set up, caches, and what is kept apart
+SETUP = frozenset(
+    {
+        *("dist_sync_fn", "distributed_available_fn"),  # of this world
+        *("training", "compute_on_cpu", "dist_sync_on_step", "process_group", "sync_on_compute", "compute_with_cache"),
+        *("_device", "_dtype", "_update_count", "_to_sync", "_should_unsync", "_enable_grad", "_dtype_convert"),
+        *("_is_synced", "_computed", "_forward_cache", "_TORCH_GREATER_EQUAL_2_1", "_cache"),
+        *("_defaults", "_persistent", "_reductions", "_update_signature", *vars(nn.Module())),
+    }
+)
+
+
+def defaults(metric: Any) -> dict[str, Any]:
+    """Return the metric's states by name, as they are before an update; empty for a collection."""
+    return getattr(metric, "_defaults", {})
+
+
+def keeps_states(metric: Any) -> bool:
+    """Return whether it is a metric with states of its own, not a collection."""
+    return hasattr(metric, "_update_count")
+
+
+def batch_value(metric: Any) -> Any:
+    """Return the value of the batch that the metric was called with last; None if it was not called since a reset."""
+    return getattr(metric, "_forward_cache", None)
+
+
+def reductions(metric: Any) -> dict[str, Callable[..., Any] | None]:
+    """Return by which function each state of the metric is put together over ranks."""
+    found: dict[str, Callable[..., Any] | None] = metric._reductions
+    return found
+
+
+def updates(metric: Any) -> int:
+    """Return how often the metric was updated."""
+    count: int = metric._update_count
+    return count
+
+
+def seen_by(metric: Any) -> dict[str, Any]:
+    """Return the attributes in which the metric keeps what it has seen, as they are: nothing is copied."""
+    names = {name for name, value in vars(metric).items() if name not in SETUP and not callable(value)}
+    return {name: vars(metric)[name] for name in names | {*metric._defaults, "_update_count"}}
+
+
+def set_updates(metric: Any, count: int) -> None:
+    """Have the metric count as updated so often, and not as computed."""
+    metric._update_count = count
+    metric._computed = None
+
+
+def saved_groups(collection: Any) -> dict[str, Any]:
+    """Return which metrics of a collection share their states."""
+    return {
+        "groups": dict(collection._groups),
+        "checked": collection._groups_checked,
+        "copied": collection._state_is_copy,
+    }
+
+
+def load_groups(collection: Any, saved: dict[str, Any]) -> None:
+    """Let metrics of a collection share their states as `saved_groups` said."""
+    collection._groups, collection._groups_checked = dict(saved["groups"]), saved["checked"]
+    collection._state_is_copy = saved["copied"]
+    link_groups(collection, copied=saved["copied"])
+
+
+def link_groups(collection: Any, *, copied: bool = False) -> None:
+    """Let metrics of a collection share their states, where it has found which do."""
+    if collection._groups_checked:
+        collection._compute_groups_create_state_ref(copy=copied)
+
+
+def exchanges_itself(metric: Any) -> bool:
+    """Return whether the metric's class has a way of its own to put together the states of ranks."""
+    return type(metric)._sync_dist is not sys.modules["torchmetrics"].Metric._sync_dist
+
+
+def sync_by(metric: Any, sync_dist: Callable[..., None]) -> None:
+    """Have the metric meet the other ranks by `sync_dist(metric, ...)`, unless it exchanges itself."""
+    if not exchanges_itself(metric):
+        metric._sync_dist = MethodType(sync_dist, metric)

@@ -1,0 +1,37 @@
+"""An error in one line."""
+
+import re
+
+__all__ = ["cause_of"]
+
+_FRAME = re.compile(r'^  File "(?:.*[/\\])?(?P<file>[^"/\\]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+_WHERE = re.compile(r"^raised in (?P<where>\S+)", re.MULTILINE)
+
+
+def cause_of(error: str) -> str:
+    r"""Return an error in one line: of a traceback the exception and where it was raised, else the first line.
+
+    >>> cause_of('Traceback (most recent call last):\n  File "/a/net.py", line 5, in training_step\n    raise ...\n'
+    ...          'ValueError: 3 is odd\nraised in Net.training_step')
+    'ValueError: 3 is odd (Net.training_step, net.py:5)'
+    >>> cause_of("rank 1 was killed.\nrank 0 then said: connection closed")
+    'rank 1 was killed.'
+    """
+    lines = [line for line in error.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    if not lines[0].startswith("Traceback"):
+        return lines[0]
+    frames, where = list(_FRAME.finditer(error)), _WHERE.search(error)
+    exception = next((line for line in reversed(lines) if _is_exception(line)), lines[-1])
+    if not frames:
+        return exception
+    last = frames[-1]
+    name = last["function"]
+    if where and where["where"].rpartition(".")[2] == name:
+        name = where["where"]
+    return f"{exception} ({name}, {last['file']}:{last['line']})"
+
+
+def _is_exception(line: str) -> bool:
+    return not line.startswith((" ", "raised in ")) and bool(re.match(r"[A-Za-z_][\w.]*(:|$)", line))

@@ -1,0 +1,78 @@
+"""What stands in the folders of a store's runs, in a line each. Needs no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from midstride.engine.errors import SnapshotError
+from midstride.engine.runs.run import job_of
+from midstride.engine.session.attempts import Attempt, AttemptLog
+from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.weights_index import metrics_of
+from midstride.engine.storage.store import Store
+
+__all__ = ["RunSummary", "summary_of"]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How far a run is, as its folder tells.
+
+    Args:
+        name: of the run.
+        job: of which it is; empty where a script trains.
+        state: how the last attempt ended: done, stopped, user_error, died or lost; "running" where no end has been
+            written: then the time of the last sign tells whether it is; "new" before the first attempt.
+        step: of the newest snapshot, or where the last attempt ended if that is known to be later.
+        epoch: of the newest snapshot, from 0.
+        best: name and value of the job's monitored metric for the best weights.
+        attempts: how many were made.
+        time: of the newest sign of life in the folder, in seconds since the epoch.
+    """
+
+    name: str
+    job: str
+    state: str
+    step: int | None = None
+    epoch: int | None = None
+    best: tuple[str, float] | None = None
+    attempts: int = 0
+    time: float | None = None
+
+
+def summary_of(name: str, store: Store) -> RunSummary:
+    """Return what the folder of the run called `name` tells."""
+    job, attempts = job_of(store), AttemptLog(store).attempts()
+    last = attempts[-1] if attempts else None
+    newest = _newest(store)
+    progress = newest.manifest["facts"]["progress"] if newest else {}
+    steps = [progress.get("step"), last.step if last else None]
+    times = [newest.manifest["time"] if newest else None, (last.ended or last.started) if last else None]
+    return RunSummary(
+        name,
+        job.name if job else "",
+        _state(last, progress),
+        step=max((step for step in steps if step is not None), default=None),
+        epoch=progress.get("epoch"),
+        best=_best(store, job.monitor.metric) if job and job.monitor else None,
+        attempts=len(attempts),
+        time=max((time for time in times if time), default=None),
+    )
+
+
+def _newest(store: Store) -> Snapshot | None:
+    try:
+        return next(reversed(SnapshotCatalog(store).snapshots()), None)
+    except SnapshotError:
+        return None  # which of them count is unknown
+
+
+def _state(last: Attempt | None, progress: Mapping[str, Any]) -> str:
+    if last is None:  # a script trains, and writes no attempts
+        return "done" if progress.get("finished") else "running" if progress else "new"
+    return "running" if last.outcome == "lost" and last.ended is None else last.outcome
+
+
+def _best(store: Store, metric: str) -> tuple[str, float] | None:
+    value = metrics_of(store, "best").get("metrics", {}).get(metric)
+    return None if value is None else (metric, float(value))

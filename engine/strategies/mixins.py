@@ -1,0 +1,180 @@
+"""What only some strategies need: each class here is one ability, which the engine asks for by `isinstance`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from midstride.engine.lanes import Lanes
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.seeds import DeviceGenerator
+from midstride.engine.state.stateful import Stateful
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.step import TrainingStep
+
+__all__ = [
+    "BackwardSync",
+    "LazyDevice",
+    "LossOf",
+    "Measures",
+    "MergesOutputs",
+    "ModelParallel",
+    "ReplicatesParameters",
+    "RunsBackward",
+    "RunsLanes",
+    "device_generator",
+    "full_state_dict",
+    "lanes_of",
+    "load_full_state_dict",
+]
+
+#: the loss of a part of a batch, of the outputs for that part and of the part itself
+LossOf = Callable[[Any, Any], Tensor]
+
+
+class ReplicatesParameters(Strategy):
+    """Every rank has all parameters, alike; buffers are each rank's own."""
+
+    _parameters: frozenset[str] = frozenset()
+
+    def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
+        """Return `step` as it is, and note which of its tensors are parameters."""
+        self._parameters = frozenset(name for name, _ in step.module.named_parameters(remove_duplicate=False))
+        return step
+
+    def is_replicated(self, path: str) -> bool:
+        """Return whether `path` is that of a parameter, or of what an optimizer keeps of one."""
+        kind, _, name = path.partition("/")
+        return kind == "optimizers" or (kind == "module" and name in self._parameters)
+
+
+class BackwardSync(ABC):
+    """Gradients are exchanged while the backward pass runs."""
+
+    @abstractmethod
+    def no_backward_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """Keep gradients on this rank while the block runs; `wrapped` is what `wrap` returned."""
+
+    @abstractmethod
+    def sync_pending_gradients(self) -> None:
+        """Exchange the gradients of an accumulation window whose last batch has none."""
+
+
+class RunsBackward(ABC):
+    """Runs forward and backward passes itself, in an order of its own."""
+
+    @abstractmethod
+    def train(self, wrapped: nn.Module, batch: Any, index: int, loss_of: LossOf) -> None:
+        """Run forward and backward for `batch`.
+
+        Args:
+            wrapped: what `wrap` returned.
+            batch: of this rank.
+            index: its place in the epoch.
+            loss_of: to be called for each part of the batch, wherever the outputs are.
+        """
+
+
+class RunsLanes(ABC):
+    """Runs every batch in equal parts, the lanes, so that what is computed does not depend on the number of ranks."""
+
+    @property
+    @abstractmethod
+    def lanes(self) -> Lanes:
+        """The lanes of the run, and those of this rank."""
+
+    @abstractmethod
+    def batch(self) -> AbstractContextManager[None]:
+        """Return the context of all lanes of a batch; after it, gradients and buffers are the means over all lanes."""
+
+    @abstractmethod
+    def lane(self, lane: int) -> AbstractContextManager[None]:
+        """Return the context of forward and backward of one lane, within that of its batch; lanes have an order."""
+
+
+class MergesOutputs(ABC):
+    """Runs the parts of a batch one by one, and joins what came out of them."""
+
+    @abstractmethod
+    def merge_outputs(self, outputs: Any) -> Any:
+        """Return a training step's outputs, after `training_step_end`, with one loss for all parts of the batch."""
+
+
+class Measures(ABC):
+    """Measures something before the first step, by which every later attempt of the run goes as well."""
+
+    @abstractmethod
+    def measurements(self) -> dict[str, Any]:
+        """Return, as JSON, what was measured; it belongs to every snapshot."""
+
+    @abstractmethod
+    def load_measurements(self, measurements: dict[str, Any]) -> None:
+        """Take over what an earlier attempt of the run measured; called before `setup_module`."""
+
+
+class LazyDevice(ABC):
+    """A device that collects operations, and carries them out as one graph.
+
+    No optimizer evaluates a batch several times there, as LBFGS does.
+    """
+
+    #: of the device's random numbers, which torch's own functions do not reach
+    generator: DeviceGenerator
+
+    @abstractmethod
+    def mark_step(self) -> None:
+        """Have carried out what was collected: at every boundary, and after each batch of an evaluation."""
+
+
+class ModelParallel(ABC):
+    """Each rank has a part of the module only: of its tensors, or of its layers.
+
+    No optimizer evaluates a batch several times there, as LBFGS does.
+    """
+
+    #: whether calling the module is an exchange, which every rank has to join: a rank without a batch repeats one
+    forward_is_collective: ClassVar[bool] = False
+    #: why a run cannot go on with another number of ranks, as text; None if it can
+    fixed_world: ClassVar[str | None] = None
+
+    @abstractmethod
+    def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
+        """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same place."""
+
+    def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
+        """Load what `full_state_dict` returned, before `setup_module` or after it; every rank calls this."""
+        module.load_state_dict(state_dict)
+
+    def wrap_state(self, part: Stateful) -> Stateful:
+        """Return the module, the optimizers or the gradients as they are kept in a snapshot."""
+        return part
+
+    def clip_gradients(self, parameters: Sequence[Tensor], max_norm: float) -> None:
+        """Scale the gradients of `parameters` down to a norm of `max_norm` over all ranks, if theirs is larger."""
+        clip_grad_norm_(parameters, max_norm)
+
+
+def device_generator(strategy: Strategy) -> DeviceGenerator | None:
+    """Return the generator of the strategy's device, where torch's own functions do not reach it."""
+    return strategy.generator if isinstance(strategy, LazyDevice) else None
+
+
+def lanes_of(strategy: Strategy) -> Lanes | None:
+    """Return the lanes in which `strategy` runs batches; None if it does not."""
+    return strategy.lanes if isinstance(strategy, RunsLanes) else None
+
+
+def full_state_dict(strategy: Strategy, module: TrainingModule) -> dict[str, Any]:
+    """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same place."""
+    return strategy.full_state_dict(module) if isinstance(strategy, ModelParallel) else module.state_dict()
+
+
+def load_full_state_dict(strategy: Strategy, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
+    """Load the state_dict of a whole module, on every rank."""
+    if isinstance(strategy, ModelParallel):
+        strategy.load_full_state_dict(module, state_dict)
+    else:
+        module.load_state_dict(state_dict)

@@ -1,0 +1,328 @@
+"""Gradients added up in an order that does not depend on the number of ranks.
+
+The gradients of the lanes are the leaves of one binary tree: ((g0 + g1) + (g2 + g3)) + ... A rank has a whole subtree
+of it, which it adds up as its lanes are run; the tops of the subtrees are then added in the order of the tree, each
+rank adding one slice of every bucket and handing the sum to the others: the traffic of a ring all-reduce.
+"""
+
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from midstride.engine.errors import NotExact
+from midstride.engine.lanes import Lanes, tree_joins
+from midstride.engine.modules.torch_internals import buffers_of
+from midstride.engine.strategies.torch_internals import foreach_add_, foreach_copy_, foreach_mul
+
+__all__ = ["OrderedReducer"]
+
+#: a slice is whole cache lines, whatever its type
+_ALIGNED = 16
+
+
+class _Bucket:
+    """Tensors that travel as one flat tensor; behind them stands, for each, how many lanes had it.
+
+    Args:
+        like: what it holds one of each of, all of one type and on one device.
+        lanes: those of this rank decide how many sums are open at once.
+    """
+
+    def __init__(self, like: Sequence[Tensor], lanes: Lanes) -> None:
+        self.ready: set[int] = set()
+        self._missed: set[int] = set()
+        self._used = torch.ones(len(like), dtype=like[0].dtype, device=like[0].device)
+        size = sum(tensor.numel() for tensor in like) + len(like)
+        self._size = size - size % -(_ALIGNED * lanes.size)
+        self._levels = [self._level(like) for _ in range(max(1, len(lanes.own).bit_length() - 1))]
+        #: what other ranks send: a slice of each of theirs
+        self.inbox = torch.zeros(self._size if lanes.size > 2 else 0, dtype=like[0].dtype, device=like[0].device)
+
+    def _level(self, like: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        flat = torch.zeros(self._size, dtype=like[0].dtype, device=like[0].device)
+        views, start = [], 0
+        for tensor in [*like, self._used]:
+            views.append(_view_like(tensor, flat[start : start + tensor.numel()]))
+            start += tensor.numel()
+        return flat, views
+
+    @property
+    def sum(self) -> Tensor:
+        """What was deposited, added up, once the last lane's is in."""
+        return self._levels[-1][0]
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """The sum, tensor by tensor."""
+        return self._levels[-1][1][:-1]
+
+    @property
+    def had(self) -> list[bool]:
+        """Which tensors any lane had; the device is asked only about those that no lane of this rank had."""
+        if not self._missed:
+            return [True] * len(self.parts)
+        return [bool(lanes) for lanes in self._levels[-1][1][-1].tolist()]
+
+    def deposit(self, number: int, tensors: Sequence[Tensor | None]) -> None:
+        """Take the tensors of this rank's lane `number`, from 0, and add up what the tree can add by now.
+
+        A lane without one adds zeros, as a sum that left it out could differ in the sign of a zero.
+        """
+        views, missing = self._levels[0][1], {i for i, tensor in enumerate(tensors) if tensor is None}
+        self._missed = self._missed & missing if number else missing
+        if missing:
+            self._used.copy_(torch.tensor([0.0 if i in missing else 1.0 for i in range(len(tensors))]))
+        given = [torch.zeros_like(views[i]) if tensor is None else tensor for i, tensor in enumerate(tensors)]
+        take = foreach_add_ if number & 1 else foreach_copy_
+        take(views, [*given, self._used])
+        if missing:
+            self._used.fill_(1)
+        levels, level = self._levels, 0
+        while number & 1 and level + 1 < len(levels):
+            number >>= 1
+            if not number & 1:
+                levels[level], levels[level + 1] = levels[level + 1], levels[level]
+                return
+            levels[level + 1][0].add_(levels[level][0])
+            level += 1
+
+
+class OrderedReducer:
+    """Makes the gradients of a module's parameters, and its buffers, the mean over all lanes.
+
+    Every lane starts from the buffers as they were before the batch. Those of floating point become the mean of
+    what the lanes make of them; of the others, such as counters, every lane has to make the same.
+
+    A batch is::
+
+        with reducer.batch():
+            for lane in lanes.own:
+                with reducer.lane(lane):
+                    loss(model(x[lane]), y[lane]).backward()
+
+    Args:
+        module: whose parameters take part if they require a gradient by now.
+        lanes: which of them are run here.
+        bucket_bytes: of gradients that travel together.
+    """
+
+    def __init__(self, module: nn.Module, lanes: Lanes, bucket_bytes: int = 5 << 20) -> None:
+        self._lanes = lanes
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self._named = list(reversed(named))
+        self._parameters = [parameter for _, parameter in self._named]
+        self._layout = _cut(self._parameters, bucket_bytes)
+        self._buckets = [_Bucket([self._parameters[i] for i in bucket], lanes) for bucket in self._layout]
+        self._buffers = _Buffers(module, lanes)
+        # A group of its own: no collective of anyone else's can come between two of these.
+        self._group: Any = dist.new_group() if lanes.size > 1 else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ordered-reducer") if lanes.size > 1 else None
+        self._under_way: list[Future[None]] = []
+        self._run = 0
+        self._done = [True] * len(self._buckets)
+        self._is_open = False
+        for number, bucket in enumerate(self._layout):
+            for i in bucket:
+                self._parameters[i].register_post_accumulate_grad_hook(partial(_note, weakref.ref(self), number, i))
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Run every lane of this rank within; afterwards the means are in their places, the same on every rank.
+
+        Gradients that parameters have from batches before are added to.
+        """
+        # Copies: inside an accumulation window they stand where this batch is added up.
+        collected = [None if parameter.grad is None else parameter.grad.clone() for parameter in self._parameters]
+        self._run, self._under_way = 0, []
+        self._buffers.begin()
+        self._is_open = True
+        try:
+            yield
+        finally:
+            self._is_open = False
+        assert self._run == len(self._lanes.own), "every lane of this rank is run in a batch"
+        if self._buffers.buckets:
+            self._submit_all(self._buffers.buckets, 1.0)
+        for future in self._under_way:
+            future.result()
+        for bucket, places in zip(self._buckets, self._layout, strict=True):
+            for i, gradient, had in zip(places, bucket.parts, bucket.had, strict=True):
+                mine = gradient if had else None  # where no lane had one, an optimizer must not see a zero
+                before = collected[i]
+                self._parameters[i].grad = mine if before is None else before if mine is None else before + mine
+        self._buffers.end()
+
+    @contextmanager
+    def lane(self, lane: int) -> Iterator[None]:
+        """Run `lane` within, the next one of this rank, to the end of its backward pass."""
+        assert lane == self._lanes.own[self._run], "lanes are run in their order"
+        self._buffers.restore()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._done = [False] * len(self._buckets)
+        for bucket in self._buckets:
+            bucket.ready.clear()
+        yield
+        for number, done in enumerate(self._done):
+            if not done:
+                self._deposit(number)
+        self._buffers.deposit(self._run)
+        self._run += 1
+
+    def note_ready(self, number: int, place: int) -> None:
+        """Note that a gradient is there, of which bucket and at which place; with its last one, a bucket is on its way.
+
+        Raises:
+            NotExact: it was there already.
+        """
+        if not self._is_open:
+            return  # of an evaluation of the user's, or of a later fit's
+        bucket = self._buckets[number]
+        if self._done[number] or place in bucket.ready:
+            raise NotExact(
+                f"the gradient of {self._named[place][0]} became ready twice in one backward pass, which lanes cannot "
+                "add up in their order: with torch.utils.checkpoint, say use_reentrant=False"
+            )
+        bucket.ready.add(place)
+        if len(bucket.ready) == len(self._layout[number]):
+            self._deposit(number)
+
+    def _deposit(self, number: int) -> None:
+        gradients = [self._parameters[i].grad for i in self._layout[number]]
+        for i, gradient in zip(self._layout[number], gradients, strict=True):
+            if gradient is not None and gradient.layout != torch.strided:
+                raise NotExact(f"the gradient of {self._named[i][0]} is sparse, and lanes add up dense ones only")
+        self._buckets[number].deposit(self._run, gradients)
+        self._done[number] = True
+        if self._run + 1 < len(self._lanes.own):
+            return
+        # In the order of the layout, whatever the order of readiness.
+        while len(self._under_way) < len(self._buckets) and self._done[len(self._under_way)]:
+            self._submit(self._buckets[len(self._under_way)], 1 / self._lanes.count)
+
+    def _submit_all(self, buckets: Sequence[_Bucket], scale: float) -> None:
+        for bucket in buckets:
+            self._submit(bucket, scale)
+
+    def _submit(self, bucket: _Bucket, scale: float) -> None:
+        if self._thread is not None:
+            self._under_way.append(self._thread.submit(self._exchange, bucket, scale))
+            return
+        done: Future[None] = Future()
+        done.set_result(self._exchange(bucket, scale))
+        self._under_way.append(done)
+
+    @torch.no_grad()
+    def _exchange(self, bucket: _Bucket, scale: float) -> None:
+        """Add up the ranks' sums in the order of the tree, and scale by `scale`."""
+        rank, size = self._lanes.rank, self._lanes.size
+        if size <= 2:  # two terms have one order only
+            if size == 2:
+                dist.all_reduce(bucket.sum, group=self._group)
+            if scale != 1:
+                bucket.sum.mul_(scale)
+            return
+        slices, received = bucket.sum.chunk(size), bucket.inbox.chunk(size)
+        terms = [slices[other] if other == rank else received[other] for other in range(size)]
+        self._swap(slices, terms)
+        for into, source in tree_joins(range(size)):
+            terms[into].add_(terms[source])
+        torch.mul(terms[0], scale, out=slices[rank])
+        self._swap([slices[rank]] * size, slices)
+
+    def _swap(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+        """Send `sent[k]` to rank k and receive `received[k]` from it, for every other rank k."""
+        rank, size = self._lanes.rank, self._lanes.size
+        others = [(rank + distance) % size for distance in range(1, size)]
+        swaps = [dist.P2POp(dist.irecv, received[k], group=self._group, group_peer=k) for k in others]
+        swaps += [dist.P2POp(dist.isend, sent[k], group=self._group, group_peer=k) for k in others]
+        for work in dist.batch_isend_irecv(swaps):
+            work.wait()
+
+
+def _note(reducer: "weakref.ref[OrderedReducer]", number: int, place: int, _: Tensor) -> None:
+    """Tell a reducer, if there still is one: a module may be fitted again, and keeps the hooks of each fit."""
+    if (there := reducer()) is not None:
+        there.note_ready(number, place)
+
+
+class _Buffers:
+    """A module's buffers, from which every lane starts anew.
+
+    They are looked up by name: a module may put another tensor in a buffer's place.
+    """
+
+    def __init__(self, module: nn.Module, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._places: list[tuple[nn.Module, str]] = []
+        known: set[int] = set()
+        for part in module.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                if id(buffer) not in known:
+                    known.add(id(buffer))
+                    self._places.append((part, name))
+        self._before: list[Tensor] = []
+        kinds: dict[Any, list[int]] = {}
+        for number, buffer in enumerate(self._tensors()):
+            if buffer.is_floating_point() and buffer.numel():
+                kinds.setdefault((buffer.dtype, buffer.device), []).append(number)
+        self._layout = list(kinds.values())
+        self.buckets = [_Bucket([self._tensors()[i] for i in numbers], lanes) for numbers in self._layout]
+
+    def _tensors(self) -> list[Tensor]:
+        return [buffers_of(part)[name] for part, name in self._places]  # type: ignore[misc]  # none is None
+
+    def begin(self) -> None:
+        """Note where every lane starts."""
+        tensors = self._tensors()
+        if len(self._before) != len(tensors):
+            self._before = [tensor.clone() for tensor in tensors]
+        elif tensors:
+            foreach_copy_(self._before, tensors)
+
+    def restore(self) -> None:
+        """Start a lane from there."""
+        if self._before:
+            foreach_copy_(self._tensors(), self._before)
+
+    def deposit(self, number: int) -> None:
+        """Take what this rank's lane `number`, from 0, made of them."""
+        tensors = self._tensors()
+        for bucket, places in zip(self.buckets, self._layout, strict=True):
+            # Scaled first: what stands at the end of a type's range, as masks do, has no larger sum.
+            bucket.deposit(number, foreach_mul([tensors[i] for i in places], 1 / self._lanes.count))
+
+    def end(self) -> None:
+        """Put the means in their places."""
+        tensors = self._tensors()
+        for bucket, places in zip(self.buckets, self._layout, strict=True):
+            foreach_copy_([tensors[i] for i in places], bucket.parts)
+
+
+def _cut(tensors: Sequence[Tensor], most: int) -> list[list[int]]:
+    """Return which of `tensors` travel together: in their order, by type and device, `most` bytes at once."""
+    open_: dict[Any, tuple[int, list[int]]] = {}
+    buckets: list[list[int]] = []
+    for number, tensor in enumerate(tensors):
+        kind = tensor.dtype, tensor.device
+        used, bucket = open_.get(kind, (math.inf, []))
+        if used + tensor.nbytes > most:
+            used, bucket = 0, []
+            buckets.append(bucket)
+        bucket.append(number)
+        open_[kind] = int(used) + tensor.nbytes, bucket
+    return buckets
+
+
+def _view_like(tensor: Tensor, flat: Tensor) -> Tensor:
+    """Return `flat`, of as many numbers, in the shape of `tensor`, and in its order in memory if that has no gaps."""
+    dense = torch.empty_like(tensor, device="meta")
+    return flat.as_strided(dense.size(), dense.stride(), flat.storage_offset())

@@ -1,0 +1,109 @@
+"""How a step of the user's is run: the one place that calls `training_step`, `validation_step` and their like."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from midstride.engine.metrics.logger import MetricLogger
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.optim.precision import Precision
+from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.user_code import call_user_code
+
+__all__ = ["StepName", "StepScope", "TrainingStep"]
+
+StepName = Literal["training_step", "validation_step", "test_step", "predict_step"]
+
+
+@dataclass(frozen=True)
+class StepScope:
+    """What surrounds a step of the user's: the arithmetic it computes in, and what becomes of the values it logs.
+
+    Args:
+        metric_logger: what `self.log` is given.
+        precision: that the module computes in.
+        heartbeat: by which the launcher sees how long the user's code takes.
+    """
+
+    metric_logger: MetricLogger
+    precision: Precision
+    heartbeat: Heartbeat
+
+    def run(
+        self,
+        forward: Callable[..., Any],
+        batch: Any,
+        *arguments: Any,
+        end: Callable[[Any, Any], Any] | None = None,
+    ) -> Any:
+        """Return what a step makes of `batch`: autocast, and logging only where this rank's values count.
+
+        Args:
+            forward: calls the step, through whatever the strategy has put around it.
+            batch: on this rank's device.
+            arguments: that the step is given after it.
+            end: the module's `..._step_end`, called with the outputs and the batch; None if there is none.
+        """
+        with self.metric_logger.recording(), self.forward():
+            outputs = forward(batch, *arguments)
+            return outputs if end is None else end(outputs, batch)
+
+    def call(self, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
+        """Return what the method `name` of `module`, or of a replica of it, returns for `batch`.
+
+        What it logs is weighted by the samples of `batch`, which may be a part of the batch in hand.
+
+        Raises:
+            UserCodeError: the method raised.
+        """
+        logged = self.metric_logger
+        whole = logged.batch
+        logged.begin_batch(batch)
+        try:
+            return call_user_code(f"{type(module).__name__}.{name}", getattr(module, name), batch, *arguments)
+        finally:
+            logged.begin_batch(whole)
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the context of one forward pass: autocast, where the precision has it."""
+        return self.precision.forward()
+
+    def micro_batches(self) -> AbstractContextManager[None]:
+        """Make one value for the step of what the parts of its batch log within, means weighted by samples."""
+        return self.metric_logger.micro_batches()
+
+    def muted(self) -> AbstractContextManager[None]:
+        """Drop what is logged within, and what metrics see."""
+        return self.metric_logger.muted()
+
+    def mute(self) -> None:
+        """Drop what this rank logs from now on: another one has the outputs."""
+        self.metric_logger.mute()
+
+
+class TrainingStep(nn.Module):
+    """What a strategy wraps: a module whose forward is the user's training step.
+
+    Args:
+        module: whose step it is.
+        scope: of the step.
+        run: the strategy's `run_step`.
+    """
+
+    def __init__(self, module: TrainingModule, scope: StepScope, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._run = partial(run, scope, module, "training_step")
+        self._heartbeat = scope.heartbeat
+
+    def forward(self, *args: Any) -> Any:
+        """Return what the user's `training_step` returns."""
+        heartbeat = self._heartbeat
+        heartbeat.begin_work()
+        outputs = self._run(*args)
+        heartbeat.end_work()
+        return outputs

@@ -1,0 +1,121 @@
+"""Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from midstride.engine.errors import WorldError
+from midstride.engine.strategies.collective import Collective
+from midstride.engine.strategies.rendezvous import meeting
+from midstride.engine.strategies.side_channel import CHANNEL, SideChannel
+from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
+from midstride.engine.world import World
+
+__all__ = ["TorchCollective", "average_gradients", "broadcast"]
+
+#: what gloo and NCCL say where another rank does not answer, or left
+_LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
+#: a rank may still be importing, or reading its first batch, while the others wait
+TIMEOUT = timedelta(minutes=30)
+
+
+class TorchCollective(Collective):
+    """The default process group of `torch.distributed`."""
+
+    def __init__(self) -> None:
+        self._stores = 0
+
+    def init_process_group(self, world: World, device: torch.device) -> None:
+        """Meet the other ranks over NCCL on GPUs and gloo elsewhere."""
+        if dist.is_initialized():
+            return
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        rank, size = world.rank, world.size
+        try:
+            dist.init_process_group(backend, store=meeting(world), rank=rank, world_size=size, timeout=TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise WorldError(f"rank {rank} of {size} could not meet the others over {backend}: {error}") from error
+
+    @contextmanager
+    def timeout(self, timeout_s: float) -> Iterator[None]:
+        """Bound the collectives of every group but those beside training, which wait for stores."""
+        bounded = [group for group in groups() if group.group_desc != CHANNEL]
+        for group in bounded:
+            set_timeout(group, timedelta(seconds=timeout_s))
+        try:
+            yield
+        finally:
+            for group in bounded:
+                if group in groups():
+                    set_timeout(group, TIMEOUT)
+
+    def is_peer_failure(self, error: Exception) -> bool:
+        """Return whether `error` is gloo's or NCCL's of a timeout or a closed connection."""
+        return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks."""
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+        return values
+
+    def all_agree(self, value: bool) -> bool:
+        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
+        lowest = torch.tensor(int(value))
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        return bool(lowest)
+
+    def key_value_store(self) -> Any:
+        """Return a new corner of torch's store; every rank calls this equally often."""
+        self._stores += 1
+        return PrefixStore(f"midstride/{self._stores}", default_store())
+
+    def side_channel(self) -> SideChannel:
+        """Return a process group of its own; every rank calls this at the same place."""
+        return SideChannel(dist.get_world_size())
+
+
+def broadcast(module: nn.Module, source: int = 0, group: Any = None) -> None:
+    """Start every rank of `group` from the weights and buffers of rank `source`, as DDP does."""
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor, source, group=group)
+
+
+def average_gradients(
+    parameters: Iterable[Tensor],
+    device: torch.device,
+    size: int,
+    group: Any = None,
+    add_up: Callable[[Tensor], None] | None = None,
+) -> None:
+    """Average the gradients of `parameters` over the `size` ranks of `group`, in one flat buffer.
+
+    Args:
+        parameters: the same on every rank, in the same order.
+        device: where the ranks tell each other which of them have gradients.
+        size: ranks.
+        group: theirs, if not all.
+        add_up: adds a buffer up over the ranks, in place, where that is not the group's affair.
+    """
+    every = [p for p in parameters if p.requires_grad]
+    has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=device)
+    dist.all_reduce(has, op=dist.ReduceOp.MAX, group=group)
+    used = [p for p, anywhere in zip(every, has.tolist(), strict=True) if anywhere]
+    if not used:
+        return
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
+    flat = torch.cat([g.reshape(-1) for g in grads])
+    if add_up is None:
+        dist.all_reduce(flat, group=group)
+    else:
+        add_up(flat)
+    flat /= size
+    for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
+        parameter.grad = part.view_as(parameter).clone()

@@ -1,0 +1,56 @@
+"""Privates of `torch.distributed` and its kin, named here alone; `tests/unit/test_internals.py` tries each of them."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+__all__ = [
+    "HashStore",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "default_store",
+    "foreach_add_",
+    "foreach_copy_",
+    "foreach_mul",
+    "foreach_norm",
+    "groups",
+    "initialize_xla",
+    "replica_of",
+    "set_timeout",
+]
+
+#: one operation on each of a list of tensors, in few kernels
+foreach_add_, foreach_copy_ = torch._foreach_add_, torch._foreach_copy_
+foreach_mul, foreach_norm = torch._foreach_mul, torch._foreach_norm
+
+
+def groups() -> list[Any]:
+    """Return the process groups that there are; each has a `group_desc`."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def set_timeout(group: Any, timeout: timedelta) -> None:
+    """Let the collectives of `group` take so long, from now on."""
+    dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def default_store() -> Store:
+    """Return the key-value store in which the ranks of the default group met."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def replica_of(module: nn.Module) -> Any:
+    """Return a shallow copy of `module` alone, with dicts of its own for parameters, buffers and children."""
+    return module._replicate_for_data_parallel()
+
+
+def initialize_xla(local_rank: int, local_size: int) -> None:
+    """Tell torch_xla of this machine's processes, as `init_method="xla://"` does; before any device is used."""
+    from torch_xla._internal import pjrt
+
+    pjrt.initialize_multiprocess(local_rank, local_size)

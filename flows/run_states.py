@@ -1,0 +1,85 @@
+"""What a person sees of a flow run in Prefect's lists: its name, its tag, and the state it ends in."""
+
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from prefect import get_client
+from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import EngineError
+from midstride.engine.runs.cause import cause_of
+
+__all__ = [
+    "AUTOMATIC_RETRY",
+    "TAG",
+    "completed",
+    "failed",
+    "is_automatic_retry",
+    "nightly_name",
+    "tag_run",
+    "train_name",
+]
+
+#: every flow run of ours has it: filters and automations know them by it
+TAG = "midstride"
+
+#: the message of the state in which the server's automation schedules a crashed run again
+AUTOMATIC_RETRY = "It crashed; midstride's automation has it resume"
+
+Result = TypeVar("Result")
+
+
+def train_name() -> str:
+    """Return what a run of the flow `train` is called: job and run, or job and start."""
+    parameters = flow_run.parameters
+    return _name(parameters["job"], parameters.get("run") or _start("%Y-%m-%d %H:%M"))
+
+
+def nightly_name() -> str:
+    """Return what a run of the flow `nightly` is called: job and date."""
+    parameters = flow_run.parameters
+    return _name(parameters["job"], f"nightly {parameters.get('date') or _start('%Y-%m-%d')}")
+
+
+def _name(job: TrainingJob, rest: str) -> str:
+    named = str(flow_run.name)
+    return named if named.startswith(f"{job.name} ") else f"{job.name} {rest}"  # a retry keeps its name
+
+
+def _start(pattern: str) -> str:
+    return str(flow_run.scheduled_start_time.astimezone().strftime(pattern))
+
+
+def tag_run() -> None:
+    """Give this flow run our tag, where its deployment has not."""
+    if TAG not in (tags := list(flow_run.tags)):
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(flow_run.id, tags=[*tags, TAG])
+
+
+def is_automatic_retry() -> bool:
+    """Whether the server's automation asked for this attempt of the flow run, and not a person or a schedule."""
+    with get_client(sync_client=True) as client:
+        states = client.read_flow_run_states(UUID(str(flow_run.id)))
+    asked = [state for state in states if state.is_scheduled()]
+    return bool(asked) and asked[-1].message == AUTOMATIC_RETRY
+
+
+def completed(result: Result, name: str, message: str) -> Result:
+    """Return what a flow has to return to end Completed under another name; its caller gets `result`."""
+    return cast(Result, Completed(name=name, message=message, data=result))
+
+
+def failed(error: EngineError) -> Any:
+    """Return what a flow has to return to end Failed, the cause in the first line; its caller has `error` raised.
+
+    A flow with retries of Prefect's own has `error` raised here: it tries again after exceptions only.
+    """
+    context = FlowRunContext.get()
+    if context is not None and context.flow is not None and context.flow.retries:
+        raise error
+    text, cause = str(error), cause_of(str(error))
+    return Failed(message=cause if cause == text else f"{cause}\n\n{text}", data=error)

@@ -1,0 +1,23 @@
+"""The curves of a run while it trains, as an artifact."""
+
+import base64
+
+from prefect.artifacts import create_markdown_artifact
+
+from midstride.engine.runs.publication import curves_of
+from midstride.engine.runs.report import report_of
+from midstride.engine.runs.run import Run
+from midstride.tasks.resources import artifact_key
+
+__all__ = ["inline", "show_curves"]
+
+
+def show_curves(run: Run) -> None:
+    """Show the curves of `run` up to its newest snapshot; nothing where no picture can be drawn."""
+    if picture := curves_of(run, report_of(run)):
+        create_markdown_artifact(f"![curves]({inline(picture)})", key=artifact_key(run.url, "curves"))
+
+
+def inline(picture: bytes) -> str:
+    """Return the address of a PNG that stands in the address itself."""
+    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"

@@ -1,0 +1,97 @@
+"""Lives of Lightning's modules: under its Trainer, under midstride's, and killed on the way. Called in a fork."""
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from midstride.engine import Trainer
+from midstride.engine.fault_injection import FaultPlan
+
+#: where each run dies: once in a step, once in an epoch's end
+DEATHS = ((4, "fetch"), (6, "epoch_end"))
+
+
+def live_all(folder: Path) -> None:
+    """Give every module of the table its lives; what came of each goes to a file of its name."""
+    warnings.simplefilter("ignore")
+    from laws.lightning.table import ROWS
+
+    for name in ROWS:
+        told: dict[str, Any] = {}
+        try:
+            told = lives_of(name, folder / name)
+        except BaseException:
+            told["error"] = traceback.format_exc()
+        (folder / f"{name}.json").write_text(json.dumps(told))
+
+
+def lives_of(name: str, folder: Path) -> dict[str, Any]:
+    """Return what came of one module: whether it ends as under Lightning, and how each of its lives ended."""
+    from laws.lightning.table import ROWS
+
+    folder.mkdir()
+    row = ROWS[name]
+    theirs, ours = lightning_weights(row, folder), midstride_weights(row, folder / "undisturbed")
+    differing = [key for key in theirs | ours if key not in ours or not torch.equal(theirs[key], ours[key])]
+    (folder / "plan").mkdir()
+    plan = FaultPlan(folder / "plan")
+    for step, phase in DEATHS:
+        plan.add("kill", step=step, phase=phase)
+    codes = [life(row, folder / "run", plan) for _ in range(len(DEATHS) + 1)]
+    plan.assert_all_fired()
+    return {"differing": differing, "codes": codes}
+
+
+def lightning_weights(row: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights after Lightning's own fit, which keeps its checkpoints in `folder`."""
+    import lightning
+
+    module, data, callbacks = row.made()
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "logger"), False)
+    keeps = any(type(callback).__name__ == "ModelCheckpoint" for callback in callbacks)
+    logs = [callback for callback in callbacks if type(callback).__name__ != "LearningRateMonitor"]  # needs a logger
+    options = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, **quiet, **row.options}
+    options["default_root_dir"] = folder
+    trainer = lightning.Trainer(callbacks=logs, enable_checkpointing=keeps, **options)
+    trainer.fit(module, data.get("train"), data.get("val"), data.get("data"))
+    return module.state_dict()
+
+
+def midstride_weights(row: Any, run: Path) -> dict[str, torch.Tensor]:
+    """Return the weights after midstride's, from wherever `run` stands."""
+    module, data, callbacks = row.made()
+    options = {"strategy": "single", "max_epochs": 2, "snapshots": {"every_steps": 1}, **row.options}
+    trainer = Trainer(seed=3, callbacks=callbacks, enable_progress_bar=False, **options)
+    trainer.fit(module, data.get("data", data.get("train")), data.get("val"), run=run)
+    return module.state_dict()
+
+
+def life(row: Any, run: Path, plan: FaultPlan) -> int:
+    """Give `run` a life in a fork; return how it ended."""
+    if (pid := os.fork()) == 0:
+        os.environ |= plan.environment
+        code = 1
+        try:
+            midstride_weights(row, run)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def train_on_two(run: str) -> None:
+    """Train a module and its data on this rank of two."""
+    warnings.simplefilter("ignore")
+    from laws.lightning import style
+
+    trainer = Trainer(max_epochs=1, strategy="ddp", enable_progress_bar=False)
+    trainer.fit(style.Classifier(), style.Parts(), run=run)

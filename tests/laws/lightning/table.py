@@ -1,0 +1,76 @@
+"""The modules of the law on Lightning, each with its data and what its Trainer is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning as L
+import torch
+from laws.lightning import by_hand, style
+from laws.lightning.style import loader
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+
+
+def loaders() -> dict[str, Any]:
+    return {"train": loader(24), "val": loader(8)}
+
+
+@dataclass
+class Row:
+    """One module.
+
+    Args:
+        module: makes it.
+        data: makes what `fit` is given: a data module, loaders, or nothing.
+        options: of both Trainers.
+        callbacks: makes those of both.
+        draws: random numbers are drawn in training, which Lightning does in another order.
+    """
+
+    module: Callable[[], L.LightningModule]
+    data: Callable[[], Any] = loaders
+    options: dict[str, Any] = field(default_factory=dict)
+    callbacks: Callable[[], list[Any]] = list
+    draws: bool = False
+
+    def made(self) -> tuple[L.LightningModule, dict[str, Any], list[Any]]:
+        """Return a module, data and callbacks, as every life makes them."""
+        torch.manual_seed(3)
+        return self.module(), self.data(), self.callbacks()
+
+
+ROWS = {
+    "autoencoder": Row(style.AutoEncoder, lambda: {"train": loader(24)}),
+    "classifier, ReduceLROnPlateau": Row(style.Classifier),
+    "two lists": Row(style.TwoLists),
+    "OneCycleLR": Row(
+        style.OneCycle, options={"accumulate_grad_batches": 1}, callbacks=lambda: [LearningRateMonitor()]
+    ),
+    "outputs kept": Row(style.Outputs),
+    "warm-up in optimizer_step": Row(style.Warmup),
+    "clipped by hook": Row(style.Clipped),
+    "accumulated and clipped": Row(style.TwoLists, options={"accumulate_grad_batches": 4, "max_epochs": 4}),
+    "frozen backbone": Row(style.Transfer),
+    "metric collections": Row(style.Collection),
+    "dict and list of loaders": Row(style.Several, dict),
+    "weight averaging": Row(style.Averaged),
+    "momentum encoder": Row(style.Momentum),
+    "checkpoint hooks": Row(style.Checkpointed),
+    "dropout and shuffle": Row(style.Noisy, dict, draws=True),
+    "EMA callback": Row(style.AutoEncoder, callbacks=lambda: [style.EMA()]),
+    "own callback that stops": Row(style.Classifier, callbacks=lambda: [style.Stopper()]),
+    "Lightning's callbacks": Row(
+        style.Classifier,
+        options={"max_epochs": 4},
+        callbacks=lambda: [
+            EarlyStopping("val_loss", patience=1, min_delta=10.0),
+            ModelCheckpoint(monitor="val_loss", save_top_k=1),
+            LearningRateMonitor(logging_interval="step"),
+        ],
+    ),
+    "data module": Row(style.Classifier, lambda: {"data": style.Parts()}),
+    "GAN": Row(by_hand.GAN, draws=True),
+    "GAN on a grid": Row(by_hand.GridGAN),
+    "two optimizers with schedules": Row(by_hand.Scheduled),
+    "accumulated by hand": Row(by_hand.Accumulated),
+}

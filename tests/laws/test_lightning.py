@@ -1,0 +1,52 @@
+"""A LightningModule trains unchanged: the bits of Lightning's own Trainer, and exact resume, where that has none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from laws.lightning.lives import DEATHS, live_all, train_on_two
+from laws.lives import assert_runs_alike
+
+from midstride.engine.runs.audit import audit
+from midstride.engine.testing import run_ranks
+
+#: the names in `laws.lightning.table`, which is read in a fork: Lightning takes seconds to import
+NAMES = """
+    autoencoder / classifier, ReduceLROnPlateau / two lists / OneCycleLR / outputs kept / warm-up in optimizer_step /
+    clipped by hook / accumulated and clipped / frozen backbone / metric collections / dict and list of loaders /
+    weight averaging / momentum encoder / checkpoint hooks / dropout and shuffle / EMA callback /
+    own callback that stops / Lightning's callbacks / data module / GAN / GAN on a grid /
+    two optimizers with schedules / accumulated by hand"""
+#: random numbers are drawn in training, which Lightning does in another order
+DRAWING = {"dropout and shuffle", "GAN"}
+
+
+#: the first test waits for the lives of all
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of all lives, and what came of each module."""
+    folder = tmp_path_factory.mktemp("lightning")
+    assert run_ranks(live_all, folder, timeout_s=550) == [0]
+    return folder, {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+@pytest.mark.parametrize("name", [name.strip() for name in NAMES.split("/")])
+def test_a_lightning_module_trains_as_it_is(name: str, told: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = told
+    assert "error" not in found[name], found[name]["error"]
+    assert bool(found[name]["differing"]) == (name in DRAWING), found[name]["differing"]
+    assert found[name]["codes"] == [-9] * len(DEATHS) + [0]
+    assert_runs_alike(str(folder / name / "run"), str(folder / name / "undisturbed"), ["last"])
+
+
+def test_the_table_is_whole(told: tuple[Path, dict[str, Any]]) -> None:
+    assert set(told[1]) == {name.strip() for name in NAMES.split("/")}
+
+
+def test_two_ranks_train_it_too(tmp_path: Path) -> None:
+    assert run_ranks(train_on_two, str(tmp_path / "run"), processes=2) == [0, 0]
+    assert audit(str(tmp_path / "run")).is_clean

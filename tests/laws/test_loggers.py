@@ -1,0 +1,146 @@
+"""Loggers: after any number of deaths a tracker holds the rows of metrics.csv, none twice, none missing."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from laws.lives import STEPS, Setting, live
+from support.trackers import Table, in_mlflow, in_tensorboard, in_wandb, rows_of, serve_mlflow
+
+from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer
+from midstride.engine.cli.export import export
+from midstride.engine.config.loggers import LOGGERS
+from midstride.engine.errors import JobError, UserError
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.testing import run_ranks
+from midstride.engine.testing.laws.small import SmallData, SmallModule
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """A logger that dies, and how what its tracker holds of the run in a folder is read back."""
+
+    path: str
+    args: dict[str, Any]
+    read: Callable[[Path], Table]
+    #: how it keeps a number
+    rounded: Callable[[float], float] = float
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[str]:
+    """The address of an MLflow server on sqlite."""
+    with serve_mlflow(tmp_path_factory.mktemp("mlflow")) as (address, processes):
+        lasting.update(processes)
+        yield address
+
+
+@pytest.fixture(params=["tensorboard", "mlflow", "wandb"])
+def tracker(request: pytest.FixtureRequest, tmp_path: Path) -> Tracker:
+    if request.param == "tensorboard":
+        return Tracker(
+            "support.trackers:DyingTensorBoard", {}, lambda folder: in_tensorboard(folder / "run"), np.float32
+        )
+    if request.param == "wandb":
+        return Tracker("support.trackers:DyingWandb", {"mode": "offline"}, lambda folder: in_wandb(folder, "run"))
+    server = request.getfixturevalue("mlflow_server")
+    args = {"tracking_uri": server, "experiment": tmp_path.name}
+    return Tracker("support.trackers:DyingMLflow", args, lambda folder: in_mlflow(server, tmp_path.name))
+
+
+def assert_holds_all(tracker: Tracker, folder: Path) -> None:
+    """The rows that the tracker has are those of metrics.csv."""
+    rows = rows_of(folder / "run")
+    assert len(rows) == STEPS
+    expected = {step: {n: float(tracker.rounded(v)) for n, v in row.items()} for step, row in rows.items()}
+    assert tracker.read(folder) == expected
+
+
+def live_to_the_end(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> int:
+    """Give the run lives until one ends as it should; return how many."""
+    for life in range(1, 9):
+        codes = live(setting, folder, plan)
+        if codes == [0] * setting.ranks:
+            return life
+        assert -9 in codes, f"ranks ended with {codes}"
+    raise AssertionError("the run does not come to its end")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_tracker_holds_the_rows_of_the_run_after_many_deaths(tracker: Tracker, ranks: int, tmp_path: Path) -> None:
+    if ranks > 1 and "TensorBoard" not in tracker.path:
+        pytest.skip("rank 0 alone delivers: one logger shows it")
+    deaths = [3, 8]
+    logger = {"path": tracker.path, "args": {"marks": str(tmp_path), "steps": deaths, **tracker.args}}
+    setting = Setting(ranks=ranks, layout="every step", options={"loggers": [logger]})
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", step=5, phase="forward").add("kill", step=6, phase="before_commit")
+    assert live_to_the_end(setting, tmp_path, plan) == 5
+    plan.assert_all_fired()
+    assert all((tmp_path / f"died-{step}").exists() for step in deaths)
+    assert_holds_all(tracker, tmp_path)
+
+
+def test_a_run_that_goes_back_is_written_anew(tracker: Tracker, tmp_path: Path) -> None:
+    """What was sent of steps that are trained again, otherwise than before, is nowhere to be seen."""
+    logger = {"path": tracker.path, "args": {"marks": str(tmp_path), "steps": [], **tracker.args}}
+    setting = Setting(options={"loggers": [logger], "snapshots": {"every_steps": 2, "keep": 20}})
+    assert live_to_the_end(setting, tmp_path) == 1
+    assert_holds_all(tracker, tmp_path)
+    before = rows_of(tmp_path / "run")
+    assert run_ranks(go_back, setting, str(tmp_path / "run")) == [0]
+    after = rows_of(tmp_path / "run")
+    assert next(step for step in after if after[step] != before[step]) > 8
+    assert_holds_all(tracker, tmp_path)
+
+
+def go_back(setting: Setting, run: str) -> None:
+    """Train again from step 8, with smaller gradients."""
+    options = {**setting.options, "gradient_clip_val": 1e-3, "accept_change": ["gradient_clip_val"]}
+    trainer = Trainer(
+        strategy="single",
+        seed=7,
+        max_epochs=2,
+        val_check_interval=0.5,
+        callbacks=[BestCheckpoint("val/loss"), EarlyStopping("val/loss", patience=100), LearningRateMonitor()],
+        enable_progress_bar=False,
+        **options,
+    )
+    trainer.fit(setting.module(), setting.data(1, 0, setting.validation), run=run, resume=8)
+
+
+def test_a_tracker_that_is_away_catches_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its rows are said to be missing at the end, and `export` sends them; what is there is not sent again."""
+    (tmp_path / "away").touch()
+    logger = {"path": "support.trackers:Away", "args": {"away": str(tmp_path / "away")}, "wait_s": 0.1}
+    setting = Setting(layout="every step", options={"loggers": [logger]})
+    run = str(tmp_path / "run")
+    setting.train(run)
+    told = capfd.readouterr().err
+    assert told.count("ConnectionError: no answer. The training goes on") == 1
+    assert f"12 steps are left. midstride export {run} --to support.trackers:Away sends them" in told
+    assert not in_tensorboard(tmp_path / "run")
+    (tmp_path / "away").unlink()
+    for _ in range(2):
+        assert export(run) == 0
+        assert {step: len(row) for step, row in in_tensorboard(tmp_path / "run").items()} == {
+            step: len(row) for step, row in rows_of(tmp_path / "run").items()
+        }
+
+
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOGGERS, "wandb", LOGGERS["wandb"]._replace(needs="not_there"))
+    with pytest.raises(JobError) as caught:
+        Trainer(loggers=["wandb", {"tensorboard": {"logdir": "a"}}])
+    assert str(caught.value).splitlines()[1:] == [
+        '  loggers.0: not_there is not installed: pip install "midstride[wandb]"',
+        "  loggers.1.args.logdir: tensorboard takes no 'logdir', did you mean 'log_dir'?; it takes log_dir",
+    ]
+
+
+def test_loggers_need_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="fit needs a run"):
+        Trainer(loggers=["tensorboard"], max_steps=1).fit(SmallModule(), SmallData(1))

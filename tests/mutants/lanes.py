@@ -1,0 +1,87 @@
+"""Bugs in what makes a run in lanes that of any number of ranks."""
+
+from mutants.mutant import Mutant
+
+__all__ = ["LANES"]
+
+LAWS = "laws/test_lanes.py::test_any_number_of_ranks_computes_the_same_run"
+
+LANES = [
+    Mutant(
+        "ranks add up their sums one after the other",
+        "engine/lanes.py",
+        "        pairs = [(leaves[i], leaves[i + 1]) for i in range(0, len(leaves), 2)]",
+        "        pairs = [(leaves[0], leaf) for leaf in leaves[1:]]",
+        f"{LAWS}[recurrent]",
+    ),
+    Mutant(
+        "a lane goes on from the buffers of the one before",
+        "engine/strategies/ordered_reducer.py",
+        "        if self._before:\n            foreach_copy_(self._tensors(), self._before)",
+        "        if self._before and False:\n            foreach_copy_(self._tensors(), self._before)",
+        f"{LAWS}[dropout]",
+    ),
+    Mutant(
+        "buffers are added up before they are scaled",
+        "engine/strategies/ordered_reducer.py",
+        "bucket.deposit(number, foreach_mul([tensors[i] for i in places], 1 / self._lanes.count))",
+        "bucket.deposit(number, [tensors[i] for i in places])",
+        f"{LAWS}[convolutions]",
+    ),
+    Mutant(
+        "a lane that has no gradient is left out, and an optimizer sees a zero",
+        "engine/strategies/ordered_reducer.py",
+        "            return [True] * len(self.parts)\n        return [bool(lanes)",
+        "            return [True] * len(self.parts)\n        return [True or bool(lanes)",
+        f"{LAWS}[unused]",
+    ),
+    Mutant(
+        "the gradients of a window are where the next batch is added up",
+        "engine/strategies/ordered_reducer.py",
+        "None if parameter.grad is None else parameter.grad.clone()",
+        "parameter.grad",
+        f"{LAWS}[windows]",
+    ),
+    Mutant(
+        "random numbers are those of the rank",
+        "engine/training/lane_scope.py",
+        "        self._reseed(*place, lane)\n",
+        "",
+        f"{LAWS}[dropout]",
+    ),
+    Mutant(
+        "hooks draw from where the last lane left the generators",
+        "engine/training/lane_scope.py",
+        "        self._reseed(*place, self._lanes.count)",
+        "        pass",
+        f"{LAWS}[watched]",
+    ),
+    Mutant(
+        "what a hook logs counts once for each rank",
+        "engine/metrics/lane_logger.py",
+        "        for lane in self._lanes.own:\n            with self._in(lane):\n                super().log(",
+        "        for lane in self._lanes.own[:1]:\n            with self._in(lane):\n                super().log(",
+        f"{LAWS}[watched]",
+    ),
+    Mutant(
+        "a metric goes on with what another lane has seen",
+        "engine/metrics/lane_metrics.py",
+        "        self._be(self._seen[lane])\n        try:",
+        "        try:",
+        f"{LAWS}[watched]",
+    ),
+    Mutant(
+        "a reset outside a lane is that of the last one",
+        "engine/metrics/lane_metrics.py",
+        "            if self._lane is None:",
+        "            if False:",
+        f"{LAWS}[watched]",
+    ),
+    Mutant(
+        "another CPU goes on as if nothing had changed",
+        "engine/training/checkpointing/identity.py",
+        '_SUMS = ("threads", "cpu",',
+        '_SUMS = ("threads",',
+        "unit/training/test_lane_refusals.py::test_sums_that_are_computed_in_another_way_are_refused",
+    ),
+]

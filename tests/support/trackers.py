@@ -1,0 +1,196 @@
+"""What trackers hold of a run, read back by their own readers; and loggers that die with their rank."""
+
+import csv
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from midstride.engine.loggers.base import CommittedRows, LoggedRun, Row
+from midstride.engine.loggers.mlflow import MLflowLogger
+from midstride.engine.loggers.tensorboard import TensorBoardLogger
+from midstride.engine.loggers.wandb import WandbLogger
+from midstride.engine.processes.lifetime import descendants
+
+__all__ = [
+    "Away",
+    "DyingMLflow",
+    "DyingTensorBoard",
+    "DyingWandb",
+    "Table",
+    "in_mlflow",
+    "in_tensorboard",
+    "in_wandb",
+    "rows_of",
+    "serve_mlflow",
+]
+
+#: step -> name -> value
+Table = dict[int, dict[str, Any]]
+
+
+class Dies:
+    """Kills the rank, and with it this process, once at each of some steps: rows were sent, and nobody knows it.
+
+    Args:
+        marks: folder where a kill leaves a file.
+        steps: a kill comes when the row of one of them is sent.
+        torn: the last thing sent is not whole.
+    """
+
+    def __init__(self, marks: str, steps: Sequence[int], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._marks, self._steps = Path(marks), steps
+
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            super().log_rows([row])  # type: ignore[misc]
+            mark = self._marks / f"died-{row.step}"
+            if row.step in self._steps and not mark.exists():
+                self.tear()
+                mark.touch()
+                os.kill(os.getppid(), signal.SIGKILL)
+                signal.pause()
+
+    def tear(self) -> None:
+        """Leave a part of what would have come next."""
+
+
+class DyingTensorBoard(Dies, TensorBoardLogger):
+    """An event file whose last record is cut."""
+
+    def tear(self) -> None:
+        assert self._file is not None
+        self._file.write(b"\x40\0\0\0\0\0\0\0half")
+
+
+class Away(TensorBoardLogger):
+    """TensorBoard, that cannot be reached while there is a file.
+
+    Args:
+        away: the file.
+    """
+
+    def __init__(self, away: str) -> None:
+        super().__init__()
+        self._away = Path(away)
+
+    def open(self, run: LoggedRun, rows: CommittedRows) -> int:
+        if self._away.exists():
+            raise ConnectionError("no answer")
+        return super().open(run, rows)
+
+
+def rows_of(run: Path) -> Table:
+    """Return the rows of a run's metrics.csv."""
+    rows = csv.DictReader(io.StringIO((run / "metrics.csv").read_text()))
+    return {int(row["step"]): {k: float(v) for k, v in row.items() if v and k != "step"} for row in rows}
+
+
+def in_tensorboard(folder: Path) -> Table:
+    """Return the scalars that TensorBoard reads in a folder, and fail on a step that it reads twice."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=False)
+    accumulator.Reload()
+    table: Table = {}
+    for tag in accumulator.Tags()["scalars"]:
+        for event in accumulator.Scalars(tag):
+            assert tag not in table.setdefault(event.step, {}), f"{tag} of step {event.step} is there twice"
+            table[event.step][tag] = event.value
+    return table
+
+
+class DyingMLflow(Dies, MLflowLogger):
+    """An MLflow run whose rows are there, and nobody knows it."""
+
+
+class DyingWandb(Dies, WandbLogger):
+    """An offline folder that is left behind."""
+
+
+def in_mlflow(uri: str, experiment: str) -> Table:
+    """Return the metrics of the MLflow run `run` of an experiment, and fail on a step that one has twice."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    found = client.search_runs(
+        [client.get_experiment_by_name(experiment).experiment_id], "tags.`mlflow.runName` = 'run'"
+    )
+    [found] = [run for run in found if run.info.status == "FINISHED"]
+    table: Table = {}
+    for key in found.data.metrics:
+        for metric in client.get_metric_history(found.info.run_id, key):
+            assert key not in table.setdefault(metric.step, {}), f"{key} of step {metric.step} is there twice"
+            table[metric.step][key] = metric.value
+    return table
+
+
+def _leveldb_records(log: bytes) -> Iterator[bytes]:
+    """Yield the records of a log as LevelDB writes it, and W&B after a header of 7 bytes; none may be cut."""
+    at, whole = 7, b""
+    while at < len(log):
+        if 32768 - at % 32768 < 7:  # the rest of a block that has no place for a header
+            at += 32768 - at % 32768
+            continue
+        size, kind = struct.unpack("<HB", log[at + 4 : at + 7])
+        whole += log[at + 7 : at + 7 + size]
+        at += 7 + size
+        assert at <= len(log), "the last record is cut"
+        if kind in (1, 4):  # the whole, or the last part
+            yield whole
+            whole = b""
+
+
+def in_wandb(folder: Path, run: str) -> Table:
+    """Return the history in the one offline folder of a run, and fail on a step that is there twice."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    [file] = folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")
+    table: Table = {}
+    for data in _leveldb_records(file.read_bytes()):
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            step = items.pop("_step", record.history.step.num)
+            assert step not in table, f"step {step} is there twice"
+            table[step] = {name: value for name, value in items.items() if not name.startswith("_")}
+    return table
+
+
+@contextmanager
+def serve_mlflow(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    """Give the address of an MLflow server on sqlite, and its processes, which end with the block."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]),
+        *("--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/artifacts"),
+        *("--workers", "1"),
+    ]
+    with (folder / "mlflow.log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while True:
+            try:
+                with urlopen(f"{address}/health", timeout=5) as answer:
+                    assert answer.status == 200
+                break
+            except URLError:
+                assert server.poll() is None, (folder / "mlflow.log").read_text()[-2000:]
+                time.sleep(0.2)
+        yield address, [server.pid, *descendants(server.pid)]
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

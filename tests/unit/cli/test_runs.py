@@ -1,0 +1,61 @@
+"""`midstride init`, `runs` and `report`: a project from nothing, and what its folder tells."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.cli.app import main
+
+pytestmark = pytest.mark.usefixtures("forked_worlds")
+
+
+def run(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments=arguments)
+    return ended.value.code
+
+
+def test_a_new_project_trains_and_its_folder_tells_how_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("init", str(tmp_path / "circle")) == 0
+    monkeypatch.chdir(tmp_path / "circle")
+    assert run("check", "job.yaml") == 0
+    assert run("fit", "job.yaml", "--run", "a", "--set", "trainer.max_epochs=1", "--set", "world.processes=1") == 0
+    ended = capsys.readouterr().out
+    assert "circle a: done" in ended
+    assert "best val/accuracy" in ended
+    for name in ("report.md", "metrics.csv", "curves.png", "best"):
+        assert f"{tmp_path}/circle/runs/a/{name}" in ended
+        assert Path("runs/a", name).exists()
+
+    assert run("report", "runs/a") == 0
+    shown = capsys.readouterr().out
+    assert shown == ended[ended.index("╭") :]
+
+    assert run("export", "runs/a", "--to", "tensorboard", "--set", "log_dir=tracked") == 0
+    assert capsys.readouterr().out == "tensorboard has the rows of runs/a up to step 75\n"
+    assert [*Path("tracked/a").iterdir()]
+
+    assert run("runs", "runs", "--json") == 0
+    (only,) = json.loads(capsys.readouterr().out)
+    assert (only["name"], only["job"], only["state"], only["step"], only["attempts"]) == ("a", "circle", "done", 75, 1)
+    assert only["best"][0] == "val/accuracy"
+
+
+def test_a_project_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text("mine")
+    assert run("init", str(tmp_path)) == 2
+    assert f"{tmp_path} has model.py already, and nothing was written: name another" in capsys.readouterr().err
+    assert (tmp_path / "model.py").read_text() == "mine"
+    assert not (tmp_path / "job.yaml").exists()
+
+
+def test_a_store_of_several_runs_has_no_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        (tmp_path / "runs" / name / "snapshots").mkdir(parents=True)
+    assert run("report", str(tmp_path / "runs")) == 2
+    assert f"{tmp_path}/runs is a store of 2 runs, not one of them: name one, such as a, b" in capsys.readouterr().err
+    assert run("runs", str(tmp_path / "runs")) == 0
+    assert capsys.readouterr().out.count("not started") == 2

@@ -1,0 +1,94 @@
+"""From a job to its callbacks, and their state through a death."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from midstride.engine import BestCheckpoint, EarlyStopping
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import JobError
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.jobs.build import build_callbacks, build_data, build_module, build_trainer
+from midstride.engine.testing import run_ranks
+
+CODE = """
+from pathlib import Path
+
+from midstride.engine import Callback
+from midstride.engine.testing.laws.small import SmallData, SmallModule  # noqa: F401 - named by the job
+
+
+class Counter(Callback):
+    def __init__(self, every, file):
+        self.every, self.file, self.seen = every, Path(file), 0
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.seen += 1
+
+    def on_fit_end(self, trainer, module):
+        with self.file.open("a") as file:
+            file.write(f"{self.every}: {self.seen}\\n")
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state_dict):
+        self.seen = state_dict["seen"]
+"""
+
+JOB = """
+name: counted
+module: counted_code:SmallModule
+data: counted_code:SmallData
+data_args: {ranks: 1}
+world: {strategy: single}
+trainer: {max_epochs: 2, enable_progress_bar: false}
+snapshots: {url: runs, every_steps: 2}
+monitor: {metric: val/loss, patience: 9}
+callbacks:
+  - {path: "counted_code:Counter", args: {every: 2, file: ./seen}}
+  - {path: "counted_code:Counter", args: {every: 3, file: ./seen}}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TrainingJob:
+    """A job with two callbacks of one class, beside its code."""
+    (tmp_path / "counted_code.py").write_text(CODE)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return TrainingJob.load(tmp_path / "job.yaml")
+
+
+def train(job: TrainingJob) -> None:
+    build_trainer(job).fit(build_module(job), build_data(job), run=job.run_url("one"))
+
+
+def test_callbacks_of_a_job_come_after_those_of_its_monitor(job: TrainingJob, tmp_path: Path) -> None:
+    best, patient, first, second = build_callbacks(job)
+    assert (type(best), type(patient)) == (BestCheckpoint, EarlyStopping)
+    assert [(one.every, one.file) for one in (first, second)] == [(2, tmp_path / "seen"), (3, tmp_path / "seen")]  # type: ignore[attr-defined]
+
+
+def test_callbacks_of_a_job_keep_their_state_through_a_death(job: TrainingJob, tmp_path: Path) -> None:
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", step=5, phase="forward")
+    environment = {**os.environ, **plan.environment}
+    assert [run_ranks(train, job, environment=environment) for _ in range(2)] == [[-9], [0]]
+    plan.assert_all_fired()
+    assert (tmp_path / "seen").read_text() == "2: 8\n3: 8\n"
+
+
+@pytest.mark.parametrize(
+    ("callback", "fault"),
+    [
+        ({"path": "counted_code:Count"}, "callbacks.0: .* has no 'Count', did you mean 'Counter'"),
+        ({"path": "counted_code:SmallData"}, "callbacks.0: counted_code:SmallData is no Callback"),
+        ({"path": "counted_code:Counter", "args": {"every": 1}}, "callbacks.0.args.file: is missing"),
+    ],
+    ids=["name", "kind", "arguments"],
+)
+def test_a_fault_names_the_callback(job: TrainingJob, callback: dict[str, object], fault: str) -> None:
+    broken = TrainingJob.model_validate({**job.model_dump(), "callbacks": [callback]})
+    with pytest.raises(JobError, match=fault):
+        build_callbacks(broken)

@@ -1,0 +1,180 @@
+"""Lightning's classes become ours in place: what stays theirs, what is copied and pickled, what is refused by name."""
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine.errors import JobError
+from midstride.engine.lightning.adapt import adapt, is_lightning
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lightning as L
+    import pytorch_lightning
+    from laws.lightning import style
+    from lightning.pytorch import callbacks
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Older(pytorch_lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = style.Backbone()
+        self.tested: list[str] = []
+
+    def test_step(self, batch: Any) -> None:
+        self.tested.append(self.trainer.datamodule.name if self.trainer.datamodule else "loader")
+        self.log("test/loss", self.inner(batch[0]).sum(), logger=False, rank_zero_only=True)
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        self.logged = name
+
+
+@pytest.mark.parametrize("kind", [style.Classifier, Older])
+def test_a_copy_and_a_pickle_are_of_the_class_the_user_wrote(kind: type) -> None:
+    module = adapt(kind())
+    assert adapt(module) is module
+    assert isinstance(module, (TrainingModule, kind))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(other) is type(module)
+        assert (type(other).__name__, type(other).__module__) == (kind.__name__, kind.__module__)
+        assert all(map(torch.equal, other.state_dict().values(), module.state_dict().values()))
+
+
+def test_what_the_user_wrote_stays_and_nested_modules_are_adapted_too() -> None:
+    module = adapt(Older())
+    assert type(module).log is Older.log
+    assert isinstance(module.inner, TrainingModule)
+    assert type(module).validation_step is TrainingModule.validation_step
+    Trainer(max_epochs=1).test(module, style.loader(8))
+    assert (module.tested, module.logged) == (["loader"] * 2, "test/loss")
+
+
+def test_nothing_else_is_touched() -> None:
+    for value in (nn.Linear(1, 1), None, 3, object()):
+        kind = type(value)
+        assert type(adapt(value)) is kind
+        assert not is_lightning(kind)
+
+
+def test_lightnings_own_callbacks_have_counterparts() -> None:
+    given = [
+        callbacks.EarlyStopping("a", patience=7, mode="max", min_delta=0.5),
+        callbacks.ModelCheckpoint(monitor="a", mode="max"),
+        callbacks.ModelCheckpoint(every_n_train_steps=3),
+        callbacks.LearningRateMonitor(),
+        callbacks.TQDMProgressBar(),
+    ]
+    found = Trainer(max_epochs=1, callbacks=given).callbacks
+    assert [type(callback) for callback in found] == [EarlyStopping, BestCheckpoint, LearningRateMonitor]
+    assert (found[0].monitor, found[0].patience, found[0].mode, found[0].min_delta) == ("a", 7, "max", 0.5)
+
+
+class Own(callbacks.EarlyStopping):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (
+            lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
+            "StochasticWeightAveraging needs the inside .* hold a",
+        ),
+        (
+            lambda: callbacks.Timer(duration="00:01:00:00"),
+            "Timer needs the inside of Lightning's Trainer: say max_steps",
+        ),
+        (lambda: Own("a"), "Own, derived from Lightning's EarlyStopping, needs the inside"),
+        (lambda: callbacks.EarlyStopping("a", stopping_threshold=0.1), r"stopping_threshold=0\.1\) has no counterpart"),
+    ],
+)
+def test_a_callback_that_needs_lightnings_trainer_is_refused(callback: Any, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        Trainer(max_epochs=1, callbacks=[callback()])
+
+
+class Ported(style.AutoEncoder):
+    def configure_callbacks(self) -> list[Any]:
+        return []
+
+    def on_validation_model_eval(self) -> None: ...
+
+
+class Watching(L.Callback):
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None: ...
+
+
+def test_a_hook_that_would_never_be_called_is_named_if_the_user_wrote_it() -> None:
+    with pytest.raises(JobError) as caught:
+        Trainer(max_epochs=1, callbacks=[Watching()]).fit(Ported(), style.loader(8))
+    names = [line.split(" would")[0] for line in str(caught.value).splitlines()]
+    assert names == ["Ported.configure_callbacks", "Ported.on_validation_model_eval", "Watching.on_sanity_check_start"]
+
+
+class Reaching(style.AutoEncoder):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def on_fit_start(self) -> None:
+        self.found = getattr(self.trainer, self.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_epochs", 2),
+        ("max_steps", -1),
+        ("num_training_batches", 2),
+        ("estimated_stepping_batches", 4),
+        ("accumulate_grad_batches", 1),
+        ("should_stop", False),
+        ("sanity_checking", False),
+        ("logger", None),
+        ("training", True),
+        ("world_size", 1),
+        ("datamodule", None),
+    ],
+)
+def test_the_trainer_has_lightnings_names(name: str, value: Any) -> None:
+    module = Reaching(name)
+    Trainer(max_epochs=2).fit(module, style.loader(8))
+    assert module.found == value
+
+
+def test_what_the_trainer_has_not_is_refused_by_name() -> None:
+    with pytest.raises(Exception, match=r"trainer\.fit_loop is Lightning's own, .* docs/lightning\.md lists"):
+        Trainer(max_epochs=1).fit(Reaching("fit_loop"), style.loader(8))
+
+
+class Predicting(style.Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def predict_step(self, batch: Any) -> Any:
+        return self(batch[0])
+
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.calls.append(f"batch {batch_idx}")
+
+    def on_predict_epoch_end(self) -> None:
+        self.calls.append("end")
+
+
+def test_predictions_are_those_of_lightning() -> None:
+    module, data = Predicting(), style.Parts()
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    theirs = L.Trainer(accelerator="cpu", **quiet).predict(module, data)
+    assert theirs is not None
+    ours = Trainer(max_epochs=1).predict(module, data)
+    assert all(map(torch.equal, ours, theirs))
+    assert module.calls == ["batch 0", "batch 1", "end"] * 2

@@ -1,0 +1,169 @@
+"""What is taken from the privates of torch and torchmetrics is there, and does what is assumed of it."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+from torch.distributed import HashStore
+from torch.utils.data import DataLoader, RandomSampler, get_worker_info
+
+from midstride.engine.data import torch_internals as data
+from midstride.engine.metrics import torchmetrics_internals as metrics
+from midstride.engine.modules import torch_internals as modules
+from midstride.engine.state import torch_internals as state
+from midstride.engine.strategies import torch_internals as strategies
+
+pytestmark = pytest.mark.fast
+
+
+def test_parts_of_a_module_are_changed_in_place() -> None:
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("cache", torch.zeros(1), persistent=False)
+    module.child = nn.Linear(1, 1)
+    assert list(modules.parameters_of(module)) == ["weight", "bias"]
+    assert list(modules.buffers_of(module)) == ["running_mean", "running_var", "num_batches_tracked", "cache"]
+    assert modules.transient_buffers(module) == {"cache"}
+    modules.transient_buffers(module).discard("cache")
+    modules.buffers_of(module)["cache"] = torch.ones(1)
+    assert torch.equal(module.state_dict()["cache"], torch.ones(1))
+    weight = modules.parameters_of(module)["weight"] = nn.Parameter(torch.zeros(2))
+    assert module.weight is weight
+    modules.children_of(module)["child"] = child = nn.Identity()
+    assert module.child is child
+
+
+def test_a_replica_has_dicts_of_its_own() -> None:
+    module = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
+    replica = strategies.replica_of(module)
+    assert type(replica) is nn.Sequential
+    modules.children_of(replica)["0"] = nn.Identity()
+    assert type(module[0]) is nn.Linear
+    norm = strategies.replica_of(module[1])
+    modules.buffers_of(norm)["running_mean"] = torch.ones(1)
+    assert module[1].running_mean.item() == 0
+
+
+def test_groups_of_a_world_and_their_store() -> None:
+    assert strategies.groups() == []
+    store = HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        beside = torch.distributed.new_group(backend="gloo", group_desc="beside")
+        described = {group.group_desc: group for group in strategies.groups()}
+        assert described["beside"] is beside
+        assert len(described) == 2
+        for group in strategies.groups():
+            strategies.set_timeout(group, timedelta(seconds=7))
+            backend: Any = group._get_backend(torch.device("cpu"))
+            assert backend.options._timeout == timedelta(seconds=7)
+        strategies.default_store().set("key", "value")
+        assert strategies.PrefixStore("midstride/1", strategies.default_store()).num_keys() >= 0
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_tensors_are_copied_and_measured_together() -> None:
+    sources = [torch.arange(3.0), torch.ones(2, 2)]
+    targets = [torch.empty_like(source) for source in sources]
+    state.foreach_copy(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+    norms = strategies.foreach_norm(sources)
+    assert all(map(torch.equal, norms, map(torch.linalg.vector_norm, sources)))
+    assert all(map(torch.equal, strategies.foreach_mul(sources, 0.5), [source * 0.5 for source in sources]))
+    strategies.foreach_add_(targets, sources)
+    assert all(map(torch.equal, targets, [source + source for source in sources]))
+    strategies.foreach_copy_(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+
+
+def test_a_sparse_tensor_shows_what_it_holds_before_it_is_coalesced() -> None:
+    twice = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (3,), check_invariants=True)
+    indices, values = state.sparse_parts(twice)
+    assert (indices.tolist(), values.tolist()) == ([[1, 1]], [2.0, 3.0])
+
+
+def test_a_process_shows_itself_as_a_worker() -> None:
+    info = data.make_worker_info(id=1, num_workers=3, seed=7, dataset=[])
+    data.set_worker_info(info)
+    try:
+        assert get_worker_info() is info
+        assert data.worker_info() is info
+    finally:
+        data.set_worker_info(None)
+    assert get_worker_info() is None
+
+
+def test_workers_of_a_loader_end_and_are_forgotten() -> None:
+    iterator = iter(DataLoader([0, 1], num_workers=1))  # type: ignore[arg-type]
+    (worker,) = data.workers_of(iterator)
+    assert iterator._worker_pids_set
+    data.forget_workers(iterator)
+    assert not iterator._worker_pids_set
+    assert worker.is_alive()
+    data.end_workers(iterator)
+    assert not worker.is_alive()
+    alone = iter(DataLoader([0, 1]))  # type: ignore[arg-type]
+    assert data.workers_of(alone) == []
+    data.forget_workers(alone)
+    data.end_workers(alone)
+
+
+def test_what_a_sampler_and_a_generator_keep() -> None:
+    assert not data.has_num_samples(RandomSampler([0, 1]))
+    assert data.has_num_samples(RandomSampler([0, 1], num_samples=2))
+    generator = torch.Generator()
+    assert data.generator_address(generator) != data.generator_address(torch.Generator())
+    assert data.generator_address(generator) == data.generator_address(generator)
+
+
+def test_a_metric_counts_and_is_set_back() -> None:
+    metric = torchmetrics.MeanMetric()
+    assert set(metrics.defaults(metric)) == set(metrics.reductions(metric)) == {"mean_value", "weight"}
+    assert metrics.keeps_states(metric)
+    assert not metrics.keeps_states(torchmetrics.MetricCollection([metric]))
+    assert metrics.batch_value(metric) is None
+    assert metric(3.0) == metrics.batch_value(metric) == metric.compute() == 3
+    assert metrics.updates(metric) == 1
+    metric.mean_value = torch.tensor(8.0)
+    metrics.set_updates(metric, 5)
+    assert metrics.updates(metric) == 5
+    assert metric.compute() == 8  # not the value of before
+    assert vars(metric).keys() - metrics.defaults(metric).keys() - metrics.SETUP <= {
+        *("update", "compute", "nan_strategy", "state_name")
+    }
+
+
+def test_a_metric_meets_other_ranks_in_the_way_given() -> None:
+    class Own(torchmetrics.MeanMetric):
+        def _sync_dist(self, *arguments: Any, **options: Any) -> None:
+            self.own = True
+
+    met: list[object] = []
+
+    def sync_dist(self: Any, dist_sync_fn: Any = None, process_group: Any = None) -> None:
+        met.append(self)
+
+    for kind in (torchmetrics.MeanMetric, Own):
+        metric = kind(distributed_available_fn=lambda: True)
+        metrics.sync_by(metric, sync_dist)
+        metric.update(1.0)
+        metric.compute()
+        assert any(one is metric for one in met) is (kind is torchmetrics.MeanMetric)
+
+
+def test_metrics_of_a_collection_share_as_they_did() -> None:
+    def collection() -> torchmetrics.MetricCollection:
+        return torchmetrics.MetricCollection(
+            [torchmetrics.classification.BinaryPrecision(), torchmetrics.classification.BinaryRecall()]
+        )
+
+    used, fresh = collection(), collection()
+    used.update(torch.tensor([1, 0]), torch.tensor([1, 1]))
+    saved = metrics.saved_groups(used)
+    assert saved["checked"]
+    assert list(saved["groups"].values()) == [["BinaryPrecision", "BinaryRecall"]]
+    metrics.load_groups(fresh, saved)
+    assert metrics.saved_groups(fresh) == saved
