@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import AwaitingRetry
-from support.flow_runs import Command, results, wait_for
+from support.flow_runs import Command, results, wait_for, wait_for_effect
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
@@ -215,8 +215,14 @@ def test_the_file_of_deployments_is_what_prefect_takes(server: str, tmp_path: Pa
     assert nightly.global_concurrency_limit is not None
     assert nightly.global_concurrency_limit.limit == 1
 
-    emit_event("data.digits.arrived", resource={"prefect.resource.id": "data.digits"})
-    [run] = wait_for(lambda: asked_for_by_events(nightly.id), "the run that the event asks for")
+    arrived = []
+
+    def arrive() -> None:
+        arrived.append(emit_event("data.digits.arrived", resource={"prefect.resource.id": "data.digits"}))
+
+    runs = wait_for_effect(arrive, lambda: asked_for_by_events(nightly.id), "the run that the event asks for")
+    run = runs[0]
+    assert len(runs) <= len(arrived)
     assert run.parameters["if_new_data"] is True
     assert run.parameters["job"] == nightly.parameters["job"]
 

@@ -1,8 +1,8 @@
 """`midstride setup-server`: it may be given again and again, and what it makes does what it is for."""
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import product
+from uuid import UUID
 
 import pytest
 from prefect import get_client
@@ -10,7 +10,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.events.schemas.automations import Automation
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Pending, Running
-from support.flow_runs import wait_for
+from support.flow_runs import wait_for_effect
 
 from midstride.engine.cli.app import main
 from midstride.engine.config.job import TrainingJob
@@ -84,25 +84,24 @@ def test_a_crashed_run_is_scheduled_again_where_a_worker_can_take_it_up(make_job
     create_pool("crashing")
     deploy(make_job(processes=1), "crashing", pool="crashing")
     ensure_automations(540)
+    tried: list[tuple[UUID, UUID]] = []
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("train/crashing")
-        alone = client.create_flow_run(train, parameters={"job": {}}, tags=[TAG])
-        runs = [client.create_flow_run_from_deployment(deployment.id), alone]
-        deployed, alone = (run.id for run in runs)
-        assert client.set_flow_run_state(deployed, Pending()).status == SetStateStatus.ACCEPT
 
-        def is_scheduled_again() -> bool:
-            """The server may have taken no note of its new automation yet: crash until it has."""
-            if client.read_flow_run(deployed).state_name == "AwaitingRetry":
-                return True
-            for run, state in product((deployed, alone), (Running(), Crashed())):
+        def crash() -> None:
+            """Crash a run of the deployment and one without; the server keeps a run's later events until it has all."""
+            deployed = client.create_flow_run_from_deployment(deployment.id).id
+            alone = client.create_flow_run(train, parameters={"job": {}}, tags=[TAG]).id
+            assert client.set_flow_run_state(deployed, Pending()).status == SetStateStatus.ACCEPT
+            for run, state in product((alone, deployed), (Running(), Crashed())):
                 client.set_flow_run_state(run, state, force=True)
-            until = time.monotonic() + 10
-            while time.monotonic() < until and client.read_flow_run(deployed).state_name == "Crashed":
-                time.sleep(0.2)
-            return False
+            tried.append((deployed, alone))
 
-        wait_for(is_scheduled_again, "the automation")
+        def scheduled_again() -> tuple[UUID, UUID] | None:
+            runs = (pair for pair in tried if client.read_flow_run(pair[0]).state_name == "AwaitingRetry")
+            return next(runs, None)
+
+        deployed, alone = wait_for_effect(crash, scheduled_again, "the automation")
         assert client.read_flow_run(deployed).state.message == AUTOMATIC_RETRY
         assert client.read_flow_run(alone).state_name == "Crashed"
 

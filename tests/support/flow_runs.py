@@ -86,6 +86,22 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 300.0) 
     return found
 
 
+def wait_for_effect(act: Callable[[], None], condition: Callable[[], Any], what: str, each_s: float = 10.0) -> Any:
+    """Act, and act again each `each_s` seconds until `condition` gives something; return it.
+
+    A server on SQLite may miss an event, or take note of a new automation late: "database is locked" is all it says.
+    """
+
+    def tried() -> Any:
+        act()
+        until = time.monotonic() + each_s
+        while not (found := condition()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
+    return wait_for(tried, what)
+
+
 class Command:
     """`midstride ...` in a process of its own, as a person would run it."""
 
