@@ -10,7 +10,6 @@ __all__ = [
 
 #: a name that neither the Trainer nor a job knows -> the way out
 LIGHTNING_OPTIONS: dict[str, str] = {
-    "accelerator": "GPUs are taken where there are any, gpus=0 in a Trainer keeps off them",
     "batch_size": "it is your data's: data_args",
     "barebones": "leave it out: a hook that is not written costs nothing",
     "benchmark": "set torch.backends.cudnn.benchmark, with deterministic=False",
@@ -20,7 +19,6 @@ LIGHTNING_OPTIONS: dict[str, str] = {
     "enable_checkpointing": "snapshots are taken unless snapshots is null (None)",
     "enable_model_summary": "none is shown",
     "fast_dev_run": "midstride check tries a job, Trainer.check a module",
-    "gpus": "say processes: each takes a GPU where there are any",
     "inference_mode": "evaluations run under torch.no_grad()",
     "learning_rate": "it is your module's: module_args",
     "log_every_n_steps": "every logged value is in the run's metrics.csv, a row a step",

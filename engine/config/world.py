@@ -3,7 +3,7 @@
 Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -60,6 +60,9 @@ _HOSTS = r"^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$"
 TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
 
 
+GpuCount = Annotated[int, Field(ge=-1, strict=True)]
+GpuIndices = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)]
+
 LauncherName = Annotated[str, AfterValidator(_known_launcher), WithJsonSchema(class_schema([*LAUNCHERS]))]
 
 
@@ -81,6 +84,19 @@ class WorldOptions(Options):
     processes: Count = Field(1, title="Processes", description="Ranks on each node.")
     devices: Count | None = Field(
         None, title="Devices", description="Over which each process splits its batches, with dp and ddp2."
+    )
+    accelerator: Literal["auto", "cpu", "gpu"] = Field(
+        "auto",
+        title="Accelerator",
+        description="auto: GPUs where there are any; a process has one, or devices of them.",
+    )
+    gpus: GpuCount | GpuIndices | None = Field(
+        None,
+        title="GPUs",
+        description="Of each machine, for all its processes: the first n, -1 for all, or a list of their indices.",
+    )
+    auto_select_gpus: bool = Field(
+        False, title="Free GPUs", description="Take GPUs that are not in use, as many as the processes need."
     )
     nodes: Annotated[str, BeforeValidator(_text), AfterValidator(_one_node)] = Field(
         "1", title="Nodes", description="How many machines.", json_schema_extra={"pattern": "^1$"}
@@ -122,12 +138,44 @@ class WorldOptions(Options):
         faults += lane_conflicts(request)
         if spec is not None and self.devices is not None and not spec.splits_batches:
             faults.append(f"devices is for dp and ddp2; with {self.strategy} say processes: {self.devices}")
+        faults += self._gpu_faults(spec)
         if faults:
             raise ValueError("; ".join(faults))
         if self.launched_by == "inline" and self.processes > 1:
             raise ValueError(f"launcher inline starts one process, not {self.processes}; leave it out, or say spawn")
         self._fits_horovodrun(spec)
         return self
+
+    def _gpu_faults(self, spec: StrategySpec | None) -> list[str]:
+        """Return messages on GPUs that do not go with what else was said."""
+        if self.gpus is None:
+            return []
+        if self.gpus == 0:
+            return ["0 gpus are the CPU: say accelerator: cpu"]
+        if self.accelerator == "cpu":
+            return [f"gpus is {self.gpus}, and accelerator cpu: leave one out"]
+        if self.devices is not None:
+            return [f"gpus is {self.gpus} and devices {self.devices}, which say the same thing: leave one out"]
+        if self.auto_select_gpus and isinstance(self.gpus, list):
+            return [
+                f"auto_select_gpus chooses among GPUs, and gpus {self.gpus} names them: give a number, or leave it out"
+            ]
+        count = len(self.gpus) if isinstance(self.gpus, list) else self.gpus
+        if count == -1 or (spec is not None and spec.splits_batches and count % self.processes == 0):
+            return []
+        if count == self.processes:
+            return []
+        return [
+            f"gpus {self.gpus} are {count} for {self.processes} processes: each has one GPU, with dp and ddp2 as many "
+            "as it is given"
+        ]
+
+    @property
+    def alone(self) -> "WorldOptions":
+        """The world of one process that has the first of these devices."""
+        gpus = self.gpus[:1] if isinstance(self.gpus, list) else None
+        given = {"lanes": self.lanes, "accelerator": self.accelerator, "gpus": gpus}
+        return WorldOptions.model_validate({**given, "auto_select_gpus": self.auto_select_gpus and gpus is None})
 
     def _fits_horovodrun(self, spec: StrategySpec | None) -> None:
         launcher = self.launched_by

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from midstride.engine.config.import_paths import call_with, load_attribute
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.loggers import LOGGERS, LoggerOptions
+from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import JobError, SnapshotMissing
 from midstride.engine.lightning.adapt import adapt, is_lightning
 from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
@@ -14,7 +15,7 @@ from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["build_callbacks", "build_data", "build_module", "build_trainer", "try_build"]
+__all__ = ["build_callbacks", "build_data", "build_module", "build_trainer", "devices_of", "try_build"]
 
 Built = TypeVar("Built")
 
@@ -57,7 +58,7 @@ def build_trainer(job: TrainingJob) -> Trainer:
     return Trainer(
         strategy=job.world.strategy,
         strategy_args=job.world.strategy_args,
-        devices=job.world.devices,
+        **devices_of(job.world),
         lanes=job.world.lanes,
         snapshots=job.snapshots,
         callbacks=build_callbacks(job),
@@ -67,6 +68,12 @@ def build_trainer(job: TrainingJob) -> Trainer:
         identity={key: getattr(job, key) for key in _IDENTITY},
         **job.trainer.model_dump(),
     )
+
+
+def devices_of(world: WorldOptions) -> dict[str, Any]:
+    """Return the arguments of a Trainer that say which devices its processes have."""
+    said = {"devices": world.devices, "accelerator": world.accelerator, "auto_select_gpus": world.auto_select_gpus}
+    return said if world.gpus is None else {**said, "gpus": world.gpus}
 
 
 def _in_project(options: LoggerOptions, name: str) -> LoggerOptions:

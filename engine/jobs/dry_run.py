@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import NoLoss
 from midstride.engine.jobs.build import build_trainer
 from midstride.engine.modules.module import DataModule, TrainingModule
@@ -87,7 +86,11 @@ def _shortened(job: TrainingJob, batches: int) -> TrainingJob:
         "deterministic": deterministic,
         "enable_progress_bar": False,
     }
-    world = WorldOptions.model_validate({"lanes": job.world.lanes})
     return job.model_copy(
-        update={"trainer": options.model_copy(update=changed), "world": world, "snapshots": None, "loggers": ()}
+        update={
+            "trainer": options.model_copy(update=changed),
+            "world": job.world.alone,
+            "snapshots": None,
+            "loggers": (),
+        }
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.jobs.build import build_data, build_module
+from midstride.engine.jobs.build import build_data, build_module, devices_of
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
@@ -53,5 +53,5 @@ def _test(job: TrainingJob, weights: str) -> dict[str, float]:
     module, data = build_module(job), build_data(job)
     if type(module).test_step is TrainingModule.test_step:
         return {}
-    trainer = Trainer(seed=job.seed, **job.trainer.model_dump())
+    trainer = Trainer(seed=job.seed, **devices_of(job.world.alone), **job.trainer.model_dump())
     return trainer.test(module, data, ckpt_path=weights)

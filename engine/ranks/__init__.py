@@ -1,5 +1,6 @@
 """Which devices a Trainer uses, and who starts its ranks.
 
+devices            which devices of a machine are meant, and which of them one rank has
 dispatch           a Trainer's calls, made in every rank of its world, which is started now if no launcher has
 gpus               which GPUs are meant, which there are, and which are free; without touching CUDA in this
                    process

@@ -1,13 +1,18 @@
 """Which GPUs are meant, which there are, and which are free; without touching CUDA in this process."""
 
+import atexit
+import fcntl
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ["free_gpus", "parse_devices", "parse_gpus"]
+__all__ = ["free_gpus_of_world", "gpus_here", "parse_devices", "parse_gpus"]
 
 _PROBE_S = 120.0
 
@@ -52,9 +57,9 @@ def parse_gpus(gpus: Any, available: int) -> list[int]:
     if not isinstance(indices, list) or not indices or any(type(index) is not int or index < 0 for index in indices):
         raise ValueError(_not_a_number_of_gpus(gpus, available))
     if len(set(indices)) < len(indices):
-        raise ValueError(f"gpus={gpus!r} names a GPU twice; {_gpus_here(available)}")
+        raise ValueError(f"gpus={gpus!r} names a GPU twice; {gpus_here(available)}")
     if missing := [index for index in indices if index >= available]:
-        raise ValueError(f"gpus={gpus!r}: there is no GPU {' nor '.join(map(str, missing))}; {_gpus_here(available)}")
+        raise ValueError(f"gpus={gpus!r}: there is no GPU {' nor '.join(map(str, missing))}; {gpus_here(available)}")
     return indices
 
 
@@ -62,20 +67,21 @@ def _first(count: int, available: int) -> list[int]:
     if count < -1:
         raise ValueError(_not_a_number_of_gpus(count, available))
     if count == -1 and not available:
-        raise ValueError(f"gpus=-1 means all GPUs; {_gpus_here(available)}: for the CPU say gpus=0")
+        raise ValueError(f"gpus=-1 means all GPUs; {gpus_here(available)}: for the CPU say gpus=0")
     if count > available:
-        raise ValueError(f"gpus={count} means {count} GPUs; {_gpus_here(available)}")
+        raise ValueError(f"gpus={count} means {count} GPUs; {gpus_here(available)}")
     return list(range(available if count == -1 else count))
 
 
 def _not_a_number_of_gpus(gpus: Any, available: int) -> str:
     return (
         f"gpus={gpus!r} names no GPUs: a number of them is needed, -1 for all, a list of indices such as [1, 3], or "
-        f'text such as "1, 3"; {_gpus_here(available)}'
+        f'text such as "1, 3"; {gpus_here(available)}'
     )
 
 
-def _gpus_here(available: int) -> str:
+def gpus_here(available: int) -> str:
+    """Return which GPUs there are, as text."""
     if not available:
         return "there is no GPU here (torch.cuda sees none)"
     return "there is GPU 0 here" if available == 1 else f"there are GPUs 0 to {available - 1} here"
@@ -108,12 +114,36 @@ def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
         return gpus, len(gpus)
     raise ValueError(
         f'devices={devices!r} names no devices: a number of them is needed, "auto", -1 for all GPUs, or a list of the '
-        f"indices of GPUs; {_gpus_here(available)}"
+        f"indices of GPUs; {gpus_here(available)}"
     )
 
 
-def free_gpus() -> list[int]:
-    """Return the free GPUs: those with nearly all their memory left, and not taken in exclusive mode."""
+def free_gpus_of_world() -> list[int]:
+    """Return the free GPUs, the same list in every process that has this one's parent: the first to come looks.
+
+    Each for itself would find the GPUs taken that its neighbours have taken meanwhile.
+    """
+    path = Path(tempfile.gettempdir()) / f"midstride-gpus-{os.getuid()}-{_world_here()}"
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if not (found := file.read()):
+            found = json.dumps(_free_gpus())
+            file.write(found)
+            atexit.register(path.unlink, missing_ok=True)
+        free: list[int] = json.loads(found)
+        return free
+
+
+def _world_here() -> str:
+    """What the processes of one world on this machine have in common, and those of no other world."""
+    parent = os.getppid()
+    began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # in clock ticks since the boot
+    return f"{parent}-{began}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _free_gpus() -> list[int]:
+    """The GPUs with nearly all their memory left, and not taken in exclusive mode."""
     probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=True)
     shares: Sequence[float] = json.loads(probe.stdout.splitlines()[-1])
     return [gpu for gpu, share in enumerate(shares) if share >= _FREE]

@@ -1,69 +1,20 @@
 """Where a Trainer trains: its strategy, its world, its devices, and who has to start the ranks."""
 
-import os
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.lightning_names import STRATEGY_ALIASES
 from midstride.engine.config.strategies import STRATEGIES, Start, StrategyRequest, StrategySpec, conflicts
-from midstride.engine.ranks.gpus import free_gpus, parse_devices, parse_gpus
+from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, devices_of_machine, devices_of_rank
 from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.slurm import is_one_task
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.world import World
 
-__all__ = ["UNSET", "DeviceRequest", "Hardware", "Placement", "resolve_placement"]
-
-#: `gpus` was not given: None is a choice, the CPU
-UNSET: Any = object()
-
-
-@dataclass(frozen=True)
-class DeviceRequest:
-    """What a Trainer was asked for; see its arguments."""
-
-    strategy: str | Strategy | None = None
-    strategy_args: Mapping[str, Any] = field(default_factory=dict)
-    devices: Any = None
-    gpus: Any = UNSET
-    num_nodes: int | None = None
-    auto_select_gpus: bool = False
-    precision: str = "32"
-    tpu_cores: Any = None
-    lanes: int | None = None
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What is there.
-
-    Args:
-        gpus: how many, as far as CUDA_VISIBLE_DEVICES lets this process see.
-        environment: of this process.
-        interactive: there is no script that could be run again.
-        cuda_in_use: this process has initialised CUDA.
-        free_gpus: finds the free GPUs.
-    """
-
-    gpus: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict)
-    interactive: bool = False
-    cuda_in_use: bool = False
-    free_gpus: Callable[[], list[int]] = free_gpus
-
-    @classmethod
-    def here(cls) -> "Hardware":
-        """Return what is here."""
-        script = getattr(sys.modules["__main__"], "__file__", None)  # "<stdin>" where the code is piped in
-        interactive = script is None or not Path(script).exists()
-        return cls(torch.cuda.device_count(), os.environ, interactive, torch.cuda.is_initialized())
+__all__ = ["Placement", "resolve_placement"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +49,8 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
     request = _on_tpu(_resolve_alias(request), faults)
     own = _own_strategy(request, faults)
     chosen = STRATEGIES.get(own.name if own is not None else str(request.strategy))
-    gpus, count = _devices(request, hardware, faults, own_devices=chosen is not None and bool(chosen.devices))
+    chosen = StrategySpec("", "subprocess") if chosen is None else chosen
+    gpus, count = devices_of_machine(request, hardware, world, chosen, faults)
     name = own.name if own is not None else str(request.strategy or _default_strategy(world, count, hardware))
     if name not in STRATEGIES and own is None:
         build_strategy(name)  # says which there are
@@ -119,7 +71,7 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
     faults += lane_conflicts(choice)
     if name in STRATEGIES:
         faults += conflicts(replace(choice, strategy=name))
-    devices = _devices_of_rank(request, spec, world, gpus, count, hardware.gpus, faults)
+    devices = devices_of_rank(request, hardware, world, spec, (gpus, count), faults)
     if faults:  # what stands in its place need not be here
         own = build_strategy("single")
     strategy = own if own is not None else build_strategy(name, request.strategy_args, request.lanes)
@@ -179,46 +131,6 @@ def _own_strategy(request: DeviceRequest, faults: list[str]) -> Strategy | None:
         return build_strategy(given)
 
 
-def _devices(
-    request: DeviceRequest, hardware: Hardware, faults: list[str], *, own_devices: bool
-) -> tuple[list[int], int]:
-    """The indices of the GPUs that were asked for, and how many devices that is on a node.
-
-    A strategy with `own_devices` takes no GPU by default.
-    """
-    try:
-        said = [] if request.gpus is UNSET else parse_gpus(request.gpus, hardware.gpus)
-        if said and request.devices is not None:
-            raise ValueError(f"gpus={request.gpus!r} and devices={request.devices!r} say the same thing: leave one out")
-        cpu = own_devices or (request.gpus is not UNSET and not said)
-        gpus, count = (said, len(said)) if said else parse_devices(request.devices, 0 if cpu else hardware.gpus)
-    except ValueError as error:
-        faults.append(str(error))
-        return [], 1
-    if request.auto_select_gpus:
-        gpus = _selected(request, gpus, hardware, faults)
-    return gpus, count
-
-
-def _selected(request: DeviceRequest, gpus: list[int], hardware: Hardware, faults: list[str]) -> list[int]:
-    """As many GPUs as in `gpus`, of those that are free."""
-    if chosen := hardware.environment.get(World.STARTED):  # by rank 0; its own GPU is no longer free
-        return [int(gpu) for gpu in chosen.split(",")]
-    given = request.devices if request.gpus is UNSET else request.gpus
-    if isinstance(given, (list, str)) and given != "auto":
-        faults.append(f"auto_select_gpus=True chooses among GPUs, and {given!r} names them: give a number of GPUs")
-    elif not gpus:
-        faults.append("auto_select_gpus=True: there is no GPU to choose here, or none was asked for")
-    elif len(free := hardware.free_gpus()) < len(gpus):
-        faults.append(
-            f"auto_select_gpus=True: {len(gpus)} GPUs were asked for, and of the {hardware.gpus} here only "
-            f"{free} are free: ask for fewer, or wait"
-        )
-    else:
-        return free[: len(gpus)]
-    return gpus
-
-
 def _default_strategy(world: World, count: int, hardware: Hardware) -> str:
     """The strategy when none was asked for.
 
@@ -262,32 +174,6 @@ def _world_errors(request: DeviceRequest, spec: StrategySpec, world: World, coun
             "machine: leave devices out, or give that number"
         )
     return faults
-
-
-def _devices_of_rank(
-    request: DeviceRequest,
-    spec: StrategySpec,
-    world: World,
-    gpus: list[int],
-    count: int,
-    available: int,
-    faults: list[str],
-) -> list[torch.device]:
-    """The devices of this process."""
-    parts = count if spec.splits_batches else 1
-    if not gpus:
-        return [torch.device("cpu")] * parts
-    asked_for_none = request.devices in (None, "auto") and request.gpus is UNSET
-    if world.local_size > 1 and (spec.splits_batches or asked_for_none):
-        # Each process of a node takes the next ones; a process that sees one GPU was given it for itself.
-        gpus = list(range(available)) if available > 1 else [0] * world.local_size * parts
-    mine = gpus[world.local_rank * parts : (world.local_rank + 1) * parts]
-    if len(mine) < parts:
-        faults.append(
-            f"{world.local_size} processes with {parts} GPUs each were started on this machine, and it has "
-            f"{available}: start fewer, or say gpus=0 for the CPU"
-        )
-    return [torch.device("cuda", gpu) for gpu in mine] or [torch.device("cpu")]
 
 
 def _summary(

@@ -21,8 +21,9 @@ from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.hooks import unknown_hooks
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module
 from midstride.engine.modules.progress import Progress
+from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_own_gpus
 from midstride.engine.ranks.dispatch import on_all_ranks
-from midstride.engine.ranks.placement import UNSET, DeviceRequest, Hardware, resolve_placement
+from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.ranks.subprocess_script import tie_to_first_rank
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
@@ -58,6 +59,7 @@ class Trainer(TrainerState):
             your own; by default "ddp" on several devices and "single" on one.
         strategy_args: its options, such as {"static_graph": True}.
         devices: on each machine: a number, "auto" for all GPUs or else the CPU, or a list of GPUs; by default one.
+        accelerator: "gpu", "cpu", or "auto" for GPUs where there are any.
         gpus: GPUs by number, -1 for all, a list or text of indices; None and 0 are the CPU.
         tpu_cores: 1, 8, or the index of one in a list; with strategy "xla", which it implies.
         num_nodes: machines, to be checked against what the launcher started.
@@ -100,6 +102,7 @@ class Trainer(TrainerState):
         strategy: str | Strategy | None = None,
         strategy_args: Mapping[str, Any] | None = None,
         devices: int | str | Sequence[int] | None = None,
+        accelerator: str = "auto",
         gpus: int | str | Sequence[int] | None = UNSET,
         tpu_cores: int | str | Sequence[int] | None = None,
         num_nodes: int | None = None,
@@ -140,7 +143,7 @@ class Trainer(TrainerState):
         self.arguments |= {"snapshots": snapshots, **options}
         wishes = DeviceRequest(
             *(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus),
-            *(short_precision(precision), tpu_cores, lanes),
+            *(short_precision(precision), tpu_cores, lanes, accelerator),
         )
         self.placement, faults = resolve_placement(wishes, Hardware.here())
         asked, unknown = checked_loggers(loggers)
@@ -257,6 +260,7 @@ class Trainer(TrainerState):
             torch.cuda.set_device(self.device)
         self.reporter.emit("imported")
         self.strategy.init_process_group()
+        ensure_own_gpus(self.strategy)
         self.reporter.emit("met")
         # Whatever setup draws is the same on every rank and in every life.
         seed_everything(self.settings.seed, device_generator(self.strategy))

@@ -139,7 +139,7 @@ AROUND = [
         "engine/ranks/gpus.py",
         "    if count > available:\n",
         "    if count > available + 1:\n",
-        "unit/ranks/test_placement.py::test_other_gpus_are_refused_with_what_was_given_and_what_is_there",
+        "unit/ranks/test_devices.py::test_other_gpus_are_refused_with_what_was_given_and_what_is_there",
     ),
     Mutant(
         "what is set from outside is always text",

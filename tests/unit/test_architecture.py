@@ -45,7 +45,6 @@ LARGE = {
     "engine/data/iterable/loader.py: __init__": "refuses what cannot be read, first",
     "engine/data/iterable/shard.py: __init__": "makes the iterator within its worker's generators",
     "engine/data/iterable/shards.py: __init__": "how a loader is read",
-    "engine/ranks/placement.py: _devices_of_rank": "what is asked, and what is here",
     "engine/snapshots/writer.py: __init__": "what a snapshot is written with",
     "engine/training/checkpointing/world_size.py: _resize": "the world before and the world now",
 }

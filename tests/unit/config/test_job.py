@@ -132,10 +132,26 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("monitor.every_step=3", "monitor.every_step: is unknown, did you mean snapshots.every_steps?"),
         (
             "world.zzz=3",
-            "world.zzz: is unknown; here may stand devices, hang_timeout_s, hosts, lanes, launcher, nodes, processes, "
+            "world.zzz: is unknown; here may stand accelerator, auto_select_gpus, devices, gpus, hang_timeout_s, "
+            "hosts, lanes, launcher, nodes, processes, "
             "startup_timeout_s, strategy, strategy_args, validation_timeout_s",
         ),
         ("world.strategy=single", "world: strategy single has one process, not 2; for more choose ddp"),
+        ("world.gpus=0", "world: 0 gpus are the CPU: say accelerator: cpu"),
+        (
+            "world.gpus=[1]",
+            "world: gpus [1] are 1 for 2 processes: each has one GPU, with dp and ddp2 as many as it is given",
+        ),
+        ("world={gpus: 1, accelerator: cpu}", "world: gpus is 1, and accelerator cpu: leave one out"),
+        (
+            "world={strategy: dp, gpus: 2, devices: 2}",
+            "world: gpus is 2 and devices 2, which say the same thing: leave one out",
+        ),
+        (
+            "world={gpus: [1], auto_select_gpus: true}",
+            "world: auto_select_gpus chooses among GPUs, and gpus [1] names them: give a number, or leave it out",
+        ),
+        ("trainer.accelerator=cpu", "trainer.accelerator: has its place under world: world.accelerator"),
         ("world.lanes=6", "world: lanes: a power of two from 1 to 1024 is needed, not 6"),
         (
             "world={strategy: ddp, lanes: 2, processes: 4}",

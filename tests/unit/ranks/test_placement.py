@@ -10,84 +10,12 @@ from laws.xla_world import STAND_IN
 
 from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, conflicts
 from midstride.engine.errors import JobError, StrategyUnavailable
-from midstride.engine.ranks.gpus import parse_devices, parse_gpus
-from midstride.engine.ranks.placement import DeviceRequest, Hardware, Placement, resolve_placement
-from midstride.engine.ranks.tpus import parse_tpu_cores
+from midstride.engine.ranks.devices import DeviceRequest, Hardware
+from midstride.engine.ranks.placement import Placement, resolve_placement
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer
 from midstride.engine.world import World
-
-#: on a machine with four
-GPUS = [
-    (None, []),
-    (0, []),
-    (3, [0, 1, 2]),
-    (-1, [0, 1, 2, 3]),
-    ([0], [0]),
-    ([1, 3], [1, 3]),
-    ("0", [0]),
-    ("3", [3]),
-    ("1, 3", [1, 3]),
-    ("-1", [0, 1, 2, 3]),
-]
-WRONG = [0.1, -2, False, True, [-1], [None], ["0"], [0, 0], "a", [4], 5, "4", "1, 9", [], "", "0, 0", "-2", [True], {}]
-
-
-@pytest.mark.parametrize(("given", "meant"), GPUS, ids=lambda value: repr(value))
-def test_gpus_mean_what_the_table_says(given: Any, meant: list[int]) -> None:
-    assert parse_gpus(given, available=4) == meant
-
-
-@pytest.mark.parametrize("given", WRONG, ids=repr)
-def test_other_gpus_are_refused_with_what_was_given_and_what_is_there(given: Any) -> None:
-    with pytest.raises(ValueError) as caught:
-        parse_gpus(given, available=4)
-    assert f"gpus={given!r}" in str(caught.value)
-    assert "there are GPUs 0 to 3 here" in str(caught.value)
-
-
-@pytest.mark.parametrize("given", [1, -1, [0], "0"], ids=repr)
-def test_gpus_on_a_machine_without_are_refused(given: Any) -> None:
-    with pytest.raises(JobError, match="there is no GPU here") as caught:
-        Trainer(gpus=given)
-    assert f"gpus={given!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "available", "meant"),
-    [
-        (None, 0, ([], 1)),
-        (None, 4, ([0], 1)),
-        ("auto", 0, ([], 1)),
-        ("auto", 2, ([0, 1], 2)),
-        (3, 0, ([], 3)),
-        (3, 4, ([0, 1, 2], 3)),
-        ([1, 3], 4, ([1, 3], 2)),
-        (-1, 4, ([0, 1, 2, 3], 4)),
-    ],
-)
-def test_devices_count_on_the_cpu_where_there_is_no_gpu(given: Any, available: int, meant: Any) -> None:
-    assert parse_devices(given, available) == meant
-
-
-@pytest.mark.parametrize("given", ["2", 0, -1, -3, True, 1.0, [0], "all"], ids=repr)
-def test_other_devices_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match="there is no GPU here") as caught:
-        parse_devices(given, available=0)
-    assert f"devices={given!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize(("given", "meant"), [(1, (1, None)), (8, (8, None)), ("8", (8, None)), ([5], (1, 5))])
-def test_cores_of_a_tpu_are_a_number_or_an_index(given: Any, meant: Any) -> None:
-    assert parse_tpu_cores(given) == meant
-
-
-@pytest.mark.parametrize("given", [0, 2, -1, True, 8.0, "5", "[5]", "all", [], [8], [-1], [1, 2], ["1"], {}], ids=repr)
-def test_other_cores_of_a_tpu_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match="1 or 8 of them are needed, or a list with the index of one") as caught:
-        parse_tpu_cores(given)
-    assert f"tpu_cores={given!r}" in str(caught.value)
 
 
 def at(rank: int, size: int, local_size: int, launcher: str = "torchrun") -> dict[str, str]:
@@ -141,7 +69,38 @@ PLACES: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[str]]
         Hardware(4, at(1, 2, 2)),
         ("ddp", "none", 1, ["cuda:3"]),
     ),
-    "under torchrun, a GPU of its own": (DeviceRequest(), Hardware(1, at(1, 2, 2)), ("ddp", "none", 1, ["cuda:0"])),
+    "under torchrun, a GPU of its own": (
+        DeviceRequest(),
+        Hardware(1, {**at(1, 2, 2), "CUDA_VISIBLE_DEVICES": "1"}),
+        ("ddp", "none", 1, ["cuda:0"]),
+    ),
+    "under srun, a GPU of its own": (DeviceRequest(), Hardware(1, in_step(1, 2)), ("ddp", "none", 1, ["cuda:0"])),
+    "the CPU of a machine with GPUs": (
+        DeviceRequest(accelerator="cpu"),
+        Hardware(1, at(1, 2, 2)),
+        ("ddp", "none", 1, ["cpu"]),
+    ),
+    "a GPU, said so": (DeviceRequest(accelerator="gpu"), Hardware(2), ("single", "none", 1, ["cuda:0"])),
+    "several on the CPU, said so": (
+        DeviceRequest(accelerator="cpu", devices=2),
+        Hardware(4),
+        ("ddp", "subprocess", 2, ["cpu"]),
+    ),
+    "free GPUs under torchrun": (
+        DeviceRequest(auto_select_gpus=True),
+        Hardware(4, at(1, 2, 2), free_gpus=lambda: [0, 2, 3]),
+        ("ddp", "none", 1, ["cuda:2"]),
+    ),
+    "a number of free GPUs under torchrun": (
+        DeviceRequest(gpus=2, auto_select_gpus=True),
+        Hardware(4, at(1, 2, 2), free_gpus=lambda: [0, 2, 3]),
+        ("ddp", "none", 1, ["cuda:2"]),
+    ),
+    "ddp2 on GPUs by index": (
+        DeviceRequest("ddp2", gpus=[0, 2, 3, 1]),
+        Hardware(4, at(1, 2, 2)),
+        ("ddp2", "none", 1, ["cuda:3", "cuda:1"]),
+    ),
     "on the second node": (
         DeviceRequest(devices=2, num_nodes=2),
         Hardware(2, at(3, 4, 2)),
@@ -269,7 +228,25 @@ REFUSED: dict[str, tuple[DeviceRequest, Hardware, list[str]]] = {
         ["num_nodes=2", "torchrun", "1"],
     ),
     "nodes without a launcher": (DeviceRequest(num_nodes=2), Hardware(), ["num_nodes=2", "torchrun --nnodes=2"]),
-    "fewer GPUs than processes": (DeviceRequest(), Hardware(2, at(2, 3, 3)), ["3 processes", "2", "gpus=0"]),
+    "fewer GPUs than processes": (
+        DeviceRequest(),
+        Hardware(2, at(2, 3, 3)),
+        ["3 processes", "GPUs 0 to 1", 'accelerator="cpu"'],
+    ),
+    "one GPU for two processes": (
+        DeviceRequest(),
+        Hardware(1, at(0, 2, 2)),
+        ["2 processes", "GPU 0", "start 1", "world.accelerator: cpu"],
+    ),
+    "a GPU where there is none": (DeviceRequest(accelerator="gpu"), Hardware(), ["accelerator", "no GPU here", "auto"]),
+    "a GPU that is the CPU": (DeviceRequest(accelerator="gpu", gpus=0), Hardware(2), ["gpu", "gpus=0", "leave one"]),
+    "the CPU of index 1": (DeviceRequest(accelerator="cpu", gpus=[1]), Hardware(2), ["cpu", "gpus=[1]", "leave one"]),
+    "another accelerator": (DeviceRequest(accelerator="cuda"), Hardware(2), ["'cuda'", "auto, cpu and gpu"]),
+    "too few free under torchrun": (
+        DeviceRequest(auto_select_gpus=True),
+        Hardware(4, at(1, 3, 3), free_gpus=lambda: [1, 3]),
+        ["3 GPUs", "[1, 3]", "wait"],
+    ),
     "gpus and devices": (DeviceRequest(gpus=1, devices=1), Hardware(2), ["gpus=1", "devices=1", "leave one out"]),
     "too few free": (
         DeviceRequest(gpus=2, auto_select_gpus=True),

@@ -1,0 +1,195 @@
+"""Which devices of a machine are meant, and which of them one rank has."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from midstride.engine.config.strategies import StrategySpec
+from midstride.engine.errors import JobError
+from midstride.engine.ranks.gpus import free_gpus_of_world, gpus_here, parse_devices, parse_gpus
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.world import World
+
+__all__ = ["UNSET", "DeviceRequest", "Hardware", "devices_of_machine", "devices_of_rank", "ensure_own_gpus"]
+
+#: `gpus` was not given: None is a choice, the CPU
+UNSET: Any = object()
+
+
+@dataclass(frozen=True)
+class DeviceRequest:
+    """What a Trainer was asked for; see its arguments."""
+
+    strategy: str | Strategy | None = None
+    strategy_args: Mapping[str, Any] = field(default_factory=dict)
+    devices: Any = None
+    gpus: Any = UNSET
+    num_nodes: int | None = None
+    auto_select_gpus: bool = False
+    precision: str = "32"
+    tpu_cores: Any = None
+    lanes: int | None = None
+    accelerator: str = "auto"
+
+    @property
+    def names_none(self) -> bool:
+        """Whether nothing says which devices are meant, or how many."""
+        return self.devices in (None, "auto") and self.gpus is UNSET
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What is there.
+
+    Args:
+        gpus: how many, as far as CUDA_VISIBLE_DEVICES lets this process see.
+        environment: of this process.
+        interactive: there is no script that could be run again.
+        cuda_in_use: this process has initialised CUDA.
+        free_gpus: finds the free GPUs; the same list in every rank of a world on this machine.
+    """
+
+    gpus: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    interactive: bool = False
+    cuda_in_use: bool = False
+    free_gpus: Callable[[], list[int]] = free_gpus_of_world
+
+    @classmethod
+    def here(cls) -> "Hardware":
+        """Return what is here."""
+        script = getattr(sys.modules["__main__"], "__file__", None)  # "<stdin>" where the code is piped in
+        interactive = script is None or not Path(script).exists()
+        return cls(torch.cuda.device_count(), os.environ, interactive, torch.cuda.is_initialized())
+
+
+def devices_of_machine(
+    request: DeviceRequest, hardware: Hardware, world: World, spec: StrategySpec, faults: list[str]
+) -> tuple[list[int], int]:
+    """Return the indices of the GPUs that are meant, and how many devices that is on a machine.
+
+    A strategy with devices of its own takes no GPU by default.
+    """
+    available = 0 if request.accelerator == "cpu" else hardware.gpus
+    try:
+        _check_accelerator(request, hardware)
+        said = [] if request.gpus is UNSET else parse_gpus(request.gpus, available)
+        if said and request.devices is not None:
+            raise ValueError(f"gpus={request.gpus!r} and devices={request.devices!r} say the same thing: leave one out")
+        cpu = bool(spec.devices) or (request.gpus is not UNSET and not said)
+        gpus, count = (said, len(said)) if said else parse_devices(request.devices, 0 if cpu else available)
+    except ValueError as error:
+        faults.append(str(error))
+        return [], 1
+    if request.auto_select_gpus:
+        gpus = _select_gpus(request, gpus, hardware, world, faults)
+    return gpus, count
+
+
+def _check_accelerator(request: DeviceRequest, hardware: Hardware) -> None:
+    """Refuse an accelerator that there is not, or that what else was said contradicts."""
+    kind, gpus = request.accelerator, request.gpus
+    if kind not in ("auto", "cpu", "gpu"):
+        raise ValueError(f"accelerator={kind!r}: one of auto, cpu and gpu is needed")
+    if kind == "gpu" and not hardware.gpus:
+        raise ValueError(f'accelerator="gpu": {gpus_here(0)}: say "cpu", or "auto" for GPUs where there are any')
+    if kind == "gpu" and gpus in (None, 0):
+        raise ValueError(f'accelerator="gpu" and gpus={gpus!r}, which is the CPU: leave one out')
+    if kind == "cpu" and (gpus not in (UNSET, None, 0) or isinstance(request.devices, list)):
+        named = f"gpus={gpus!r}" if request.devices is None else f"devices={request.devices!r}"
+        raise ValueError(f'accelerator="cpu" and {named}, which are GPUs: leave one out')
+
+
+def _select_gpus(
+    request: DeviceRequest, gpus: list[int], hardware: Hardware, world: World, faults: list[str]
+) -> list[int]:
+    """Return as many GPUs as in `gpus`, of those that are free; where a launcher started ranks, one for each."""
+    if chosen := hardware.environment.get(World.STARTED):  # by rank 0; its own GPU is no longer free
+        return [int(gpu) for gpu in chosen.split(",")]
+    given = request.devices if request.gpus is UNSET else request.gpus
+    count = world.local_size if request.names_none else len(gpus)
+    if isinstance(given, (list, str)) and given != "auto":
+        faults.append(f"auto_select_gpus=True chooses among GPUs, and {given!r} names them: give a number of GPUs")
+    elif not gpus:
+        faults.append("auto_select_gpus=True: there is no GPU to choose here, or none was asked for")
+    elif len(free := hardware.free_gpus()) < count:
+        faults.append(
+            f"auto_select_gpus=True: {count} GPUs are needed, and of the {hardware.gpus} here only "
+            f"{free} are free: ask for fewer, or wait"
+        )
+    else:
+        return free[:count]
+    return gpus
+
+
+def devices_of_rank(
+    request: DeviceRequest,
+    hardware: Hardware,
+    world: World,
+    spec: StrategySpec,
+    meant: tuple[list[int], int],
+    faults: list[str],
+) -> list[torch.device]:
+    """Return the devices of this process, of those `meant`, which `devices_of_machine` gave."""
+    gpus, count = meant
+    parts = count if spec.splits_batches else 1
+    if not gpus:
+        return [torch.device("cpu")] * parts
+    if world.local_size > 1 and spec.splits_batches and request.gpus is not UNSET:
+        parts = len(gpus) // world.local_size
+    elif world.local_size > 1 and (spec.splits_batches or request.names_none) and not request.auto_select_gpus:
+        # Each process of a machine takes the next ones.
+        gpus = [0] * world.local_size * parts if _is_given_its_gpu(hardware, world) else [*range(hardware.gpus)]
+    parts = max(1, parts)
+    if len(gpus) < world.local_size * parts and not faults:  # every rank says so, not the last ones alone
+        faults.append(_too_few_gpus(hardware, world, parts))
+    mine = gpus[world.local_rank * parts : (world.local_rank + 1) * parts]
+    return [torch.device("cuda", gpu) for gpu in mine] or [torch.device("cpu")]
+
+
+def _is_given_its_gpu(hardware: Hardware, world: World) -> bool:
+    """Whether the one GPU that this process sees may be its own: torchrun hides none from any process.
+
+    That it is not another rank's as well is seen when the ranks meet.
+    """
+    hidden = "CUDA_VISIBLE_DEVICES" in hardware.environment or world.launcher not in ("torchrun", "midstride")
+    return hardware.gpus == 1 and hidden
+
+
+def _uuid(gpu: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(gpu).uuid)
+
+
+def _too_few_gpus(hardware: Hardware, world: World, parts: int) -> str:
+    each = "a GPU each" if parts == 1 else f"{parts} GPUs each"
+    return (
+        f"{world.local_size} processes with {each} were started on this machine, and {gpus_here(hardware.gpus)}: "
+        f'start {hardware.gpus // parts or "no more than there are GPUs for"}, or say accelerator="cpu" (in a job '
+        "world.accelerator: cpu)"
+    )
+
+
+def ensure_own_gpus(strategy: Strategy, uuid_of: Callable[[torch.device], str] = _uuid) -> None:
+    """Refuse a GPU that two ranks have: torchrun and the like hide no GPU from any process. Every rank calls this.
+
+    Raises:
+        JobError: naming the ranks and the GPU.
+    """
+    if strategy.device.type != "cuda" or strategy.world.size == 1:
+        return
+    host = socket.gethostname()
+    taken: dict[tuple[str, str], int] = {}
+    for rank, gpus in enumerate(strategy.collective.gather([(host, uuid_of(gpu)) for gpu in strategy.devices])):
+        for gpu in gpus:
+            if (other := taken.setdefault(gpu, rank)) != rank:
+                raise JobError(
+                    f"ranks {other} and {rank} were both given GPU {gpu[1]} of {gpu[0]}, which has fewer GPUs than "
+                    'processes, or hides some (CUDA_VISIBLE_DEVICES): start fewer processes, or say accelerator="cpu" '
+                    "(in a job world.accelerator: cpu)"
+                )
