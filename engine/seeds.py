@@ -6,7 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from xxhash import xxh3_64_intdigest
+
+from midstride.engine.errors import NotExact
 
 __all__ = ["DeviceGenerator", "Generators", "mix", "rank_seed", "seed_everything"]
 
@@ -36,6 +39,10 @@ def rank_seed(seed: int, rank: int) -> int:
     return mix(seed, rank)
 
 
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
+
+
 class DeviceGenerator(Protocol):
     """The generator of a device that torch's own functions do not reach; its state is a number below 2 ** 64."""
 
@@ -61,35 +68,59 @@ def seed_everything(seed: int, device: DeviceGenerator | None = None) -> None:
 
 
 class Generators:
-    """The main process's generators: torch on the CPU and every CUDA device, numpy, `random`.
+    """The main process's generators: torch on the CPU and on this rank's GPUs, numpy, `random`.
+
+    A GPU's state goes by its place among those of the rank, not by its index: another life may have others.
 
     Args:
         device: a further one, if there is one.
         alike: they stand at one place on every rank.
+        devices: of this rank, in order; those that are no GPUs have no generator of their own.
     """
 
-    def __init__(self, device: DeviceGenerator | None = None, *, alike: bool = False) -> None:
+    def __init__(
+        self, device: DeviceGenerator | None = None, *, alike: bool = False, devices: Sequence[torch.device] = ()
+    ) -> None:
         self._device, self._alike = device, alike
+        self._gpus = [*dict.fromkeys(device for device in devices if device.type == "cuda")]
 
     def state_dict(self) -> dict[str, Any]:
         """Return every generator's state."""
         return {
             "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            "cuda": [torch.cuda.get_rng_state(gpu) for gpu in self._gpus],
             "numpy": np.random.get_state(legacy=True),
             "random": random.getstate(),
             **({} if self._device is None else {"device": self._device.get_state()}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Put every generator back; do it last, since building and loading other parts may draw numbers."""
+        """Put every generator back; do it last, since building and loading other parts may draw numbers.
+
+        Raises:
+            NotExact: the states of GPUs are of another number of them.
+        """
+        gpu_states = self._of_own_gpus(state_dict["cuda"])
         torch.set_rng_state(state_dict["torch"])
-        if state_dict["cuda"]:
-            torch.cuda.set_rng_state_all(state_dict["cuda"])
+        for gpu, state in zip(self._gpus, gpu_states, strict=True):
+            torch.cuda.set_rng_state(state, gpu)
         np.random.set_state(state_dict["numpy"])
         random.setstate(state_dict["random"])
         if self._device is not None:
             self._device.set_state(state_dict["device"])
+
+    def _of_own_gpus(self, states: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of `states` that are of this rank's GPUs; earlier versions kept one for each GPU of the machine."""
+        indices = [gpu.index or 0 for gpu in self._gpus]
+        if indices and len(states) > max(len(indices), *indices):
+            states = [states[index] for index in indices]
+        if len(states) == len(indices):
+            return states
+        raise NotExact(
+            f"the snapshot has the random numbers of {_count(len(states))}, and this rank trains on "
+            f"{_count(len(indices))}: what is drawn there, such as dropout, could not go on. Resume on as many GPUs "
+            "for each process, or begin another run with the weights of this one."
+        )
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the state of a rank that was there; for a new one, one that no rank has, by a hash of rank 0's."""

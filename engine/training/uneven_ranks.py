@@ -62,7 +62,7 @@ def side_effects_reverted(context: EvaluationContext) -> Iterator[None]:
     module = context.module
     parts: dict[str, Stateful] = {
         "objects": Objects.of_module(module, context.device),
-        "generators": Generators(context.generator),
+        "generators": Generators(context.generator, devices=context.strategy.devices),
     }
     before = copy.deepcopy(state_of(parts))
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

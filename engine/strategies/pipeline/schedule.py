@@ -156,7 +156,7 @@ class PipelineSchedule:
             found: list[Any] = [None]
             if stage == line.stage:
                 given = part if stage == 0 else tuple(t.zero_() for t in _empty(metas[-1], line.device))
-                with torch.no_grad(), side_effects_reverted(self._stage):
+                with torch.no_grad(), side_effects_reverted(self._stage, line.device):
                     found = [_metas(self._stage(*given))]
             dist.broadcast_object_list(found, src=rank, group=line.group)
             metas.append(found[0])
@@ -180,10 +180,10 @@ def first_part(x: Any, parts: int) -> Any:
 
 
 @contextmanager
-def side_effects_reverted(module: nn.Module) -> Iterator[None]:
-    """Put back what a try of `module` changes: its buffers and objects, and the generators."""
+def side_effects_reverted(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put back what a try of `module` changes: its buffers and objects, and the generators, that of `device` too."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    objects, generators = Objects.of_module(module), Generators()
+    objects, generators = Objects.of_module(module), Generators(devices=[device])
     before = copy.deepcopy(objects.state_dict()), generators.state_dict()
     try:
         yield

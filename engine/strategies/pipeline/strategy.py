@@ -236,14 +236,14 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         stand_in = module.sequential_module = StagedSequential(layers, [0], 0)
         module.to(self.device)
         try:
-            with scope.muted(), side_effects_reverted(module), stand_in.deferred():
+            with scope.muted(), side_effects_reverted(module, self.device), stand_in.deferred():
                 outputs = scope.call(module, "training_step", batch, 0)
         finally:
             module.sequential_module = layers
         x = _caught(module, outputs)
         parts = micro_batch_count(x, batch, self.micro_batches)
         part = first_part(x, parts)
-        with side_effects_reverted(layers), scope.forward():
+        with side_effects_reverted(layers, self.device), scope.forward():
             if self._by == "time":
                 return times_of(list(layers), part, self.device)
             return sizes_of(list(layers), move(part, torch.device("cpu")), parts)

@@ -16,10 +16,10 @@ from midstride.engine.seeds import Generators
 from midstride.engine.state.stateful import Stateful, rank0_state
 from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.training.checkpointing.roots import objects_of
-from midstride.engine.training.context import FitContext
+from midstride.engine.training.context import EvaluationContext, FitContext
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["Gradients", "state_parts", "upgrade"]
+__all__ = ["Gradients", "devices_of", "state_parts", "upgrade"]
 
 
 def state_parts(context: FitContext) -> dict[str, Stateful]:
@@ -47,8 +47,13 @@ def state_parts(context: FitContext) -> dict[str, Stateful]:
         "buffers": NonPersistentBuffers(context.module),
         "objects": objects_of(context),
         "user": UserState(context.module),
-        "generators": Generators(context.generator, alike=context.lanes is not None),
+        "generators": Generators(context.generator, alike=context.lanes is not None, devices=devices_of(context)),
     }
+
+
+def devices_of(context: EvaluationContext) -> list[torch.device]:
+    """Return the devices of this rank: those of its strategy, then others that the module has weights on."""
+    return [*dict.fromkeys([*context.strategy.devices, *(p.device for p in context.module.parameters())])]
 
 
 def _as_it_is(part: Stateful) -> Stateful:
