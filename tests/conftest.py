@@ -63,10 +63,17 @@ MOST_WORKERS = 6
 SLOW_UNITS = {
     f"test_{name}.py" for name in ("app", "audit", "build", "digits", "docs", "formats", "packaging", "resume_check")
 }
+#: folders in the order in which they are dealt, what takes longest first; where Prefect's threads run, what is forked
+#: (workers, lives of a check) ends with code 1, so flows are last
+ORDER = ("laws", "faults", "distributed", "unit", "flows")
+#: files that share automations of the server, and so a worker
+AUTOMATED = ("tests/flows/test_deployment.py", "tests/flows/test_self_hosted.py")
 #: tests that press buttons
 UI = Path(__file__).parent / "ui"
 #: where this run of the tests keeps its files
 RUN_FOLDER = pytest.StashKey[Path]()
+#: where those of all its workers meet
+SHARED_FOLDER = pytest.StashKey[Path]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses a folder
@@ -76,10 +83,18 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.stash[RUN_FOLDER] = make_run_folder(DISK if on_disk else MEMORY)
     if hasattr(config, "workerinput") or not config.option.basetemp:
         config.option.basetemp = str(folder / "t")
+    config.stash[SHARED_FOLDER] = Path(getattr(config, "workerinput", {}).get("folder", folder))
+    config.option.loadscopereorder = False  # files in our order, not those of most tests first
     (folder / "tmp").mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
     if durations_file := config.getoption("--durations-file"):
         config.pluginmanager.register(Durations(config.invocation_params.dir / durations_file))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker where it meets the others."""
+    node.workerinput["folder"] = str(node.config.stash[RUN_FOLDER])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -92,12 +107,15 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Run a file's tests in one worker, which makes what they share once; flows, which last, one by one."""
+    """Run a file's tests in one worker, which makes what they share once; most flows one by one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid if nodeid.startswith("tests/flows/") else super()._split_scope(nodeid)
+            file = super()._split_scope(nodeid)
+            if file in AUTOMATED:
+                return AUTOMATED[0]
+            return nodeid if file.startswith("tests/flows/") else file
 
     return Scheduling(config, log)
 
@@ -116,12 +134,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks for what `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put flows last: where Prefect's threads run, whatever is forked (workers, lives of a check) ends with code 1."""
+    """Sort by folders, and mark what is fast."""
     folders = {item: item.path.relative_to(config.rootpath).parts for item in items}
-    items.sort(key=lambda item: "flows" in folders[item][:2])
+    items.sort(key=lambda item: (_place(folders[item]), not item.nodeid.startswith(AUTOMATED)))
     for item in items:
         if "unit" in folders[item] and item.path.name not in SLOW_UNITS and "s3" not in f"{item.nodeid} {_uses(item)}":
             item.add_marker("fast")
+
+
+def _place(folders: tuple[str, ...]) -> int:
+    return next((place for place, folder in enumerate(ORDER) if folder in folders[:2]), 0)
 
 
 def _uses(item: pytest.Item) -> list[str]:
@@ -164,6 +186,12 @@ def forked_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     from support import fork_server
 
     monkeypatch.setattr("midstride.engine.processes.supervised_process.start_supervisor", fork_server.start_supervisor)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(pytestconfig: pytest.Config) -> Path:
+    """The folder that all workers of this run of the tests see."""
+    return pytestconfig.stash[SHARED_FOLDER]
 
 
 @pytest.fixture(scope="session")

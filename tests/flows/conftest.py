@@ -11,6 +11,7 @@ from prefect import flow, get_run_logger
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from support.flow_runs import results, tiny_job, train_forked
+from support.prefect_server import shared_server
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import processes_with_env
@@ -34,17 +35,15 @@ def _warm_up() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of the server; no test starts one of its own by accident."""
-    from prefect.testing.utilities import prefect_test_harness  # seconds, and every run collects this file
-
+def server(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of the server, which all workers share; no test starts one of its own by accident."""
     storage = tmp_path_factory.mktemp("results")
     with (
-        prefect_test_harness(server_startup_timeout=120),
-        temporary_settings({PREFECT_LOCAL_STORAGE_PATH: storage}),
+        shared_server(shared_folder) as address,
+        temporary_settings({PREFECT_API_URL: address, PREFECT_LOCAL_STORAGE_PATH: storage}),
     ):
         _warm_up()
-        yield str(PREFECT_API_URL.value())
+        yield address
 
 
 @pytest.fixture(autouse=True)

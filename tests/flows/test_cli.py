@@ -44,7 +44,7 @@ def _outcomes(job: TrainingJob, run: str) -> list[str]:
     return [attempt.outcome for attempt in AttemptLog(Store.open(job.run_url(run))).attempts()]
 
 
-def test_a_killed_flow_goes_on_where_it_was_when_the_command_is_given_again(
+def test_a_killed_flow_goes_on_where_it_was_also_where_no_server_is(
     make_job: Make, midstride: Start, undisturbed: dict[str, bytes], alive: Alive, tmp_path: Path
 ) -> None:
     job = make_job(wait_at=8)
@@ -54,14 +54,20 @@ def test_a_killed_flow_goes_on_where_it_was_when_the_command_is_given_again(
     os.kill(first.process.pid, signal.SIGKILL)
     first.code()
     wait_for(lambda: not alive(), "the world to end after its flow")
-    again = midstride(*command)
+    again = midstride(*command, PREFECT_API_URL="", PREFECT_HOME=str(tmp_path / "home"))
     assert again.code() == 0, again.output
+    assert not alive(), "its own server, too, is gone"
     assert results(job, "nine-lives") == undisturbed
     assert _outcomes(job, "nine-lives")[-1] == "done"
     report = Path(job.run_url("nine-lives"), "report.md").read_text()
     assert "the process that launched this world was killed" in report
     assert "| restarts | 1 |" in report
-    assert not alive()
+    assert f"{job.run_url('nine-lives')}/curves.png" in again.output
+    assert f"{STEPS} in 2 epochs" in again.output
+    assert "Error" not in again.output
+    assert "prefect" not in again.output.replace("starting Prefect", "").lower()
+    assert "prefect" in again.loaded
+    assert "torch" not in again.loaded, "a flow orchestrates, and trains nothing"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -95,27 +101,13 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     assert results(job, run) == undisturbed_alone
 
 
-def test_without_a_server_one_is_there_for_as_long_as_the_command(
-    make_job: Make, midstride: Start, alive: Alive, tmp_path: Path
-) -> None:
-    job = make_job(processes=1)
-    command = midstride("train", str(tmp_path / "job.yaml"), PREFECT_API_URL="", PREFECT_HOME=str(tmp_path / "home"))
-    assert command.code() == 0, command.output
-    assert not alive(), "the server, too, is gone"
-    runs = list(Path(job.store_url).iterdir())
-    assert len(runs) == 1
-    assert f"{runs[0]}/curves.png" in command.output
-    assert f"{STEPS} in 1 epochs" in command.output
-    assert "Error" not in command.output
-    assert "prefect" not in command.output.replace("starting Prefect", "").lower()
-
-
 def test_an_error_in_user_code_ends_with_2_and_their_traceback_first(
     make_job: Make, midstride: Start, alive: Alive, tmp_path: Path
 ) -> None:
-    make_job(processes=1, fail_at=3)
-    command = midstride("train", str(tmp_path / "job.yaml"), "--run", "moody")
+    job = make_job(processes=1, fail_at=3)
+    command = midstride("train", str(tmp_path / "job.yaml"))
     assert command.code() == 2, command.output
+    assert len([*Path(job.store_url).iterdir()]) == 1, "a run without a name is named"
     assert command.output.index("Traceback") < command.output.index("╭")
     assert "the model is not in the mood" in command.output
     assert not alive()

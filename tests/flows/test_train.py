@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -181,18 +179,3 @@ def test_a_done_run_is_done_again_at_once(make_job: Make) -> None:
     first, again = train(job, "one"), train(job, "one")
     assert (again.outcome, again.steps, again.failures) == ("done", first.steps, ())
     assert again.test == first.test
-
-
-def test_the_orchestrator_never_loads_torch(make_job: Make, server: str, alive: Alive, tmp_path: Path) -> None:
-    job = make_job(processes=1)
-    script = (
-        "import sys; from pathlib import Path; from midstride.engine.config.job import TrainingJob;"
-        "from midstride.flows.train import train;"
-        f"assert train(TrainingJob.load(Path({str(tmp_path / 'job.yaml')!r})), 'light').outcome == 'done';"
-        "assert 'torch' not in sys.modules, 'torch was loaded'"
-    )
-    environment = {**os.environ, "PREFECT_API_URL": server}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not alive()
-    assert results(job, "light")

@@ -102,14 +102,23 @@ def wait_for_effect(act: Callable[[], None], condition: Callable[[], Any], what:
     return wait_for(tried, what)
 
 
+#: as `python -m midstride.flows`, and it leaves the names of what it has loaded by its end in a file
+_PROGRAM = """
+import atexit, pathlib, sys
+atexit.register(lambda: pathlib.Path({loaded!r}).write_text("\\n".join(sys.modules)))
+from midstride.flows.cli import main
+main()
+"""
+
+
 class Command:
     """`midstride ...` in a process of its own, as a person would run it."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
-        self.log = log
+        self.log, self._loaded = log, log.with_suffix(".loaded")
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "midstride.flows", *arguments],
+                [sys.executable, "-c", _PROGRAM.format(loaded=str(self._loaded)), *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -122,6 +131,11 @@ class Command:
     def output(self) -> str:
         """What it has printed so far."""
         return self.log.read_text()
+
+    @property
+    def loaded(self) -> set[str]:
+        """The modules that it had loaded by its end."""
+        return {*self._loaded.read_text().split()}
 
     def code(self, timeout_s: float = 300.0) -> int:
         """Wait for its end and return its exit code."""

@@ -1,0 +1,45 @@
+"""One Prefect server for all processes that run tests side by side: who needs it first starts it."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import IO
+
+import pytest
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, temporary_settings
+
+from midstride.flows import server
+
+__all__ = ["shared_server"]
+
+
+@contextmanager
+def shared_server(folder: Path) -> Iterator[str]:
+    """Give the address of a server whose database is in `folder`; who has started it waits for those who use it."""
+    address = folder / "prefect-address"
+    with _locked(folder / "prefect-users", fcntl.LOCK_SH) as users, ExitStack() as ours:
+        with _locked(folder / "prefect-start", fcntl.LOCK_EX):
+            if not address.exists():
+                address.write_text(ours.enter_context(_server(folder)))
+                ours.callback(address.unlink)
+                ours.callback(fcntl.flock, users, fcntl.LOCK_EX)
+        yield address.read_text()
+        server._drain()
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    settings = {PREFECT_API_URL: None, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 300}
+    with temporary_settings(settings), ExitStack() as running:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder}/prefect.db")
+            address = running.enter_context(server.api(nullcontext))
+        yield address
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[IO[str]]:
+    with path.open("a") as file:
+        fcntl.flock(file, how)
+        yield file
