@@ -23,9 +23,25 @@ sampler_state     what a sampler carries from one epoch to the next: its counter
                   says itself
 seeded_dataset    the user's data set and collate, each given its own random numbers by where it stands in the
                   epoch
+stateful_loader   a DataLoader with a state, for loops that are not the Trainer's
 torch_internals   privates of `torch.utils.data`, named here alone
 workers           workers of a loader: started as the user wants, tied to their rank, and told apart when one
                   is lost
 iterable/         streams that go on where they were, by their state or by reading again
 rng/              functions of where a sample stands, and the main process's left as they were
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from midstride.engine.data.stateful_loader import StatefulDataLoader
+
+__all__ = ["StatefulDataLoader"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "StatefulDataLoader":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from midstride.engine.data.stateful_loader import StatefulDataLoader  # only who asks for it needs torch
+
+    return StatefulDataLoader

@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from midstride.engine.data import StatefulDataLoader
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.world import World
@@ -105,10 +106,20 @@ def ours(dataset: Data, workers: int) -> Iterator[Any]:
     return training_loader(loader, World(), seed=0, shard=False, limit=1.0).batches(0)
 
 
-def stateful(dataset: Data, workers: int) -> Iterator[Any]:
-    from torchdata.stateful_dataloader import StatefulDataLoader
+def alone(dataset: Data, workers: int) -> Iterator[Any]:
+    """Ours for other loops, its state at every step."""
+    loader: StatefulDataLoader[Any] = StatefulDataLoader(
+        dataset, BATCH, shuffle=isinstance(dataset, Rows), num_workers=workers
+    )
+    for batch in loader:
+        loader.state_dict()
+        yield batch
 
-    loader: Any = StatefulDataLoader(dataset, BATCH, shuffle=isinstance(dataset, Rows), num_workers=workers)
+
+def stateful(dataset: Data, workers: int) -> Iterator[Any]:
+    from torchdata import stateful_dataloader as torchdata
+
+    loader: Any = torchdata.StatefulDataLoader(dataset, BATCH, shuffle=isinstance(dataset, Rows), num_workers=workers)
     for batch in loader:
         loader.state_dict()
         yield batch
@@ -120,9 +131,9 @@ def stateful_exact(dataset: Data, workers: int) -> Iterator[Any]:
     return stateful(Stream(kept) if isinstance(dataset, Stream) else kept, workers)
 
 
-READERS: dict[str, Reader] = {"plain DataLoader": plain, "midstride": ours}
+READERS: dict[str, Reader] = {"plain DataLoader": plain, "midstride": ours, "midstride alone, stateful": alone}
 if importlib.util.find_spec("torchdata") is not None:
-    READERS |= {"StatefulDataLoader": stateful, "StatefulDataLoader, exact": stateful_exact}
+    READERS |= {"torchdata": stateful, "torchdata, exact": stateful_exact}
 
 
 def us_a_batch(reader: Reader, dataset: Data, workers: int) -> float:

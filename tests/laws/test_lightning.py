@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from laws.lightning.lives import DEATHS, live_all, train_on_two
+from laws.lightning.own_loader import read_on
 from laws.lives import assert_runs_alike
 
 from midstride.engine.runs.audit import audit
@@ -50,3 +51,8 @@ def test_the_table_is_whole(told: tuple[Path, dict[str, Any]]) -> None:
 def test_two_ranks_train_it_too(tmp_path: Path) -> None:
     assert run_ranks(train_on_two, str(tmp_path / "run"), processes=2) == [0, 0]
     assert audit(str(tmp_path / "run")).is_clean
+
+
+def test_lightnings_trainer_reads_on_exactly_with_our_loader_and_not_with_torchs(tmp_path: Path) -> None:
+    assert run_ranks(read_on, tmp_path) == [0]
+    assert json.loads((tmp_path / "alike.json").read_text()) == {"stateful": True, "plain": False}

@@ -1,0 +1,177 @@
+"""A DataLoader with `state_dict` and `load_state_dict`, for training loops that are not the Trainer's."""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from midstride.engine.data.dataloader_order import training_loader
+from midstride.engine.data.iterable.loader import IterableLoader
+from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.rng.per_sample import Rng
+from midstride.engine.errors import NotExact, UserError
+from midstride.engine.seeds import mix
+from midstride.engine.world import World
+
+__all__ = ["StatefulDataLoader"]
+
+T_co = TypeVar("T_co", covariant=True)
+_VERSION = 1
+_KEYS = {"version", "epoch", "batch", "world_size", "order", "loader"}
+
+
+class StatefulDataLoader(DataLoader[T_co]):
+    """A `DataLoader` that goes on at the batch at which it stood, in any process.
+
+    It takes what `torch.utils.data.DataLoader` takes. Order and random numbers are functions of `seed`, epoch and
+    the place of a sample, so the state is small, resuming reads nothing again, and the number of workers may be
+    another one. Each pass is an epoch: its batches are those of `torch.utils.data.DistributedSampler(seed=seed)`.
+
+    Args:
+        dataset: as DataLoader's.
+        args: as DataLoader's, in its order.
+        seed: of the order and of what samples draw; the same on every rank.
+        rng: "lazy": each sample has random numbers of its own, however many ranks there are; "batch": each batch.
+        num_replicas: ranks that share the samples; those of `torch.distributed`, if empty, or one.
+        rank: this one of them.
+        kwargs: as DataLoader's.
+
+    Raises:
+        NotExact: data set or sampler give other samples when they are read again.
+        UserError: there is nothing to read.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        *args: Any,
+        seed: int = 0,
+        rng: Rng = "lazy",
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if (num_replicas is None) != (rank is None):
+            raise UserError(f"num_replicas={num_replicas} and rank={rank}: give both, or neither.")
+        super().__init__(dataset, *args, **kwargs)
+        self._plain: DataLoader[T_co] = DataLoader(dataset, *args, **kwargs)
+        self._seed, self._rng = seed, rng
+        self._num_replicas, self._rank = num_replicas, rank
+        self._resumable: ResumableLoader | None = None
+        self._epoch = self._batch = 0
+        #: whether a pass over `_epoch` has begun: the next one is over the epoch after it
+        self._has_begun = False
+        #: whether the next pass begins at `_batch`
+        self._is_loaded = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next pass read `epoch`, from its start unless a state of that epoch was just loaded."""
+        if self._has_begun or epoch != self._epoch:
+            self._epoch, self._batch, self._has_begun, self._is_loaded = epoch, 0, False, False
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch on this rank."""
+        return len(self._reader)
+
+    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]  # torch names a private class
+        """Read the rest of the epoch whose state was loaded, else the next epoch."""
+        if self._has_begun:
+            self._epoch += 1
+        if not self._is_loaded:
+            self._batch = 0
+        reader, epoch = self._reader, self._epoch
+        self._has_begun, self._is_loaded = True, False
+        for batch in reader.batches(epoch, self._batch):
+            self._batch += 1
+            yield batch
+        if reader is self._resumable and epoch == self._epoch:
+            self._epoch, self._batch, self._has_begun = epoch + 1, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this rank stands after the last batch handed out, in types that `torch.save` and pickle take.
+
+        Over a map-style data set it is the same on every rank, serves another number of them, and is below 1 KB unless
+        a sampler of one's own gives the order. Over an iterable one, each rank has a state of its own.
+        """
+        reader = self._reader
+        return {
+            "version": _VERSION,
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "world_size": self._world.size,
+            "order": {"seed": self._seed, "rng": self._rng, **reader.order_facts()},
+            "loader": reader.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have the next pass begin where `state_dict` was taken; a pass under way is left.
+
+        Raises:
+            NotExact: this loader would read other samples, or cannot begin at that place.
+            UserError: it is no state of such a loader.
+        """
+        if set(state_dict) != _KEYS or state_dict["version"] != _VERSION:
+            raise UserError(
+                f"no state of a StatefulDataLoader, version {_VERSION}: it has {sorted(state_dict)}, version "
+                f"{state_dict.get('version')!r}; {sorted(_KEYS)} are needed."
+            )
+        self._resumable = None  # what it has read of its pass is not that state's
+        batch = self._resume_batch(state_dict)
+        self._reader.load_state_dict(state_dict["loader"])
+        self._epoch, self._batch = state_dict["epoch"], batch
+        self._has_begun, self._is_loaded = False, True
+
+    def _resume_batch(self, state: dict[str, Any]) -> int:
+        """Return the batch of this rank at which `state` stands.
+
+        Raises:
+            NotExact: the order is another one, or there is no such batch.
+        """
+        reader, ranks = self._reader, self._world.size
+        then = dict(state["order"])
+        now = {"seed": self._seed, "rng": self._rng, **reader.order_facts()}
+        before, after = (order.pop("global_batch_size", None) for order in (then, now))
+        for name in sorted({*then, *now}):
+            if then.get(name) != now.get(name):
+                raise NotExact(
+                    f"the state was taken with {name}={then.get(name)!r}, this loader has {now.get(name)!r}: it would "
+                    "read other samples. Build the loader as it was, or begin without the state."
+                )
+        if state["world_size"] != ranks and reader.fixed_world is not None:
+            raise NotExact(f"{state['world_size']} ranks took the state, this is one of {ranks}: {reader.fixed_world}.")
+        if before == after or not state["batch"]:
+            return int(state["batch"])
+        samples = state["batch"] * before
+        if samples % after:
+            raise NotExact(
+                f"the state stands after {samples} samples of its epoch ({state['batch']} batches of {before} over "
+                f"all ranks), and batches of {after} do not end there: take a batch_size with which all ranks "
+                f"together read a divisor of {samples}, {before} say, or load a state from an epoch's end."
+            )
+        return int(samples // after)
+
+    @property
+    def _world(self) -> World:
+        if self._num_replicas is not None and self._rank is not None:
+            return World(rank=self._rank, size=self._num_replicas)
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return World(rank=distributed.get_rank(), size=distributed.get_world_size())
+        return World()
+
+    @property
+    def _reader(self) -> ResumableLoader:
+        """What reads; made late, because ranks may meet after their loaders are made."""
+        if self._resumable is None:
+            self._resumable = self._made()
+        return self._resumable
+
+    def _made(self) -> ResumableLoader:
+        world = self._world
+        if isinstance(self.dataset, IterableDataset):
+            key = mix(mix(self._seed, 0), world.rank)
+            tries = self._rng == "lazy"
+            return IterableLoader(self._plain, name="the loader", key=key, limit=1.0, tries=tries)
+        shard = world.size > 1
+        return training_loader(self._plain, world, seed=self._seed, shard=shard, limit=1.0, rng=self._rng)
