@@ -11,6 +11,7 @@ dp                 one process that splits every batch over several devices
 horovod            a full replica per process, gradients averaged in one flat buffer after the backward pass
 mixins             what only some strategies need: each class is one ability, which the engine asks for by
                    `isinstance`
+object_gather      values of any kind, from every rank: in one exchange where they are short, as most are
 ordered_ddp        a full replica per process, in lanes: one order of sums whatever the number of processes
 ordered_reducer    gradients added up in an order that does not depend on the number of ranks
 rendezvous         where the ranks of a process group meet: in a store of torch's

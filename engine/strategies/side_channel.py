@@ -5,6 +5,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from midstride.engine.strategies.object_gather import gather_objects
+
 __all__ = ["CHANNEL", "SideChannel"]
 
 #: what its group is called
@@ -31,9 +33,7 @@ class SideChannel:
         """Return every rank's `value`, in the order of ranks."""
         if self._group is None:
             return [value]
-        values: list[Any] = [None] * self._size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        return gather_objects(value, self._size, self._group)
 
     def close(self) -> None:
         """Let go of the group; no rank may be waiting in it."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import WorldError
 from midstride.engine.strategies.collective import Collective
+from midstride.engine.strategies.object_gather import gather_objects
 from midstride.engine.strategies.rendezvous import meeting
 from midstride.engine.strategies.side_channel import CHANNEL, SideChannel
 from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
@@ -61,9 +62,7 @@ class TorchCollective(Collective):
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value)
-        return values
+        return gather_objects(value, dist.get_world_size())
 
     def all_agree(self, value: bool) -> bool:
         """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""

@@ -16,7 +16,9 @@ from torchmetrics import MeanMetric
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import JobError
+from midstride.engine.strategies.torch_collective import TorchCollective
 from midstride.engine.testing import run_ranks
+from midstride.engine.world import World
 
 
 class Sums(TrainingModule):
@@ -216,3 +218,19 @@ def test_a_rank_that_falls_silent_is_named_within_the_collective_timeout(tmp_pat
         assert f"rank {2 - rank} was seen" in words
         assert "collective_timeout_s, 4 s" in words
     assert any("4000ms" in words for words in heard.values())
+
+
+#: characters on each rank: all short, as long as one exchange takes, one longer than that, none
+LENGTHS = [(1, 2, 3), (4000, 4070, 4090), (0, 9000, 5), (4087, 4088, 4089), (0, 0, 0)]
+
+
+def _gathered() -> None:
+    collective = TorchCollective()
+    collective.init_process_group(World.from_environment(), torch.device("cpu"))
+    for lengths in LENGTHS:
+        values = [{"rank": rank, "text": "x" * length} for rank, length in enumerate(lengths)]
+        assert collective.gather(values[int(os.environ["RANK"])]) == values
+
+
+def test_values_of_any_length_reach_every_rank() -> None:
+    assert run_ranks(_gathered, processes=3) == [0, 0, 0]
