@@ -1,9 +1,7 @@
 """Prefect's server: the one that is configured, or one of our own, started for one command and gone with it."""
 
-import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,13 +10,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import IO
 
 from midstride.engine.errors import EngineError
+from midstride.engine.processes.child_processes import end_within
+from midstride.engine.processes.lifetime import die_with_parent
+from midstride.engine.processes.loopback import free_port
 
 __all__ = ["ServerError", "api", "need_server"]
 
-_PR_SET_PDEATHSIG = 1
 _PORTS_TRIED = 3
 
 
@@ -86,7 +87,7 @@ def _hear_from_it(remedy: str) -> None:
 def _embedded(timeout_s: float) -> Iterator[str]:
     with tempfile.TemporaryFile() as log:  # without a name: nothing to sweep up after a SIGKILL
         for _ in range(_PORTS_TRIED):
-            port = _free_port()
+            port = free_port()
             process = _start(port, log)
             try:
                 if _ready(process, f"http://127.0.0.1:{port}/api", timeout_s):
@@ -125,7 +126,6 @@ def _start(port: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         # Nothing it says belongs on the terminal; its errors stay in the log that a failed start shows.
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     }
-    libc = ctypes.CDLL(None)  # loaded here: nothing but one call may happen between fork and exec
     return subprocess.Popen(
         command,
         env=environment,
@@ -133,7 +133,7 @@ def _start(port: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         stdout=log,
         stderr=log,
         start_new_session=True,
-        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
     )
 
 
@@ -151,17 +151,7 @@ def _ready(process: "subprocess.Popen[bytes]", address: str, timeout_s: float) -
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    end_within(process, 5)
 
 
 def _tail(log: IO[bytes], lines: int = 20) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import StopRequested, UserError, WorldError
-from midstride.engine.processes.lifetime import PARENT, die_with_parent
+from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.run import Run
 from midstride.engine.session.outcome import Outcome, decide
@@ -87,8 +87,7 @@ def _result(session: Session) -> Path:
 
 def main() -> None:
     """Run the operation that the command line names."""
-    if parent := os.environ.pop(PARENT, None):
-        die_with_parent(int(parent))
+    tie_to_parent()
     with contextlib.suppress(ValueError):  # what `python -m` put there is not importable elsewhere
         sys.path.remove(str(Path.cwd()))
     session, operation = Session(sys.argv[1]), sys.argv[2]

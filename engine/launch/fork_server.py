@@ -7,16 +7,15 @@ torch runs in the server itself, so there are no threads that a fork would lose.
 import gc
 import os
 import signal
-import socket
 import sys
 import time
 from importlib import import_module
-from typing import NoReturn
 
 from midstride.engine.errors import StopRequested
 from midstride.engine.launch.rank import main as be_a_rank
-from midstride.engine.processes.lifetime import PARENT, die_with_parent, signal_all
-from midstride.engine.processes.loopback import ADDRESS, interfaces
+from midstride.engine.processes.child_processes import ChildProcesses
+from midstride.engine.processes.lifetime import tie_to_parent
+from midstride.engine.processes.loopback import free_port, rank_environments
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.session import Session
 
@@ -40,8 +39,7 @@ class ForkServer:
 
     def __init__(self, session: Session, ranks: int, grace_s: float) -> None:
         self._session, self._size, self._grace_s = session, ranks, grace_s
-        self._ranks: set[int] = set()
-        self._deadline: float | None = None
+        self._deadline = float("inf")
 
     def run(self) -> int:
         """Return 0 if every rank ended well, else 1."""
@@ -51,20 +49,18 @@ class ForkServer:
         gc.freeze()  # a collection in a rank would touch, and so copy, every page of what stands here
         if set(_STOPS) & signal.sigpending():
             return self._stopped_early()
-        port = _free_port()
-        for rank in range(self._size):
-            self._ranks.add(self._fork_rank(rank, port))
-        failed = False
-        while self._ranks:
+        environments = rank_environments(self._size, free_port(), is_served=False)
+        with ChildProcesses(_run_rank, [self._session], environments) as ranks:
+            return self._watch(ranks)
+
+    def _watch(self, ranks: ChildProcesses) -> int:
+        while ranks.running() and time.monotonic() <= self._deadline:
             came = signal.sigtimedwait(_WAITED, 0.5)
             if came is not None and came.si_signo == signal.SIGUSR1:
-                signal_all([*self._ranks], signal.SIGUSR1)
-            failed |= self._reap()
-            if failed or (came is not None and came.si_signo in _STOPS):
-                self._ask_to_stop()
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                signal_all([*self._ranks])
-        return int(failed)
+                ranks.send(signal.SIGUSR1)
+            if any(ranks.exit_codes()) or (came is not None and came.si_signo in _STOPS):
+                self._ask_to_stop(ranks)
+        return int(any(code != 0 for code in ranks.exit_codes()))
 
     def _stopped_early(self) -> int:
         for rank in range(self._size):
@@ -72,60 +68,24 @@ class ForkServer:
             self._session.write_outcome(outcome)
         return 1
 
-    def _ask_to_stop(self) -> None:
-        if self._deadline is None:
+    def _ask_to_stop(self, ranks: ChildProcesses) -> None:
+        if self._deadline == float("inf"):
             self._deadline = time.monotonic() + self._grace_s
-            signal_all([*self._ranks], signal.SIGTERM)
-
-    def _reap(self) -> bool:
-        """Collect the ranks that have ended; return whether one of them failed."""
-        failed = False
-        for pid in [*self._ranks]:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                self._ranks.remove(pid)
-                failed |= status != 0
-        return failed
-
-    def _fork_rank(self, rank: int, port: int) -> int:
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            return pid
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self._size, "LOCAL_WORLD_SIZE": self._size}
-        meeting = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": port, PARENT: parent, **interfaces()}
-        os.environ.update({name: str(value) for name, value in {**place, **meeting}.items()})
-        _run_rank(self._session)
+            ranks.send(signal.SIGTERM)
 
 
-def _run_rank(session: Session) -> NoReturn:
+def _run_rank(session: Session) -> None:
     """Be a rank, from here to the end of the process."""
-    code = 1
-    try:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
-        sys.argv = ["midstride-rank", str(session.folder)]
-        be_a_rank()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # what the server would do at its exit is not the rank's to do
-
-
-def _free_port() -> int:
-    """Return a free port; should it be taken before the ranks meet, the next attempt has another."""
-    with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
-        return int(probe.getsockname()[1])
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
+    sys.argv = ["midstride-rank", str(session.folder)]
+    be_a_rank()
 
 
 def main() -> None:
     """Run the world that the command line names."""
     folder, ranks, grace_s = sys.argv[1:]
-    if parent := os.environ.pop(PARENT, None):
-        die_with_parent(int(parent))
+    tie_to_parent()
     code = ForkServer(Session(folder), int(ranks), float(grace_s)).run()
     sys.stdout.flush()
     sys.stderr.flush()

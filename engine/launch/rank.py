@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import SnapshotError, StopSignal
 from midstride.engine.launch.watchdog import DUMP_STACKS
-from midstride.engine.processes.lifetime import PARENT, die_with_parent
+from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.runs.run import Run
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.session.outcome import Outcome
@@ -129,8 +129,7 @@ class RankProcess:
 
 def main() -> None:
     """Be the rank that the environment says this process is."""
-    if parent := os.environ.pop(PARENT, None):
-        die_with_parent(int(parent))
+    tie_to_parent()
     print_whole_lines()
     faulthandler.register(DUMP_STACKS, all_threads=True)  # the launcher asks for it when we hang
     # Importing torch takes seconds; a stop in that time is a stop, not a death. `fit` has its own handler.

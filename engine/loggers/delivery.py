@@ -20,7 +20,7 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
-from midstride.engine.processes.lifetime import PARENT, die_with_parent
+from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.lineage import Lineage
@@ -231,8 +231,7 @@ class DeliveryProcess:
 
 def main() -> None:
     """Be the process that the first line of standard input describes."""
-    if parent := os.environ.pop(PARENT, None):
-        die_with_parent(int(parent))
+    tie_to_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the rank; this process ends after it
     sys.stdout = sys.stderr

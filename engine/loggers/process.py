@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from midstride.engine.config.loggers import LoggerOptions
+from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.storage.store import Store
 
@@ -46,15 +47,13 @@ class LoggerProcesses:
         for process in self._processes:
             _tell(process, b"end\n")
         for options, process in zip(self._loggers, self._processes, strict=True):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(options.wait_s + _GRACE_S)
+            end_within(process, options.wait_s + _GRACE_S)
         self.close()
 
     def close(self) -> None:
         """End the processes; what was not delivered, the next life delivers."""
         for process in self._processes:
-            process.kill()
-            process.wait()
+            end_within(process, 0)
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()

@@ -27,6 +27,7 @@ __all__ = [
     "exit_with_ancestors",
     "processes_with_env",
     "signal_all",
+    "tie_to_parent",
 ]
 
 #: environment variable in which a parent tells its children who it is
@@ -35,10 +36,12 @@ PARENT = "MIDSTRIDE_PARENT"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
+#: opened here: between a fork and an exec there is no time for it
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _prctl(option: int, value: int) -> None:
-    if _LINUX and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+    if _LINUX and _LIBC.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) was refused")
 
 
@@ -53,6 +56,12 @@ def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, by)
     if _LINUX and os.getppid() != parent:
         os._exit(1)
+
+
+def tie_to_parent() -> None:
+    """Die with the parent that has named itself in `PARENT`, if one has; what this process starts is not told."""
+    if parent := os.environ.pop(PARENT, None):
+        die_with_parent(int(parent))
 
 
 def exit_with(*processes: int) -> None:

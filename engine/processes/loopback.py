@@ -7,7 +7,9 @@ import os
 import socket
 from collections.abc import Mapping
 
-__all__ = ["ADDRESS", "interfaces", "is_loopback"]
+from midstride.engine.world import World
+
+__all__ = ["ADDRESS", "free_port", "interfaces", "is_loopback", "rank_environments"]
 
 ADDRESS = "127.0.0.1"
 #: what tells gloo, NCCL, tensorpipe and Horovod by which interface ranks talk
@@ -23,3 +25,27 @@ def interfaces(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 def is_loopback(host: str) -> bool:
     """Whether `host`, an address or a name, is this machine's loopback."""
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def free_port() -> int:
+    """Return a port that is free now; who needs it tries again with another, should it be taken meanwhile."""
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        return int(probe.getsockname()[1])
+
+
+def rank_environments(
+    size: int, port: int, *, is_served: bool, base: Mapping[str, str] = os.environ
+) -> list[dict[str, str]]:
+    """Return the environment of each rank of a world on this machine, as torchrun would write it.
+
+    Args:
+        size: of the world.
+        port: of the loopback, where the ranks meet in a store.
+        is_served: the process that starts the ranks serves the store; else rank 0 does.
+        base: what the environments are made from.
+    """
+    served = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if is_served else {}
+    meeting = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), **served, **interfaces(base)}
+    worlds = [World(rank=rank, size=size, local_rank=rank, local_size=size) for rank in range(size)]
+    return [{**base, **meeting, **world.environment} for world in worlds]

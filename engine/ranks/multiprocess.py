@@ -3,28 +3,25 @@
 The children train; what comes back are the weights, the metrics, the callbacks' state and the value of the call.
 """
 
-import gc
-import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from midstride.engine.errors import EngineError, UserError, WorldError
-from midstride.engine.processes.lifetime import die_with_parent, signal_all
-from midstride.engine.processes.loopback import ADDRESS, interfaces
+from midstride.engine.processes.child_processes import ChildProcesses
+from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.strategies.rendezvous import serve_store
@@ -114,41 +111,26 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
             # Into a file: each rank gets a copy of its own. Handed over by torch, they would share their weights.
             torch.save(call, folder / "call.pt")
         store = serve_store()
-        context: Any = multiprocessing.get_context(method)
-        children = []
-        for rank in range(ranks):
-            world = World(rank=rank, size=ranks, local_rank=rank, local_size=ranks)
-            arguments = (world, store.port, folder, os.getpid(), call if method == "fork" else None)
-            children.append(context.Process(target=_run_rank, args=arguments, name=f"midstride rank {rank}"))
-        asked_to_stop = _watch(children)
+        environments = rank_environments(ranks, store.port, is_served=True, base={**os.environ, World.STARTED: ""})
+        with ChildProcesses(_run_rank, [folder, call if method == "fork" else None], environments, method) as children:
+            asked_to_stop = _watch(children)
         _raise_for_results(folder, ranks, asked_to_stop)
         return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
-def _watch(children: Sequence[BaseProcess]) -> bool:
+def _watch(children: ChildProcesses) -> bool:
     """Wait until all children have ended; when one fails, the others soon follow. Return whether a stop was asked."""
     deadline = float("inf")
-    try:
-        for child in children:
-            child.start()
-        with _stop_signals_forwarded(children) as stops:
-            while running := [child for child in children if child.is_alive()]:
-                wait([child.sentinel for child in running], timeout=0.2)
-                if deadline == float("inf") and any(child.exitcode for child in children):
-                    deadline = time.monotonic() + _LAST_WORDS_S
-                if time.monotonic() > deadline:
-                    break
-            return bool(stops)
-    finally:
-        for child in children:
-            if child.is_alive():
-                child.kill()
-            if child.pid is not None:
-                child.join()
+    with _stop_signals_forwarded(children) as stops:
+        while children.running() and time.monotonic() <= deadline:
+            children.wait(0.2)
+            if deadline == float("inf") and any(children.exit_codes()):
+                deadline = time.monotonic() + _LAST_WORDS_S
+        return bool(stops)
 
 
 @contextmanager
-def _stop_signals_forwarded(children: Sequence[BaseProcess]) -> Iterator[list[int]]:
+def _stop_signals_forwarded(children: ChildProcesses) -> Iterator[list[int]]:
     """Have a request to stop reach the ranks, which take a snapshot and end within their grace; yield such requests."""
     stops: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -157,7 +139,7 @@ def _stop_signals_forwarded(children: Sequence[BaseProcess]) -> Iterator[list[in
 
     def pass_on(number: int, frame: Any) -> None:
         stops.append(number)
-        signal_all([child.pid for child in children if child.pid is not None], signal.SIGTERM)
+        children.send(signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, pass_on)
     try:
@@ -166,23 +148,17 @@ def _stop_signals_forwarded(children: Sequence[BaseProcess]) -> Iterator[list[in
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_rank(world: World, port: int, folder: Path, parent: int, call: TrainerCall | None) -> None:
+def _run_rank(folder: Path, call: TrainerCall | None) -> None:
     """Be one rank: make the call, leave what came of it in `folder`."""
-    # First of all: after a fork, the parent's threads are gone, and a wait for one hangs. So would the destructor of
-    # what the parent has left to its garbage collector, such as the store of an earlier fit.
-    gc.freeze()
     torch.set_num_threads(1 if call is not None else torch.get_num_threads())
-    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    meeting = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    os.environ.update({**world.environment, **meeting, **interfaces(), World.STARTED: ""})
+    rank = World.from_environment().rank
     try:
         made: TrainerCall = call or torch.load(folder / "call.pt", weights_only=False)
-        _write(folder / f"result-{world.rank}.pt", made.make())
+        _write(folder / f"result-{rank}.pt", made.make())
     except BaseException as error:
-        _write(folder / f"raised-{world.rank}.pt", (Outcome.of(error, rank=world.rank), *_portable(error)))
-        os._exit(1)
-    os._exit(0)  # nothing of the parent's is torn down a second time
+        _write(folder / f"raised-{rank}.pt", (Outcome.of(error, rank=rank), *_portable(error)))
+        sys.exit(1)
 
 
 def _write(path: Path, value: Any) -> None:

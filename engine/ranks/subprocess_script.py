@@ -10,13 +10,14 @@ import sys
 import time
 
 from midstride.engine.errors import WorldError
-from midstride.engine.processes.lifetime import PARENT, die_with_parent
-from midstride.engine.processes.loopback import ADDRESS, interfaces
+from midstride.engine.processes.child_processes import end_within
+from midstride.engine.processes.lifetime import PARENT
+from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.strategies.torch_internals import TCPStore
 from midstride.engine.world import World
 
-__all__ = ["ended_early", "start_other_ranks", "tie_to_first_rank"]
+__all__ = ["ended_early", "start_other_ranks"]
 
 #: at the end of the script, for ranks that still do what stands after its last call
 _PATIENCE_S = 60.0
@@ -40,26 +41,14 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
         return
     store = serve_store()
     _stores.append(store)
-    meeting = {
-        "MASTER_ADDR": ADDRESS,
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        World.STARTED: ",".join(map(str, gpus)),
-        **interfaces(),
-    }
+    base = {**os.environ, World.STARTED: ",".join(map(str, gpus))}
+    ours, *others = rank_environments(size, store.port, is_served=True, base=base)
     command = [sys.executable, *sys.orig_argv[1:]]
-    for rank in range(1, size):
-        world = World(rank=rank, size=size, local_rank=rank, local_size=size)
-        environment = {**os.environ, **meeting, **world.environment, PARENT: str(os.getpid())}
-        _processes[rank] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-    os.environ.update({**meeting, **World(size=size, local_size=size).environment})
+    for rank, environment in enumerate(others, 1):
+        tied = {**environment, PARENT: str(os.getpid())}
+        _processes[rank] = subprocess.Popen(command, env=tied, stdin=subprocess.DEVNULL)
+    os.environ.update(ours)
     atexit.register(_end)
-
-
-def tie_to_first_rank() -> None:
-    """In a rank that a script started: end when its rank 0 does, whatever ends it."""
-    if parent := os.environ.pop(PARENT, None):
-        die_with_parent(int(parent))
 
 
 def ended_early() -> list[str]:
@@ -74,12 +63,5 @@ def _end() -> None:
     failed = getattr(sys, "last_value", None) is not None
     until = time.monotonic() + (_LAST_WORDS_S if failed else _PATIENCE_S)
     for rank, process in _processes.items():
-        try:
-            process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            if not failed:
-                print(
-                    f"midstride: rank {rank} was still running {_PATIENCE_S:.0f} s after rank 0: ended", file=sys.stderr
-                )
+        if not end_within(process, until - time.monotonic()) and not failed:
+            print(f"midstride: rank {rank} was still running {_PATIENCE_S:.0f} s after rank 0: ended", file=sys.stderr)

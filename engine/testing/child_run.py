@@ -1,10 +1,9 @@
 """One training of a run that is checked, in a process of its own: what it keeps in globals ends with it."""
 
 import copy
-import gc
 import json
 import logging
-import multiprocessing
+import os
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ import torch
 from midstride.engine.errors import EngineError, UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.objects.digest import object_digest
+from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.testing.batch_journal import BatchJournal
 from midstride.engine.testing.nondeterminism import NondeterminismTracer
 from midstride.engine.training.trainer import Trainer
@@ -60,14 +60,10 @@ class ChildRun:
         self.folder.mkdir(exist_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # newer Pythons warn of forks in general
-            process = multiprocessing.get_context("fork").Process(
-                target=self._run, args=(module, data, options, watched)
-            )
-            process.start()
-        process.join()
-        code = process.exitcode
-        process.close()
-        if code:
+            with ChildProcesses(self._run, (module, data, options, watched), [os.environ]) as process:
+                while process.running():
+                    process.wait(60.0)
+        if code := process.exit_codes()[0]:
             path = self.folder / "error.txt"
             error = path.read_text() if path.exists() else f"the process ended with {code}"
             raise AssertionError(f"this does not train to the end of the check, so nothing can be compared:\n{error}")
@@ -75,7 +71,6 @@ class ChildRun:
 
     def _run(self, module: Factory, data: Factory, options: Mapping[str, Any], watched: bool) -> None:
         try:
-            gc.freeze()  # destructors of what the parent left to its collector may wait for threads
             torch.set_num_threads(1)  # a pool of threads does not survive a fork
             self._train(module, data, options, watched)
         except BaseException as error:

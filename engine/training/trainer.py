@@ -21,10 +21,10 @@ from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.hooks import unknown_hooks
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module
 from midstride.engine.modules.progress import Progress
+from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_own_gpus
 from midstride.engine.ranks.dispatch import on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
-from midstride.engine.ranks.subprocess_script import tie_to_first_rank
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies.base import Strategy
@@ -135,7 +135,7 @@ class Trainer(TrainerState):
         **others: Any,
     ) -> None:
         options = {**_given_options(locals()), **others}
-        tie_to_first_rank()
+        tie_to_parent()
         #: how this Trainer was made, for ranks that make another like it on their own devices
         self.arguments: dict[str, Any] = {"strategy": strategy, "strategy_args": strategy_args, "callbacks": callbacks}
         self.arguments |= {"lanes": lanes, "seed": seed, "accept_change": accept_change, "identity": identity}

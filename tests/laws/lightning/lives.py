@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import traceback
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from midstride.engine import Trainer
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.processes.child_processes import ChildProcesses
 
 #: where each run dies: once in a step, once in an epoch's end
 DEATHS = ((4, "fetch"), (6, "epoch_end"))
@@ -74,18 +74,10 @@ def midstride_weights(row: Any, run: Path) -> dict[str, torch.Tensor]:
 
 def life(row: Any, run: Path, plan: FaultPlan) -> int:
     """Give `run` a life in a fork; return how it ended."""
-    if (pid := os.fork()) == 0:
-        os.environ |= plan.environment
-        code = 1
-        try:
-            midstride_weights(row, run)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with ChildProcesses(midstride_weights, [row, run], [{**os.environ, **plan.environment}]) as process:
+        while process.running():
+            process.wait(60.0)
+    return process.exit_codes()[0] or 0
 
 
 def train_on_two(run: str) -> None:

@@ -1,0 +1,118 @@
+"""Processes that this one starts from a function, signals, reaps, and never leaves behind."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal, NoReturn
+
+from midstride.engine.processes.lifetime import die_with_parent, signal_all
+
+__all__ = ["ChildProcesses", "end_within"]
+
+
+class ChildProcesses:
+    """One call in several processes: the ranks of a world on this machine, mostly.
+
+    They run inside the `with` block; whatever ends it ends them. If this process is killed, the kernel ends those that
+    are its own children, which those of "forkserver" are not.
+
+    Args:
+        target: called in each. What it prints is flushed and its process ends without tearing down what it inherited:
+            with 0 when it returns, with the code of a SystemExit, else with 1 and a traceback.
+        arguments: of the call; pickled, unless forked.
+        environments: one process for each; its whole environment.
+        method: as `multiprocessing` starts a process.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., object],
+        arguments: Sequence[Any],
+        environments: Sequence[Mapping[str, str]],
+        method: Literal["fork", "spawn", "forkserver"] = "fork",
+    ) -> None:
+        context: Any = multiprocessing.get_context(method)
+        parent = None if method == "forkserver" else os.getpid()
+        self._processes: list[BaseProcess] = [
+            context.Process(target=_run, args=(parent, dict(environment), target, tuple(arguments)))
+            for environment in environments
+        ]
+
+    def __enter__(self) -> "ChildProcesses":
+        """Return the processes, running."""
+        try:
+            for process in self._processes:
+                process.start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill those that still run, and wait until they have gone."""
+        self._end()
+
+    def running(self) -> list[int]:
+        """Return the numbers, from 0, of the processes that have not ended."""
+        return [number for number, code in enumerate(self.exit_codes()) if code is None]
+
+    def exit_codes(self) -> list[int | None]:
+        """Return how each process ended: -n by signal n, None if it has not."""
+        return [process.exitcode for process in self._processes]
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until one of those that run ends, or the time is over."""
+        if running := [self._processes[number].sentinel for number in self.running()]:
+            wait(running, timeout=timeout_s)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to those that run."""
+        signal_all([pid for process in self._processes if process.exitcode is None and (pid := process.pid)], number)
+
+    def _end(self) -> None:
+        for process in self._processes:
+            if process.pid is not None:
+                process.kill()
+        for process in self._processes:
+            if process.pid is not None:
+                process.join()
+
+
+def _run(parent: int | None, environment: dict[str, str], target: Callable[..., object], arguments: Any) -> NoReturn:
+    # First of all: after a fork, the parent's threads are gone, and a wait for one hangs. So would the destructor of
+    # what the parent has left to its garbage collector, such as the store of an earlier fit.
+    gc.freeze()
+    if parent is not None:
+        die_with_parent(parent)
+    os.environ.clear()
+    os.environ.update(environment)
+    code: object = 1
+    try:
+        target(*arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def end_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Wait for `process`; kill it if it runs on after `seconds`. Return whether it ended before."""
+    try:
+        process.wait(max(0.0, seconds))
+        return True
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False

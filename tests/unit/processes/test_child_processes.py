@@ -1,0 +1,111 @@
+"""Child processes: how each ends, that a signal reaches those that run, and that none lives on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+from midstride.engine.processes.child_processes import ChildProcesses, end_within
+from midstride.engine.processes.loopback import rank_environments
+
+
+def returns() -> None:
+    print("said", end="")
+
+
+def leaves(code: object) -> None:
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def raises() -> None:
+    raise ValueError("a bug")
+
+
+def ends_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleeps() -> None:
+    time.sleep(600)
+
+
+def one() -> list[dict[str, str]]:
+    return [dict(os.environ)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("target", "arguments", "code"),
+    [
+        (returns, [], 0),
+        (leaves, [None], 0),
+        (leaves, [7], 7),
+        (leaves, ["why"], 1),
+        (raises, [], 1),
+        (ends_itself, [], -signal.SIGKILL),
+    ],
+)
+def test_how_a_process_ends(
+    target: Callable[..., None], arguments: list[Any], code: int, method: Literal["fork", "spawn", "forkserver"]
+) -> None:
+    with ChildProcesses(target, arguments, one(), method) as processes:
+        while processes.running():
+            processes.wait(60.0)
+    assert processes.exit_codes() == [code]
+
+
+def test_what_a_process_prints_is_flushed(capfd: pytest.CaptureFixture[str]) -> None:
+    with ChildProcesses(returns, [], one()) as processes:
+        while processes.running():
+            processes.wait(60.0)
+    assert capfd.readouterr().out == "said"
+
+
+def test_a_signal_reaches_those_that_run() -> None:
+    with ChildProcesses(sleeps, [], one() * 2) as processes:
+        processes.send(signal.SIGTERM)
+        while processes.running():
+            processes.wait(60.0)
+    assert processes.exit_codes() == [-signal.SIGTERM] * 2
+
+
+def test_an_error_in_the_block_ends_them() -> None:
+    with pytest.raises(KeyError), ChildProcesses(sleeps, [], one() * 3) as processes:
+        raise KeyError
+    assert processes.exit_codes() == [-signal.SIGKILL] * 3
+
+
+def test_a_start_that_fails_ends_those_that_run() -> None:
+    processes = ChildProcesses(sleeps, [], one() * 2)
+    processes._processes[1].start = raises  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="a bug"), processes:
+        pytest.fail("the block was entered")
+    assert processes.exit_codes() == [-signal.SIGKILL, None]
+
+
+@pytest.mark.parametrize(
+    ("code", "within_s", "ended"), [("pass", 60.0, True), ("import time; time.sleep(600)", 0, False)]
+)
+def test_end_within(code: str, within_s: float, ended: bool) -> None:
+    process = subprocess.Popen([sys.executable, "-c", code])
+    assert end_within(process, within_s) == ended
+    assert process.returncode == (0 if ended else -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_the_environment_of_ranks(is_served: bool) -> None:
+    first, second = rank_environments(2, 29500, is_served=is_served, base={"KEPT": "1"})
+    assert first | {"RANK": "1", "LOCAL_RANK": "1"} == second
+    assert {name: first[name] for name in ("KEPT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")} == {
+        "KEPT": "1",
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    assert ("TORCHELASTIC_USE_AGENT_STORE" in first) == is_served
