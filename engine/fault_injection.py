@@ -1,7 +1,7 @@
 """Faults on purpose: kill, raise or hang at a rank, a step and a phase. What tests and rehearsals use.
 
 A plan is a file, so that it reaches every rank of a world however it was launched, and each of
-its faults fires once over all the lives of a run. A plan that did not fire has shown nothing:
+its faults fires once over all the attempts of a run. A plan that did not fire has shown nothing:
 `FaultPlan.assert_all_fired` says so.
 """
 
@@ -97,7 +97,7 @@ class FaultPlan:
         return self
 
     def at(self, rank: int, step: int, phase: str) -> None:
-        """Strike here, if the plan says so and it has not yet done so in this or an earlier life."""
+        """Strike here, if the plan says so and it has not yet done so in this or an earlier attempt."""
         for number, fault in enumerate(self.faults):
             if fault.rank != rank or fault.phase != phase or step < fault.step:
                 continue

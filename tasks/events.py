@@ -37,7 +37,7 @@ class RunResumed(Event):
 
     event = "midstride.run.resumed"
 
-    generation: int = Field(description="Counts the lives of the run, from 1.")
+    generation: int = Field(description="Number of the attempt's lease: 1, and one more with each resume.")
     snapshot: str = Field(description="Name of the snapshot it goes on from.")
     step: int = Field(description="Optimizer steps taken by then.")
 

@@ -108,7 +108,7 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
 
 @app.command
 def audit(url: Url, /) -> int:
-    """Show what each epoch of a run used, over all its lives: every sample once; end with 1 if that does not hold."""
+    """Show what each epoch of a run used, over all attempts: every sample once; end with 1 if that does not hold."""
     from midstride.engine.runs.audit import audit as audit_of
 
     with busy(f"reading {url}"), runs_at(url) as runs:

@@ -24,7 +24,7 @@ def resume_errors(job: TrainingJob) -> list[str]:
     chosen: dict[str, Any] = {k: v for k, v in job.trainer.model_dump().items() if k not in _LEFT_OUT}
     callbacks = build_trainer(job).callbacks
     own, quiet = logging.getLogger("midstride"), logging.NullHandler()
-    own.addHandler(quiet)  # what each life says of its world is of no interest here
+    own.addHandler(quiet)  # what each attempt says of its world is of no interest here
     try:
         module, data = partial(build_module, job), partial(build_data, job)
         assert_resumes_exactly(module, data, seed=job.seed, callbacks=callbacks, gpus=0, **chosen)

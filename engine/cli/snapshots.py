@@ -22,7 +22,7 @@ from midstride.engine.storage.store import Store
 __all__ = ["Url", "runs_at", "snapshots"]
 
 Url = Annotated[str, Parameter(help="A run, or a store of runs: a folder or an fsspec URL.")]
-Keep = Annotated[int, Parameter(help="How many stay, beside the one that the newest life of the run resumed from.")]
+Keep = Annotated[int, Parameter(help="How many stay, beside the one that the newest attempt of the run resumed from.")]
 Yes = Annotated[bool, Parameter(name="--yes", help="Do it.", negative=())]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
 

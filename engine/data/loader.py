@@ -78,7 +78,7 @@ class ResumableLoader(ABC):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back; called before the first `batches` of a life."""
+        """Take it back; called before the first `batches` of an attempt."""
 
     def clone(self) -> Self:
         """Return a loader that can be given a state while this one is read."""

@@ -22,7 +22,7 @@ from midstride.engine.seeds import mix
 __all__ = ["COUNTED", "MapLoader", "limited"]
 
 
-#: samples that are read twice in each life: what draws where it cannot be found may do so for few of them
+#: samples that are read twice in each attempt: what draws where it cannot be found may do so for few of them
 PROBED = 64
 
 

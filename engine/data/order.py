@@ -51,7 +51,7 @@ class SampleOrder(ABC):
 
     @abstractmethod
     def open(self, epoch: int, *, resumed: bool) -> None:
-        """Get ready for `epoch`; `resumed` in the middle of it, in another life."""
+        """Get ready for `epoch`; `resumed` in the middle of it, in another attempt."""
 
     @abstractmethod
     def indices_at(self, places: Positions) -> list[Any]:

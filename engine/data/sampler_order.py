@@ -106,7 +106,7 @@ class SamplerOrder(SampleOrder):
         return self._length
 
     def open(self, epoch: int, *, resumed: bool) -> None:
-        """Run the sampler for `epoch`; one that was begun in another life has its items."""
+        """Run the sampler for `epoch`; one that was begun in another attempt has its items."""
         if resumed:
             self._run_again(epoch)
             return

@@ -31,7 +31,7 @@ State = dict[str, Any]
 class SamplerState:
     """The state of a sampler, and of the objects it holds, as it differs from when it was built.
 
-    A sampler is built anew in every life, so what never changes (weights, indices) is in no snapshot.
+    A sampler is built anew in every attempt, so what never changes (weights, indices) is in no snapshot.
 
     Args:
         sampler: any sampler or batch sampler.

@@ -58,7 +58,7 @@ def print_whole_lines() -> None:
 
 
 class RankProcess:
-    """One rank's life, from its session to its outcome.
+    """One rank of an attempt, from its session to its outcome.
 
     Args:
         session: where the job is read and the outcome written.

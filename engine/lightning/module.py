@@ -29,7 +29,7 @@ _REDUCTIONS: dict[Any, str] = {
 class LightningMethods(TrainingModule):
     """What stands in place of LightningModule's own methods, where the user has not written them."""
 
-    #: attributes that are set by the engine, or anew in every life
+    #: attributes that are set by the engine, or anew in every attempt
     not_state = frozenset({"_device", "_dtype", "_fabric", "_device_mesh", "_metric_attributes", "_current_fx_name"})
 
     @property

@@ -49,7 +49,7 @@ class LoggedRun:
     Args:
         name: of the run; a tracker calls its own run so.
         url: folder or URL of the run.
-        run_id: of the run, alike in all its lives, of no other run; empty for a run without leases.
+        run_id: of the run, alike in all its attempts, of no other run; empty for a run without leases.
         hparams: what decides the run, by dotted name.
     """
 
@@ -62,8 +62,8 @@ class LoggedRun:
 class Logger(ABC):
     """Base of loggers: brings the rows of a run to a tracker.
 
-    A logger works in a process of its own, beside the training. It is built there, anew in each life of the run, so its
-    constructor keeps its arguments and does nothing else. What it raises is told once as a warning, and `open` is
+    A logger works in a process of its own, beside the training. It is built there, anew in each attempt of the run, so
+    its constructor keeps its arguments and does nothing else. What it raises is told once as a warning, and `open` is
     called again later.
     """
 
@@ -77,7 +77,7 @@ class Logger(ABC):
 
     @abstractmethod
     def log_rows(self, rows: Sequence[Row]) -> None:
-        """Send rows; when this returns, `open` of a later life would find them."""
+        """Send rows; when this returns, `open` of a later attempt would find them."""
 
     def finish(self, best: Path | None) -> None:
         """The run is over and all its rows are sent.

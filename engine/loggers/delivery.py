@@ -2,7 +2,7 @@
 
 The process gets its document as the first line of standard input. Every further line says that a snapshot may have
 been committed; the line "end" that the training is over. If the input ends without it, the rank has died, and so does
-this process: the next life of the run asks the tracker where it stands.
+this process: the next attempt of the run asks the tracker where it stands.
 """
 
 import itertools
@@ -43,7 +43,7 @@ class Delivery:
     Args:
         store: of the run.
         logger: of the tracker; not open.
-        generation: of this life; a newer one ends the delivery, and has its own. None: whichever is the newest.
+        generation: of this attempt; a newer one ends the delivery, and has its own. None: whichever is the newest.
     """
 
     def __init__(self, store: Store, logger: Logger, generation: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Delivery:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether a newer life of the run has begun."""
+        """Whether a newer attempt of the run has begun."""
         lease = newest(self._store)
         return self._generation is not None and lease is not None and lease.generation > self._generation
 

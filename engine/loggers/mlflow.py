@@ -22,7 +22,7 @@ _METRICS, _PARAMS, _PARAM_LENGTH = 1000, 100, 6000
 
 
 class MLflowLogger(Logger):
-    """Logs to the MLflow run of the same name; all lives of a run log to one.
+    """Logs to the MLflow run of the same name; all attempts of a run log to one.
 
     MLflow can take no row back. A run that went back behind rows that were sent gets a new MLflow run, with all its
     rows; the old one stays, without the tag by which it was found.

@@ -25,12 +25,12 @@ _GRACE_S = 5.0
 
 
 class LoggerProcesses:
-    """The loggers of one life of a run.
+    """The loggers of one attempt of a run.
 
     Args:
         loggers: one process each.
         store: of the run.
-        generation: of this life.
+        generation: of this attempt.
     """
 
     def __init__(self, loggers: Sequence[LoggerOptions], store: Store, generation: int) -> None:
@@ -51,7 +51,7 @@ class LoggerProcesses:
         self.close()
 
     def close(self) -> None:
-        """End the processes; what was not delivered, the next life delivers."""
+        """End the processes; what was not delivered, the next attempt delivers."""
         for process in self._processes:
             end_within(process, 0)
             if process.stdin is not None:

@@ -14,11 +14,12 @@ __all__ = ["WandbLogger"]
 
 
 class WandbLogger(Logger):
-    """Logs to the W&B run whose id and name are the run's; all lives of a run log to one.
+    """Logs to the W&B run whose id and name are the run's; all attempts of a run log to one.
 
-    Offline, each life writes the folder `dir/wandb/offline-run-...-RUN` anew from the committed rows and removes those
-    of earlier lives: `wandb sync` finds one. Online, a life goes on after the last step that the server has; the server
-    takes no row back, so what a run that went back behind rows that were sent logs there again is left out.
+    Offline, each attempt writes the folder `dir/wandb/offline-run-...-RUN` anew from the committed rows and removes
+    those of earlier attempts: `wandb sync` finds one. Online, an attempt goes on after the last step that the server
+    has; the server takes no row back, so what a run that went back behind rows that were sent logs there again is left
+    out.
 
     Args:
         project: that the run belongs to; in a job by default its name.

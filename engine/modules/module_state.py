@@ -110,7 +110,7 @@ class TrainingModes:
 
 
 def _tell(what: str, new: Sequence[str], gone: Sequence[str]) -> None:
-    """Say what the code builds otherwise than that of the snapshot's life."""
+    """Say what the code builds otherwise than that of the snapshot's attempt."""
     lines = {"new, and as built": new, "gone, and dropped": gone}
     if said := [f"{line}: {', '.join(names)}" for line, names in lines.items() if names]:
         log.warning("the code builds other %s than those the snapshot is of: %s", what, "; ".join(said))

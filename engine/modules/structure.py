@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class ModuleStructure:
-    """How a module differs from what every life builds; given back before its weights are.
+    """How a module differs from what every attempt builds; given back before its weights are.
 
     Args:
         module: as it was built.
@@ -36,7 +36,7 @@ class ModuleStructure:
         """Return new modules, and parameters and buffers that are new or have another form; nothing if all is as built.
 
         Raises:
-            UserError: a parameter is gone: its optimizer would find another one in the next life.
+            UserError: a parameter is gone: its optimizer would find another one in the next attempt.
         """
         modules = dict(self._module.named_modules())
         new = [path for path in modules if path not in self._modules and path.rpartition(".")[0] in self._modules]
@@ -49,9 +49,9 @@ class ModuleStructure:
             state["tensors"] = {name: _described(tensor) for name, tensor in changed.items()}
         if gone := [name for name, form in self._forms.items() if name not in tensors and form[0] == "parameter"]:
             raise UserError(
-                f"the parameter {gone[0]} was there when training began and is gone: no other life can take its "
+                f"the parameter {gone[0]} was there when training began and is gone: no other attempt can take its "
                 "optimizer's state to where it went. Change the module's parameters (pruning, parametrizations, "
-                "replaced layers) in __init__, setup or on_fit_start, which every life calls."
+                "replaced layers) in __init__, setup or on_fit_start, which every attempt calls."
             )
         return state
 
@@ -100,8 +100,8 @@ class ModuleStructure:
             made = filling.put(node, MISSING, f"structure/{path}")
             if not isinstance(made, nn.Module):
                 raise UserError(
-                    f"the module {path}, a {node.kind}, came up in training, and this life cannot build it: its class "
-                    "is not to be found. Make it in __init__, or define the class at the top of a file."
+                    f"the module {path}, a {node.kind}, came up in training, and this attempt cannot build it: its "
+                    "class is not to be found. Make it in __init__, or define the class at the top of a file."
                 )
             vars(owner).pop(name, None)
             children_of(owner)[name] = made.to(self._device)

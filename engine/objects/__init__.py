@@ -1,6 +1,6 @@
 """The object graph: what Python objects hold, taken once by identity and put back in place.
 
-code_changes      what the code of a life builds, beside what that of the snapshot's life built: it may have
+code_changes      what the code of an attempt builds, beside what that of the snapshot's attempt built: it may have
                   been mended since
 containers        how values, tensors and containers are put back: a filler for each type of node
 digest            A digest of what a module, its data, their classes and their files' globals hold at the end

@@ -1,4 +1,4 @@
-"""What the code of a life builds, beside what that of the snapshot's life built: it may have been mended since."""
+"""What an attempt's code builds, beside what that of the snapshot's attempt built: it may have been mended since."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -47,16 +47,16 @@ def _brief(node: Any) -> str:
 
 @dataclass
 class CodeChange:
-    """How the code that built a life differs from that of the snapshot which it goes on from.
+    """How the code that built an attempt differs from that of the snapshot which it goes on from.
 
     Args:
-        now: what this life built.
-        then: what the snapshot's life built; empty if the snapshot does not say.
+        now: what this attempt built.
+        then: what the snapshot's attempt built; empty if the snapshot does not say.
     """
 
     now: Built = field(default_factory=dict)
     then: Built = field(default_factory=dict)
-    #: what this life makes of it: by what is said of them, the attributes
+    #: what this attempt makes of it: by what is said of them, the attributes
     found: dict[str, list[str]] = field(default_factory=dict)
 
     def adds(self, path: str, name: str) -> bool:
@@ -96,7 +96,7 @@ class CodeChange:
     def after(self, saved: Mapping[str, Any]) -> Built:
         """Return what the run's code builds from here on; `saved` are the attributes of the snapshot by path.
 
-        An attribute that training set is none, even where this life finds it on an object that trained before.
+        An attribute that training set is none, even where this attempt finds it on an object that trained before.
         """
         late = {
             (path, name) for path, names in saved.items() for name in names if name not in self.then.get(path, {name})

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 #: what the engine sets itself on a module
 _OURS = frozenset({"_trainer", "device", "_is_replica"}) | INTERNAL
-#: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each life sets it up
+#: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each attempt sets it up
 _COMPOSABLE = "__composable_api_state_key"
 #: of libraries, and known not to change by themselves: data sets are watched
 _DATA = (Dataset, DataLoader, Sampler)
@@ -45,7 +45,7 @@ class Root:
         name: of the owner in its group.
         values: the attributes as they are now.
         owner: on which they are set; None if they are filled in place only.
-        is_setup: what they were when the fit began is set up by every life: only what differs from it is state.
+        is_setup: what they were when the fit began is set up by every attempt: only what differs from it is state.
         is_data: what is large among them is not written.
     """
 
@@ -117,14 +117,14 @@ class Objects:
         return cls(lambda: module_roots(module), lambda: module_anchors(module), device)
 
     def _begin(self) -> None:
-        """Note what every life sets up alike."""
+        """Note what every attempt sets up alike."""
         walk, roots = self._walk()
         for root in roots:
             nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
             self._built[root.path] = set(root.values)
             if root.owner is None or is_users(type(root.owner)):
                 built = built_by(nodes, root.path)
-                # of what every life sets up anew, such as a number of workers, the names alone
+                # of what every attempt sets up anew, such as a number of workers, the names alone
                 self._code |= {k: dict.fromkeys(v, "") for k, v in built.items()} if root.is_setup else built
             if root.is_setup or root.is_data:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
@@ -278,7 +278,7 @@ class Objects:
             )
 
     def _tell_replaced(self, walk: GraphWalk) -> None:
-        """Name functions and objects that came up in training and that no other life would have."""
+        """Name functions and objects that came up in training and that no other attempt would have."""
         before = self._constants or {}
         now = {**walk.constants, **{path: kind_name(type(value)) for path, value in walk.opaque.items()}}
         lines = []

@@ -53,7 +53,7 @@ class OptimizerList:
 
     Args:
         optimizers: returns those there are; as training begins, before it gives them more to train, they are those
-            that every life makes.
+            that every attempt makes.
         module: what they train.
     """
 
@@ -69,7 +69,7 @@ class OptimizerList:
             was, now = (", ".join(kind.__name__ for kind in some) or "none" for some in (self._kinds, kinds))
             raise UserError(
                 f"trainer.optimizers was replaced in training: {was} became {now}; a resumed run begins with {was}. "
-                "Return them from configure_optimizers, or replace them in on_fit_start, which every life calls."
+                "Return them from configure_optimizers, or replace them in on_fit_start, which every attempt calls."
             )
         return optimizers
 
@@ -77,7 +77,7 @@ class OptimizerList:
         """Return every optimizer's state, by number, and the parameters of groups that were added in training.
 
         Raises:
-            UserError: such a group trains what is no parameter of the module: no other life could find it.
+            UserError: such a group trains what is no parameter of the module: no other attempt could find it.
         """
         states: dict[str, Any] = {str(number): one.state_dict() for number, one in enumerate(self._optimizers)}
         added = {

@@ -1,6 +1,6 @@
 """What a run that ended or broke tells: report, curves, audit.
 
-audit        whether, over all lives of a run, every epoch used the samples of its order, each once (law 3)
+audit        whether, over all attempts of a run, every epoch used the samples of its order, each once (law 3)
 cause        an error in one line
 curves       the curves of a run as a picture, where matplotlib is installed
 markdown     a report in Markdown: the same for a file, an artifact and an e-mail

@@ -1,4 +1,4 @@
-"""The audit: over all lives of a run, every epoch used the samples of its order, each once (law 3).
+"""The audit: over all attempts of a run, every epoch used the samples of its order, each once (law 3).
 
 Where samples stand in an order that is a function of seed and epoch, that order is made again and compared, by
 digest, with the indices that reached the training step. What a sampler gave is compared with what reached that step.

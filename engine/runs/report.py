@@ -71,7 +71,7 @@ class Report(Options):
         (), description="Epoch and batch, from 0, of what was left out because its loss was not finite."
     )
     overridden: dict[str, str] = Field(
-        {}, description="What a later life asked for, and what the snapshot brought along instead: setting -> both."
+        {}, description="What a later attempt asked for, and what the snapshot brought along instead: setting -> both."
     )
     slow: tuple[str, ...] = Field((), description="Ranks for which the others had to wait.")
     monitor: str = ""

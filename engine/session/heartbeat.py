@@ -39,10 +39,10 @@ class HeartbeatReading:
 
     Args:
         pid: the rank's process.
-        beats: batches done in this life, of training and validation.
+        beats: batches done in this attempt, of training and validation.
         phase: what it is doing.
         step: optimizer steps taken.
-        batches: training batches done in this life.
+        batches: training batches done in this attempt.
         worked_s: seconds spent on reading them and in the training step: its own, not those spent waiting for others.
     """
 

@@ -1,10 +1,10 @@
 """Leases: which generation of a run may write. Needs no torch.
 
-Every life of a run is a generation, and takes its number by creating `lease/NNNNNN.json` exclusively. The newest
-one counts. It says from which snapshot it resumed, so what an older one writes later is known to be stale.
+Every attempt that begins to train is a generation, and takes its number by creating `lease/NNNNNN.json` exclusively. The
+newest one counts. It says from which snapshot it resumed, so what an older one writes later is known to be stale.
 
 It also says from which that one's generation had resumed, and so on, back to one whose number is a multiple of 64: that
-one's lease has all the rest. However many lives a run had, two leases tell its lineage; manifests repeat what they say.
+one's lease has all the rest. However many attempts a run had, two leases tell its lineage; manifests repeat it.
 """
 
 import time
@@ -48,7 +48,7 @@ class Lease:
     """The right to advance a run.
 
     Args:
-        generation: which life of the run this is, from 1.
+        generation: which attempt of the run this is, from 1.
         resumed_from: name of the snapshot it continues; None for a fresh start.
         run_id: what tells this run from any other of the same name; made by the first generation.
         ancestors: names of snapshots: `resumed_from`, the one from which its generation had resumed, and so on, up to
@@ -77,7 +77,7 @@ def acquire(store: Store, resumed_from: str | None, facts: dict[str, Any]) -> Le
 
     Args:
         store: of the run.
-        resumed_from: name of the snapshot this life continues, or None.
+        resumed_from: name of the snapshot this attempt continues, or None.
         facts: JSON values to keep beside, such as host and process.
     """
     while True:

@@ -266,7 +266,7 @@ class Writer:
     def _drop(self, request: SnapshotRequest, error: StoreSilent) -> None:
         self._dropped[self._committer.name_of(request)] = request.rows
         self._weights_queue.snapshot_dropped()
-        since = f"snapshot {self._newest.name}" if self._newest else "this life began"
+        since = f"snapshot {self._newest.name}" if self._newest else "this attempt began"
         log.warning("%s. It is dropped and training goes on; a failure now costs what was done since %s", error, since)
 
     def _with_dropped(self, request: SnapshotRequest) -> SnapshotRequest:

@@ -85,7 +85,7 @@ class Ddp(ReplicatesParameters, BackwardSync):
         watch_frozen(step.module)
         if self._comm_hook is not None:
             self._wrapped.register_comm_hook(None, getattr(default_hooks, f"{self._comm_hook}_hook"))
-        if not self._find_unused:  # DDP keeps its first order then, which is the same in every life
+        if not self._find_unused:  # DDP keeps its first order then, which is the same in every attempt
             self._record(self._wrapped, step)
         return self._wrapped
 
@@ -96,7 +96,7 @@ class Ddp(ReplicatesParameters, BackwardSync):
         return nullcontext()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients in one flat buffer of a fixed layout, which has the same bits in every life."""
+        """Average gradients in one flat buffer of a fixed layout, which has the same bits in every attempt."""
         if self._wrapped is not None:
             self._ensure_complete()
             return
@@ -117,7 +117,7 @@ class Ddp(ReplicatesParameters, BackwardSync):
         return {"gradient_order": self._order or self._noted or None, "shares_buffers": shares}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Replay the order, so that gradients are summed as they were in the life before."""
+        """Replay the order, so that gradients are summed as they were in the attempt before."""
         self._order, self._shares_buffers = state_dict["gradient_order"], state_dict["shares_buffers"]
         if self._wrapped is None:
             return

@@ -40,7 +40,7 @@ class Horovod(ReplicatesParameters):
 
     Args:
         scale_lr: multiply every learning rate, of schedulers too, by the number of processes at the first
-            start. It is part of a run's state: a later life keeps what the first one had.
+            start. It is part of a run's state: a later attempt keeps what the first one had.
     """
 
     name = "horovod"
@@ -79,7 +79,7 @@ class Horovod(ReplicatesParameters):
         scale_learning_rates(optimizers, schedulers, self._factor)
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients in one flat buffer of a fixed layout, which has the same bits in every life."""
+        """Average gradients in one flat buffer of a fixed layout, which has the same bits in every attempt."""
         every = [p for p in parameters if p.requires_grad]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in every]
         has = torch.tensor([float(p.grad is not None) for p in every], device=self.device)

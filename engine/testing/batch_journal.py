@@ -1,4 +1,4 @@
-"""The journal of a life: what stood in every batch that reached the training step, sample by sample."""
+"""The journal of an attempt: what stood in every batch that reached the training step, sample by sample."""
 
 import json
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class BatchJournal(Callback):
 
 
 def first_difference(undisturbed: Path, resumed: Path) -> str | None:
-    """Return text on the first batch of a resumed life that is not what it was; None if all are."""
+    """Return text on the first batch of a resumed attempt that is not what it was; None if all are."""
     was = {(entry["epoch"], entry["batch"]): entry for entry in _entries(undisturbed)}
     for entry in _entries(resumed):
         where = f"batch {entry['batch']} of epoch {entry['epoch']}"

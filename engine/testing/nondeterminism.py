@@ -24,7 +24,7 @@ _METHODS = {"datetime.now": "datetime.now()", "datetime.utcnow": "datetime.utcno
 class NondeterminismTracer:
     """Watches the calls that user code makes in this thread; `seen` lists them, each once.
 
-    It slows a life down manifold, so it watches only one that is known to be wrong.
+    It slows an attempt down manifold, so it watches only one that is known to be wrong.
     """
 
     def __init__(self) -> None:

@@ -38,8 +38,8 @@ def assert_resumes_exactly(
 ) -> None:
     """Train `steps` steps undisturbed, then again from snapshots in between; all must end alike, bit for bit.
 
-    Every life is a process of its own, forked from this one, which stays as it is; each begins with what this
-    process holds and nothing that another life left. Epochs are cut to half of the steps, and validations to two
+    Every attempt is a process of its own, forked from this one, which stays as it is; each begins with what this
+    process holds and nothing that another attempt left. Epochs are cut to half of the steps, and validations to two
     batches, so that ends of epochs and the middle of a validation are among the places.
 
     Args:
@@ -52,7 +52,7 @@ def assert_resumes_exactly(
         AssertionError: naming what is not exact and, where it can be seen, why.
     """
     __tracebackhide__ = True
-    importlib.import_module("torch._dynamo")  # the first optimizer would, in each life anew: seconds
+    importlib.import_module("torch._dynamo")  # the first optimizer would, in each attempt anew: seconds
     short = {"limit_train_batches": max(2, steps // 2), "limit_val_batches": 2}
     keep = {"every_steps": 1, "keep": 1000 + 10 * steps}
     arguments = {"max_steps": steps, "enable_progress_bar": False, "snapshots": keep, **short, **options}
@@ -76,7 +76,7 @@ def _cuts(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
-    """Return a life that finds the run as it was when `cut` was its newest snapshot."""
+    """Return an attempt that finds the run as it was when `cut` was its newest snapshot."""
     shutil.copytree(Path(whole.run), folder / "run")
     for path in (folder / "run" / "snapshots").iterdir():
         if path.name > cut.name:
@@ -85,11 +85,11 @@ def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
 
 
 def _compare(whole: ChildRun, resumed: ChildRun) -> list[str]:
-    """Return what a resumed life did otherwise, the first cause first."""
+    """Return what a resumed attempt did otherwise, the first cause first."""
     faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
     for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
         faults += [_line(*difference) for difference in iter_differences(expected, found)]
-    rows = [Path(life.run, "metrics.csv").read_text().splitlines() for life in (whole, resumed)]
+    rows = [Path(attempt.run, "metrics.csv").read_text().splitlines() for attempt in (whole, resumed)]
     if not faults and rows[0] != rows[1]:
         faults += [f"the metric log: {b!r} resumed, {a!r} undisturbed" for a, b in zip(*rows, strict=False) if a != b]
     return faults

@@ -16,7 +16,7 @@ losses          what `training_step` returns, read and checked, and steps that r
 nonfinite       `on_nan: skip`: a step that is not finite leaves nothing behind
 optimizer_step  how a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers
 reporter        tells the launcher what happens; where there is none, the person at the terminal
-sample_log      the log of samples: which batches of which epochs reached the training step, over all lives of
+sample_log      the log of samples: which batches of which epochs reached the training step, over all attempts of
                 a run
 setup           what is set up before a stage, and taken down after it: the data and the module
 trainer         puts the parts of a training together and hands them to the loops

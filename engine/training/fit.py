@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def load_measurements(context: EvaluationContext, run: str | None, resume: Resume) -> None:
-    """Let the strategy go by what earlier lives of `run` have measured, if it measures."""
+    """Let the strategy go by what earlier attempts of `run` have measured, if it measures."""
     options, strategy = context.settings.snapshots, context.strategy
     if isinstance(strategy, Measures) and run is not None and options is not None and resume != "never":
         kept = RunStore(run, strategy, options.keep, context.heartbeat, options.store_options)

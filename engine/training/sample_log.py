@@ -1,6 +1,6 @@
-"""The log of samples: which batches of which epochs reached the training step, over all lives of a run.
+"""The log of samples: which batches of which epochs reached the training step, over all attempts of a run.
 
-It is part of a run's state, so what a life did after its last snapshot is struck out and entered anew by the life
+It is part of a run's state, so what an attempt did after its last snapshot is struck out and entered anew by the one
 that does it again. An epoch takes one line, however long it is: a place from where and to where, a count, and a
 digest of the indices, which `midstride audit` compares with those that the epoch's order gives.
 """

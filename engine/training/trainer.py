@@ -262,7 +262,7 @@ class Trainer(TrainerState):
         self.strategy.init_process_group()
         ensure_own_gpus(self.strategy)
         self.reporter.emit("met")
-        # Whatever setup draws is the same on every rank and in every life.
+        # Whatever setup draws is the same on every rank and in every attempt.
         seed_everything(self.settings.seed, device_generator(self.strategy))
         attach(module, self)
         self.loaders, self._datamodule = None, data if isinstance(data, DataModule) else None

@@ -1,4 +1,4 @@
-"""A small run with everything in it that is easily lost, and its lives in a world of forked ranks."""
+"""A small run with everything in it that is easily lost, and its lives: attempts in a world of forked ranks."""
 
 import json
 import os

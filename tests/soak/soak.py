@@ -44,18 +44,18 @@ def outcome_of(job: TrainingJob, run: str) -> dict[str, bytes]:
 
 
 def live_through(job: TrainingJob, run: str, plan: FaultPlan) -> int:
-    """Launch the run until it is done; return how many lives it took."""
-    lives = 0
+    """Launch the run until it is done; return how many attempts it took."""
+    attempts = 0
     before = len(plan.fired())
     while True:
-        lives += 1
+        attempts += 1
         outcome = launch(Run(job, run))
         fired = plan.fired()
-        print(f"life {lives}: {outcome.kind}, {len(fired)} of {len(plan.faults)} kills so far", flush=True)
+        print(f"attempt {attempts}: {outcome.kind}, {len(fired)} of {len(plan.faults)} kills so far", flush=True)
         if outcome.kind == "done":
-            return lives
+            return attempts
         if len(fired) == before:
-            raise SystemExit(f"this life ended without being killed: {outcome.error}")
+            raise SystemExit(f"this attempt ended without being killed: {outcome.error}")
         before = len(fired)
 
 
@@ -74,12 +74,12 @@ def main() -> None:
         steps = EPOCHS * STEPS_PER_EPOCH
         plan = random_kills(plan_folder, seed=arguments.seed, kills=arguments.kills, ranks=2, steps=steps)
         os.environ.update(plan.environment)
-        lives = live_through(job, "soaked", plan)
+        attempts = live_through(job, "soaked", plan)
         plan.assert_all_fired()
         calm, soaked = outcome_of(job, "calm"), outcome_of(job, "soaked")
     if calm != soaked:
         sys.exit(f"seed {arguments.seed}: not the same bits: {sorted(calm)} and {sorted(soaked)}")
-    print(f"{arguments.kills} kills in {lives} lives, seed {arguments.seed}: not a bit is other than undisturbed")
+    print(f"{arguments.kills} kills in {attempts} attempts, seed {arguments.seed}: not a bit is other than undisturbed")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class IterableLoader(ResumableLoader):
             )
         self.batch_size = loader.batch_size
         self._drop_last, self._agree = loader.drop_last, agree
-        #: shards that the data are read as, from the first life of a run to its last; 0 is plain PyTorch's no workers
+        #: shards that the data are read as, in all attempts of a run; 0 is plain PyTorch's no workers
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
         self._expected, self._limit = self._limited(len(loader) if hasattr(dataset, "__len__") else None, limit)
         self._workers = loader.num_workers

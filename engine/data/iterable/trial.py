@@ -1,6 +1,6 @@
 """A stream is tried before it is trusted: read again it gives the same, and its state brings it back to its place.
 
-At the start of each life some samples are read from copies of the data set: once with states taken on the way, once
+At the start of each attempt some samples are read from copies of the data set: once with states taken on the way, once
 more from the start, and once from each state. From the first state on that does not bring the stream back none is used:
 what follows the last one that did, or else the whole epoch, is read again instead.
 """

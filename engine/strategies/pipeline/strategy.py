@@ -43,8 +43,8 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
 
     Args:
         balance: layers of each stage, such as [2, 3]; "size" (default) makes the bytes that each keeps alike, "time"
-            the seconds that it takes. What was measured is part of the snapshots: later lives cut alike. Two runs may
-            measure different seconds, and then end with different bits.
+            the seconds that it takes. What was measured is part of the snapshots: later attempts cut alike. Two runs
+            may measure different seconds, and then end with different bits.
         stages: processes a pipeline; all of them by default.
         micro_batches: equal parts in which a batch flows, at most; as many as stages by default.
         schedule: "1f1b" holds the activations of as many parts as there are stages, "gpipe" those of all.
@@ -224,7 +224,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             raise balance
         if self._by == "time" and first_batch is not None and self.world.is_first:
             log.warning(
-                "balance: time has measured the layers and cuts them into %s. Later lives of this run cut alike; "
+                "balance: time has measured the layers and cuts them into %s. Later attempts of this run cut alike; "
                 "another run may measure other seconds, cut elsewhere, and end with other bits. "
                 "To cut it alike: balance: %s",
                 *(balance, balance),

@@ -1,14 +1,14 @@
 """Checkpointing: what a fit's state consists of, and how it goes to snapshots and comes back.
 
 checkpointer   keep a fit's state in its run, and restore it
-identity       what may change between two lives of a run, and what is said when it does
+identity       what may change between two attempts of a run, and what is said when it does
 state_parts    the parts of a fit's state: everything that decides how it goes on
-restore_check  what could not come back in the next life is found within seconds of this one's start
+restore_check  what could not come back in the next attempt is found within seconds of this one's start
 roots          where a fit's objects are found: its module, callbacks, data, optimizers, schedulers, and
                generators in globals
 run_store      a run as one fit sees it: its folder, where it resumes, its snapshots, its weights, its metric
                log
-settings       settings of a fit that a snapshot brings along: which of those that another life asks for take
+settings       settings of a fit that a snapshot brings along: which of those that another attempt asks for take
                effect
 unsaved_state  what no snapshot holds, and what user code could still keep a count in
 world_size     another number of ranks: the same global batches, cut otherwise, and every rank's state put

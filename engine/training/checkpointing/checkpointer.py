@@ -124,7 +124,7 @@ class Checkpointer:
 
     @property
     def generation(self) -> int | None:
-        """Which life of the run this is, from 1."""
+        """Which attempt of the run this is, from 1."""
         return self.run.lease.generation if self.run.lease is not None else None
 
     def boundary(self) -> None:

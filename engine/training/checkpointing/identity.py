@@ -1,4 +1,4 @@
-"""What may change between two lives of a run, and what is said when it does.
+"""What may change between two attempts of a run, and what is said when it does.
 
 kind      what                                              when it differs
 identity  module, data, their arguments, seed, global       refused with both values, unless accepted by name

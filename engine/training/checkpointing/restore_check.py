@@ -1,4 +1,4 @@
-"""Giving back, early: what could not come back in the next life is found within seconds of this one's start.
+"""Giving back, early: what could not come back in the next attempt is found within seconds of this one's start.
 
 Before the first step and once more after it, every part that user code decides gets the state it gave, and must say
 the same again. Parts that cannot take a state while they are in use are tried on a clone. Tensors are handed over as
@@ -72,7 +72,7 @@ def _restore_error(part: Stateful) -> Stateful:
 
 def _restore_message(name: str, when: str, what: str) -> str:
     return (
-        f"{name}, {when}, did not take back the state given: {what}. No later life could go on from a snapshot. "
+        f"{name}, {when}, did not take back the state given: {what}. No later attempt could go on from a snapshot. "
         "What a state_dict returns must be all that load_state_dict needs, bit for bit; or run without snapshots "
         "(snapshots=None)."
     )

@@ -205,7 +205,7 @@ class RunStore:
         self._replace("metrics.csv", lambda: join_segments(self._catalog.rows(faults=[])))
 
     def resume_message(self) -> str:
-        """Log where the next life of this run begins."""
+        """Log where the next attempt of this run begins."""
         newest = self._writer.newest if self._writer is not None else None
         name = newest.name if newest else self.lease.resumed_from if self.lease else None
         return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"

@@ -1,4 +1,4 @@
-"""Settings of a fit that a snapshot brings along: which of those that another life asks for take effect.
+"""Settings of a fit that a snapshot brings along: which of those that another attempt asks for take effect.
 
 A snapshot gives optimizers and schedulers back as they were, learning rates included. So what `configure_optimizers`
 makes of other arguments is compared with what it made when the run began, and what does not take effect is named.
@@ -23,7 +23,7 @@ _PLAIN = (bool, int, float, str)
 
 
 class Settings:
-    """What this life asks for, before a snapshot is given back, and what is in force after.
+    """What this attempt asks for, before a snapshot is given back, and what is in force after.
 
     Args:
         context: put together, and nothing given back yet.
@@ -56,7 +56,7 @@ class Settings:
 
         Args:
             saved: facts of the snapshot.
-            running: those of this life.
+            running: those of this attempt.
         """
         before = saved.get("settings", {})
         in_force = _configured(self._context)
