@@ -1,8 +1,9 @@
-"""Numbers as a person reads them."""
+"""Numbers and tables as a person reads them."""
 
 import re
+from collections.abc import Iterable, Sequence
 
-__all__ = ["format_bytes", "format_number", "format_run_name", "format_seconds"]
+__all__ = ["format_bytes", "format_number", "format_run_name", "format_seconds", "markdown_table"]
 
 _UUID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -49,3 +50,14 @@ def format_run_name(name: str) -> str:
     ('684f55e0', 'first')
     """
     return _UUID.sub(r"\1", name) if _UUID.fullmatch(name) else name
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown.
+
+    >>> print(markdown_table(["metric", "value"], [["loss", "0.5"]]))
+    | metric | value |
+    | --- | --- |
+    | loss | 0.5 |
+    """
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))

@@ -70,7 +70,7 @@ def seed_everything(seed: int, device: DeviceGenerator | None = None) -> None:
 class Generators:
     """The main process's generators: torch on the CPU and on this rank's GPUs, numpy, `random`.
 
-    A GPU's state goes by its place among those of the rank, not by its index: another life may have others.
+    A GPU's state goes by its place among those of the rank, not by its index: another attempt may have others.
 
     Args:
         device: a further one, if there is one.

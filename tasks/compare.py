@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
 from midstride.engine.errors import Overtaken
-from midstride.engine.jobs.isolated import run_isolated
+from midstride.engine.jobs.operations import run_operation
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun
 from midstride.engine.storage.listing import Manifest
@@ -37,7 +37,7 @@ def compare_and_promote(night: NightlyRun, data: Manifest) -> PromotionDecision:
         night: whose run is done.
         data: what it was trained on.
     """
-    compared = run_isolated("compare", night.run, on_line=get_run_logger().info)
+    compared = run_operation("compare", night.run, on_line=get_run_logger().info)
     decision = night.decide(compared)
     if decision.promoted and (champion := night.line.promoted(night.run.name)):
         # Before the night is closed: an automation hears of it once more rather than not at all.

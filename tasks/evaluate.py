@@ -4,7 +4,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.jobs.isolated import run_isolated
+from midstride.engine.jobs.operations import run_operation
 from midstride.engine.runs.run import Run
 
 __all__ = ["evaluate_best"]
@@ -13,5 +13,5 @@ __all__ = ["evaluate_best"]
 @task(name="evaluate best", task_run_name="evaluate best", cache_policy=NO_CACHE)
 def evaluate_best(job: TrainingJob, run: str) -> dict[str, float]:
     """Test the best weights of the run called `run` (the last, if none were called best); return the values."""
-    values: dict[str, float] = run_isolated("evaluate", Run(job, run), on_line=get_run_logger().info)
+    values: dict[str, float] = run_operation("evaluate", Run(job, run), on_line=get_run_logger().info)
     return values

@@ -9,11 +9,11 @@ from prefect.context import TaskRunContext
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested, UserError, WorldError
-from midstride.engine.jobs.isolated import raise_for_outcome
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Verdict
+from midstride.engine.session.outcome import raise_for_outcome
 from midstride.tasks.monitor import RunMonitor, warn
 
 __all__ = ["launch_world"]

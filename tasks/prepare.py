@@ -6,7 +6,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import INPUTS, RUN_ID
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.jobs.isolated import run_isolated
+from midstride.engine.jobs.operations import run_operation
 from midstride.engine.runs.run import Run
 
 __all__ = ["prepare_data"]
@@ -26,5 +26,5 @@ def prepare_data(job: TrainingJob) -> dict[str, Any]:
     A retry of the flow gets the manifest from the cache, so the caller checks with
     `midstride.engine.storage.listing.is_unchanged` whether the data are, too.
     """
-    manifest: dict[str, Any] = run_isolated("prepare", Run(job, job.name), on_line=get_run_logger().info)
+    manifest: dict[str, Any] = run_operation("prepare", Run(job, job.name), on_line=get_run_logger().info)
     return manifest

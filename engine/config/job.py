@@ -14,7 +14,14 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 from midstride.engine.config.json_schema import job_schema
 from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.loggers import LoggerOptions, Loggers
-from midstride.engine.config.options import MonitorOptions, NightlyOptions, Options, SnapshotOptions, TrainerOptions
+from midstride.engine.config.options import (
+    IdentityOption,
+    MonitorOptions,
+    NightlyOptions,
+    Options,
+    SnapshotOptions,
+    TrainerOptions,
+)
 from midstride.engine.config.plugins import CallbackOptions, ImportPath
 from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, conflicts
 from midstride.engine.config.validation import validation_errors
@@ -47,15 +54,7 @@ IdentityKey = Literal[
     "drop_last",
     "shuffle",
     "sampler",
-    "accumulate_grad_batches",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-    "val_check_interval",
-    "check_val_every_n_epoch",
-    "limit_train_batches",
-    "limit_val_batches",
-    "use_distributed_sampler",
-    "rng",
+    IdentityOption,
     "precision",
     "strategy",
 ]

@@ -23,6 +23,7 @@ from midstride.engine.errors import JobError
 from midstride.engine.storage.store import PASSWORD, StoreOptions, holds_password
 
 __all__ = [
+    "IdentityOption",
     "MonitorOptions",
     "NightlyOptions",
     "Options",
@@ -30,6 +31,19 @@ __all__ = [
     "TrainerOptions",
     "checked_options",
     "short_precision",
+]
+
+#: options that decide which samples make a step, and what a step is
+IdentityOption = Literal[
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "val_check_interval",
+    "check_val_every_n_epoch",
+    "limit_train_batches",
+    "limit_val_batches",
+    "use_distributed_sampler",
+    "rng",
 ]
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]

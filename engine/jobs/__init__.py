@@ -5,7 +5,7 @@ check        everything that is wrong with a job, found without training: `midst
 dry_run      a job tried for a moment: one step, one batch of each evaluation, in this process alone, nothing
              kept
 evaluate     evaluate weights on a job's test data, in one process: every sample once
-isolated     operations on a run that need torch or the user's code, each done in a process of its own
+operations   operations on a run that need torch or the user's code, each done in a process of its own
 portability  what of a job would not hold elsewhere: in another folder and another process, as a deployment
              starts it
 prepare      data made once, with a manifest that tells later whether they are still there

@@ -12,7 +12,7 @@ from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights_index import newest_weights
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["compare", "evaluate"]
+__all__ = ["evaluate", "evaluate_with_champion"]
 
 
 def evaluate(run: Run) -> dict[str, float]:
@@ -20,7 +20,7 @@ def evaluate(run: Run) -> dict[str, float]:
     return _test(run.job, f"{run.url}/{_saved_folder(run)}")
 
 
-def compare(run: Run) -> dict[str, Any]:
+def evaluate_with_champion(run: Run) -> dict[str, Any]:
     """Test the weights of `run` and those of the champion, on the same data.
 
     The champion is built as it was, from the module and the arguments that its own job named.

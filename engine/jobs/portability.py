@@ -5,7 +5,7 @@ from typing import Any
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
-from midstride.engine.jobs.isolated import run_isolated
+from midstride.engine.jobs.operations import run_operation
 from midstride.engine.runs.run import Run
 
 __all__ = ["portability_errors", "relative_paths"]
@@ -42,7 +42,7 @@ def portability_errors(job: TrainingJob, *, nightly: bool = False) -> list[str]:
     """
     faults = relative_paths(job)
     try:
-        built = run_isolated("build", Run(job, job.name), on_line=lambda text: None, without=("PYTHONPATH",))
+        built = run_operation("build", Run(job, job.name), on_line=lambda text: None, without=("PYTHONPATH",))
         if nightly and not built["can be tested"]:
             faults.append(f"module: {job.module} has no test_step, so nothing tells whether a challenger is better")
     except EngineError as error:

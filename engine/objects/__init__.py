@@ -15,4 +15,5 @@ object_state      what a run's objects hold beside weights: attributes of module
                   and schedulers
 registered_hooks  the hooks that user code registers on modules and optimizers: what they hold is state, which
                   there are is not
+side_effects      a step of a module that leaves nothing behind
 """

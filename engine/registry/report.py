@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from midstride.engine.config.options import Options
-from midstride.engine.formatting import format_number
+from midstride.engine.formatting import format_number, markdown_table
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun
 
@@ -58,8 +58,10 @@ def nightly_markdown(report: NightlyReport) -> str:
 
 
 def _values(decision: PromotionDecision) -> str:
-    lines = ["| test | challenger | champion |", "| --- | --- | --- |"]
-    for name in sorted({*decision.challenger, *decision.champion}):
-        both = (values.get(name) for values in (decision.challenger, decision.champion))
-        lines.append(f"| {name} | {' | '.join('' if value is None else format_number(value) for value in both)} |")
-    return "\n".join(lines)
+    names = sorted({*decision.challenger, *decision.champion})
+    rows = [(name, *(_value(values, name) for values in (decision.challenger, decision.champion))) for name in names]
+    return markdown_table(["test", "challenger", "champion"], rows)
+
+
+def _value(values: dict[str, float], name: str) -> str:
+    return format_number(values[name]) if name in values else ""

@@ -1,6 +1,6 @@
 """A report in Markdown: the same for a file, an artifact and an e-mail."""
 
-from midstride.engine.formatting import format_number, format_run_name, format_seconds
+from midstride.engine.formatting import format_number, format_run_name, format_seconds, markdown_table
 from midstride.engine.runs.report import Interruption, Report
 
 __all__ = ["headline", "lost_steps", "markdown_of", "summary_rows"]
@@ -25,7 +25,7 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
     parts = [f"# {report.job}, run {format_run_name(report.run)}: {headline(report)}"]
     if report.error:
         parts += [_cause(report), f"```\n{report.error.rstrip()}\n```"]
-    parts.append(_table([("", ""), *summary_rows(report)]))
+    parts.append(markdown_table(["", ""], summary_rows(report)))
     if picture:
         parts.append(f"![curves]({picture})")
     if report.failures:
@@ -95,9 +95,4 @@ def _interruptions(report: Report) -> str:
         )
         for failure in report.failures
     ]
-    return _table([head, *rows])
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
+    return markdown_table(head, rows)

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from midstride.engine.errors import EngineError, StopRequested, StopSignal, Superseded, UserError
+from midstride.engine.errors import EngineError, StopRequested, StopSignal, Superseded, UserError, WorldError
 
-__all__ = ["CODES", "SUPERSEDED", "Kind", "Outcome", "decide"]
+__all__ = ["CODES", "SUPERSEDED", "Kind", "Outcome", "decide", "raise_for_outcome"]
 
 Kind = Literal["done", "stopped", "user_error", "died"]
 
@@ -129,3 +129,10 @@ def _killed(missing: Sequence[int], others: Sequence[Outcome], exit_code: int | 
         signal = f" (signal {exit_code - 128})" if exit_code > 128 else ""
         error += f"\nthe launcher ended with {exit_code}{signal}."
     return Outcome("died", error, rank=missing[0], step=others[0].step if others else None)
+
+
+def raise_for_outcome(outcome: Outcome) -> None:
+    """Raise the error that `outcome` stands for; none when all went well."""
+    errors = {"user_error": UserError, "stopped": StopRequested, "died": WorldError}
+    if outcome.kind != "done":
+        raise errors[outcome.kind](outcome.error)

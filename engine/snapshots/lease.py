@@ -1,7 +1,7 @@
 """Leases: which generation of a run may write. Needs no torch.
 
-Every attempt that begins to train is a generation, and takes its number by creating `lease/NNNNNN.json` exclusively. The
-newest one counts. It says from which snapshot it resumed, so what an older one writes later is known to be stale.
+Every attempt that begins to train is a generation: it takes its number by creating `lease/NNNNNN.json` exclusively.
+The newest counts. It says from which snapshot it resumed, so what an older one writes later is known to be stale.
 
 It also says from which that one's generation had resumed, and so on, back to one whose number is a multiple of 64: that
 one's lease has all the rest. However many attempts a run had, two leases tell its lineage; manifests repeat it.

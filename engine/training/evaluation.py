@@ -11,7 +11,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.lane_scope import LaneScope
-from midstride.engine.training.uneven_ranks import lockstep_batches, side_effects_reverted
+from midstride.engine.training.uneven_ranks import lockstep_batches
 
 __all__ = ["evaluation_feeds", "predict"]
 
@@ -52,7 +52,7 @@ def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
                 elif own:
                     predictions.append(_predict(context, batch, index, number))
                 elif context.forward_is_collective:
-                    with side_effects_reverted(context):
+                    with context.side_effects_reverted():
                         _predict(context, batch, index, number)
                 context.mark_step()
     context.hooks.call("on_predict_epoch_end")

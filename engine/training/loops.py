@@ -20,7 +20,7 @@ from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import EvaluationContext, FitContext
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.optimizer_step import OptimizerStep
-from midstride.engine.training.uneven_ranks import lockstep_batches, side_effects_reverted
+from midstride.engine.training.uneven_ranks import lockstep_batches
 from midstride.engine.trees import samples_in
 
 __all__ = ["EvaluationLoop", "FitLoop"]
@@ -236,7 +236,7 @@ class EvaluationLoop:
             if own:
                 self.batch(context.to_device(batch, number), progress.val_batch, number)
             elif context.forward_is_collective:
-                with side_effects_reverted(context):
+                with context.side_effects_reverted():
                     self.step(context.to_device(batch, number), progress.val_batch, number)
             if self.lanes is not None:
                 self.lanes.leave(progress.step, number, progress.val_batch)

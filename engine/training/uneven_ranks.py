@@ -4,22 +4,15 @@ Where calling the module is an exchange, a rank that has no batch left repeats o
 must not depend on it.
 """
 
-import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-import torch
-
 from midstride.engine.data.loader import ResumableLoader
-from midstride.engine.objects.object_state import Objects
-from midstride.engine.seeds import Generators
-from midstride.engine.state.stateful import Stateful, state_of
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.training.context import EvaluationContext
 
-__all__ = ["lockstep_batches", "side_effects_reverted"]
+__all__ = ["lockstep_batches"]
 
 _NONE = object()  # a batch may be None
 
@@ -54,24 +47,3 @@ def _batch_of_another(collective: Collective, batch: Any, own: bool) -> Any:
         return batch
     theirs = [one for has, one in collective.gather((own, batch)) if has]
     return batch if own else theirs[0]
-
-
-@contextmanager
-def side_effects_reverted(context: EvaluationContext) -> Iterator[None]:
-    """Drop what is logged within, and put back what a step updated, drew or kept."""
-    module = context.module
-    parts: dict[str, Stateful] = {
-        "objects": Objects.of_module(module, context.device),
-        "generators": Generators(context.generator, devices=context.strategy.devices),
-    }
-    before = copy.deepcopy(state_of(parts))
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        with context.metric_logger.muted():
-            yield
-    finally:
-        for name, part in parts.items():
-            part.load_state_dict(before[name])
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)

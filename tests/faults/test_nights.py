@@ -12,7 +12,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import Overtaken, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.jobs.build import build_data, build_module, build_trainer
-from midstride.engine.jobs.evaluate import compare
+from midstride.engine.jobs.evaluate import evaluate_with_champion
 from midstride.engine.jobs.prepare import prepare
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun
@@ -25,7 +25,7 @@ def _life(job: TrainingJob, run: str, compared: Path) -> None:
     make_importable(job.folder)
     module, data = build_module(job), build_data(job)
     build_trainer(job).fit(module, data, run=job.run_url(run))
-    compared.write_text(json.dumps(compare(Run(job, run))))
+    compared.write_text(json.dumps(evaluate_with_champion(Run(job, run))))
 
 
 class Nights(House):

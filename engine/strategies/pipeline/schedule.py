@@ -1,20 +1,18 @@
 """How batches flow through the stages of a pipeline, part by part."""
 
-import copy
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from midstride.engine.errors import EngineError
-from midstride.engine.objects.object_state import Objects
+from midstride.engine.objects.side_effects import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.batch_split import cut
 from midstride.engine.strategies.mixins import LossOf
@@ -22,7 +20,7 @@ from midstride.engine.strategies.pipeline.balance import tensors_of
 from midstride.engine.strategies.pipeline.stage import Stage
 from midstride.engine.trees import samples_in
 
-__all__ = ["PipelineLocation", "PipelineSchedule", "first_part", "micro_batch_count", "side_effects_reverted"]
+__all__ = ["PipelineLocation", "PipelineSchedule", "first_part", "micro_batch_count"]
 
 #: shapes of batches for which a schedule, with the buffers it receives into, is kept
 _SCHEDULES = 6
@@ -156,7 +154,7 @@ class PipelineSchedule:
             found: list[Any] = [None]
             if stage == line.stage:
                 given = part if stage == 0 else tuple(t.zero_() for t in _empty(metas[-1], line.device))
-                with torch.no_grad(), side_effects_reverted(self._stage, line.device):
+                with torch.no_grad(), side_effects_reverted(self._stage, Generators(devices=[line.device])):
                     found = [_metas(self._stage(*given))]
             dist.broadcast_object_list(found, src=rank, group=line.group)
             metas.append(found[0])
@@ -177,22 +175,6 @@ def first_part(x: Any, parts: int) -> Any:
     """Return the first of `parts` equal parts of `x`: a tensor, or a tuple of them."""
     part = tuple(tensor[: len(tensor) // parts] for tensor in tensors_of(x))
     return part if isinstance(x, tuple) else part[0]
-
-
-@contextmanager
-def side_effects_reverted(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put back what a try of `module` changes: its buffers and objects, and the generators, that of `device` too."""
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    objects, generators = Objects.of_module(module), Generators(devices=[device])
-    before = copy.deepcopy(objects.state_dict()), generators.state_dict()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
-        objects.load_state_dict(before[0])
-        generators.load_state_dict(before[1])
 
 
 def _metas(made: Any) -> list[Meta]:

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.objects.side_effects import side_effects_reverted
+from midstride.engine.seeds import Generators
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import LossOf, Measures, ModelParallel, RunsBackward
 from midstride.engine.strategies.pipeline.balance import balance_stages, faults_of, sizes_of, times_of
@@ -20,7 +22,6 @@ from midstride.engine.strategies.pipeline.schedule import (
     PipelineSchedule,
     first_part,
     micro_batch_count,
-    side_effects_reverted,
 )
 from midstride.engine.strategies.pipeline.stage import DeferredOutput, Stage, StagedSequential
 from midstride.engine.strategies.step import StepScope, TrainingStep
@@ -235,15 +236,16 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         # The layers stay where they are: together they may be too large for the device.
         stand_in = module.sequential_module = StagedSequential(layers, [0], 0)
         module.to(self.device)
+        generators = Generators(devices=[self.device])
         try:
-            with scope.muted(), side_effects_reverted(module, self.device), stand_in.deferred():
+            with scope.muted(), side_effects_reverted(module, generators), stand_in.deferred():
                 outputs = scope.call(module, "training_step", batch, 0)
         finally:
             module.sequential_module = layers
         x = _caught(module, outputs)
         parts = micro_batch_count(x, batch, self.micro_batches)
         part = first_part(x, parts)
-        with side_effects_reverted(layers, self.device), scope.forward():
+        with side_effects_reverted(layers, generators), scope.forward():
             if self._by == "time":
                 return times_of(list(layers), part, self.device)
             return sizes_of(list(layers), move(part, torch.device("cpu")), parts)

@@ -5,11 +5,11 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
-from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.config.options import IdentityOption, SnapshotOptions
 from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
 from midstride.engine.loggers.process import LoggerProcesses
 from midstride.engine.session.heartbeat import Phase
@@ -45,19 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["Checkpointer"]
 
 log = logging.getLogger(__name__)
-
-#: options that decide which samples make a step, and what a step is
-IDENTITY_OPTIONS = (
-    "accumulate_grad_batches",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-    "val_check_interval",
-    "check_val_every_n_epoch",
-    "limit_train_batches",
-    "limit_val_batches",
-    "use_distributed_sampler",
-    "rng",
-)
 
 
 class Checkpointer:
@@ -268,7 +255,7 @@ class Checkpointer:
             "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
             "seed": context.settings.seed,
             **order,
-            **{name: getattr(options, name) for name in IDENTITY_OPTIONS},
+            **{name: getattr(options, name) for name in get_args(IdentityOption)},
             "precision": context.options.precision,
             "strategy": context.strategy.identity,
         }

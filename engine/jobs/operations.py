@@ -1,8 +1,8 @@
 """Operations on a run that need torch or the user's code, each done in a process of its own.
 
 An orchestrator must neither load torch nor live with what a user's code leaves behind: threads, devices,
-memory, a crash. `python -m midstride.engine.jobs.isolated SESSION OPERATION` does the work and leaves the result in the
-session.
+memory, a crash. `python -m midstride.engine.jobs.operations SESSION OPERATION` does the work and leaves the result in
+the session.
 """
 
 import contextlib
@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
-from midstride.engine.errors import StopRequested, UserError, WorldError
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.run import Run
-from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.session.outcome import Outcome, decide, raise_for_outcome
 from midstride.engine.session.session import Session
 
-__all__ = ["OPERATIONS", "main", "raise_for_outcome", "run_isolated"]
+__all__ = ["OPERATIONS", "main", "run_operation"]
 
 _GRACE_S = 5.0
 _POLL_S = 0.1
@@ -34,11 +33,11 @@ OPERATIONS: dict[str, str] = {
     "build": "midstride.engine.jobs.build:try_build",
     "prepare": "midstride.engine.jobs.prepare:prepare",
     "evaluate": "midstride.engine.jobs.evaluate:evaluate",
-    "compare": "midstride.engine.jobs.evaluate:compare",
+    "compare": "midstride.engine.jobs.evaluate:evaluate_with_champion",
 }
 
 
-def run_isolated(operation: str, run: Run, *, on_line: Callable[[str], object], without: Collection[str] = ()) -> Any:
+def run_operation(operation: str, run: Run, *, on_line: Callable[[str], object], without: Collection[str] = ()) -> Any:
     """Run `operation` in a process of its own and return its result.
 
     Call it in the main thread: it may be interrupted by any exception, and leaves no process behind.
@@ -54,7 +53,7 @@ def run_isolated(operation: str, run: Run, *, on_line: Callable[[str], object], 
         WorldError: the process died.
     """
     session = Session.create(run.document(0))
-    command = [sys.executable, "-m", "midstride.engine.jobs.isolated", str(session.folder), operation]
+    command = [sys.executable, "-m", "midstride.engine.jobs.operations", str(session.folder), operation]
     ours = {name: value for name, value in os.environ.items() if name not in without}
     environment = {**ours, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
     try:
@@ -67,13 +66,6 @@ def run_isolated(operation: str, run: Run, *, on_line: Callable[[str], object], 
         return json.loads(_result(session).read_text(encoding="utf-8"))
     finally:
         session.remove()
-
-
-def raise_for_outcome(outcome: Outcome) -> None:
-    """Raise the error that `outcome` stands for; none when all went well."""
-    errors = {"user_error": UserError, "stopped": StopRequested, "died": WorldError}
-    if outcome.kind != "done":
-        raise errors[outcome.kind](outcome.error)
 
 
 def _pass_on(group: SupervisedProcess, on_line: Callable[[str], object]) -> None:
