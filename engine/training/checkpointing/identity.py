@@ -28,6 +28,7 @@ __all__ = [
     "check_identity",
     "environment_changes",
     "environment_of",
+    "identity_changes",
     "identity_of",
     "is_json",
 ]
@@ -81,6 +82,16 @@ def _source(kind: type) -> str:
 _ADDED = {"check_val_every_n_epoch": 1}
 
 
+def identity_changes(saved: dict[str, Any], running: dict[str, Any]) -> dict[str, str]:
+    """Return what `running` has otherwise than `saved`, by its name: a line with both values."""
+    before = {**_ADDED, **saved}
+    return {
+        key: f"the snapshot has {before.get(key)!r}, this run has {value!r}"
+        for key, value in running.items()
+        if before.get(key) != value
+    }
+
+
 def check_identity(
     saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str] = ()
 ) -> None:
@@ -89,17 +100,16 @@ def check_identity(
     Raises:
         IdentityChanged: naming everything that differs, with both values and the ways out.
     """
-    saved = {**_ADDED, **saved}
-    changed = [key for key in running if saved.get(key) != running[key] and key not in accepted]
-    if not changed:
+    lines = {key: line for key, line in identity_changes(saved, running).items() if key not in accepted}
+    if not lines:
         return
-    lines = [f"  {key}: the snapshot has {saved.get(key)!r}, this run has {running[key]!r}" for key in changed]
+    changed = list(lines)
     accept = " ".join(f"--accept-change {key}" for key in changed)
     raise IdentityChanged(
         "\n".join(
             [
                 f"this is not the run that {where} belongs to:",
-                *lines,
+                *(f"  {key}: {line}" for key, line in lines.items()),
                 "to resume exactly: start it with the snapshot's values",
                 f"to go on anyway:   {accept}  (accept_change={changed!r} in a script)",
                 "to start over:     another run name",

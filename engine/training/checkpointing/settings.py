@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from midstride.engine.errors import IdentityChanged
-from midstride.engine.training.checkpointing.identity import identity_of, is_json
+from midstride.engine.training.checkpointing.identity import identity_changes, identity_of, is_json
 from midstride.engine.training.context import FitContext
 
 __all__ = ["Settings"]
@@ -61,9 +61,8 @@ class Settings:
         before = saved.get("settings", {})
         in_force = _configured(self._context)
         lines = [
-            f"{key} differs, as accepted: the snapshot has {saved['identity'].get(key)!r}, this run has {value!r}"
-            for key, value in running["identity"].items()
-            if saved["identity"].get(key) != value
+            f"{key} differs, as accepted: {values}"
+            for key, values in identity_changes(saved["identity"], running["identity"]).items()
         ]
         for name, value in self._asked.items():
             if before.get(name, value) != value:

@@ -17,6 +17,7 @@ from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
+from midstride.engine.training.checkpointing.identity import identity_changes
 
 
 class Line(TrainingModule):
@@ -119,3 +120,11 @@ def test_an_undisturbed_resume_says_nothing_of_settings(tmp_path: Path, caplog: 
     fit(tmp_path, 2)
     assert "asked" not in caplog.text
     assert not any("overridden" in found for found in facts(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("now", "changes"),
+    [(1, {}), (2, {"check_val_every_n_epoch": "the snapshot has 1, this run has 2"})],
+)
+def test_an_option_that_is_newer_than_the_snapshot_had_its_default(now: int, changes: dict[str, str]) -> None:
+    assert identity_changes({"seed": 1}, {"seed": 1, "check_val_every_n_epoch": now}) == changes
