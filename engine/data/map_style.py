@@ -156,10 +156,8 @@ class MapLoader(ResumableLoader):
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
         """Return the next batch, which is in batch `number` of the epoch, and the indices of its samples."""
         if self._in_main:
-            with self._rng_isolation as kept, self._seeds.restored(self.source.dataset, self.source.collate_fn):
-                self._seeds.last_reading = kept.before
+            with self._seeds.isolated(self._rng_isolation, self.source.dataset, self.source.collate_fn):
                 batch = next_batch(iterator, self._where, number)
-                kept.after, self._seeds.last_reading = self._seeds.last_reading, None
         else:
             batch = next_batch(iterator, self._where, number)
         indices = self._sampler.pending.popleft()

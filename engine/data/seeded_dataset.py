@@ -50,6 +50,10 @@ class SeededDataset(Dataset[Any]):
         else:
             setattr(self.dataset, name, value)
 
+    def fail_with(self, failure: WorkerFailure) -> None:
+        """Answer every request with `failure`: what the worker needs could not be set up."""
+        self.failure = failure
+
     def __len__(self) -> int:
         return len(self.dataset)
 

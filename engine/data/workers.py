@@ -34,7 +34,7 @@ class RankBoundWorker:
         except Exception as error:
             text = str(UserCodeError.of(f"worker_init_fn of worker {worker}", error))
             dataset: Any = worker_info().dataset
-            dataset.failure = WorkerFailure(UserCodeError, text)
+            dataset.fail_with(WorkerFailure(UserCodeError, text))
 
 
 def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:

@@ -18,7 +18,7 @@ SOURCES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-#: what only looks like an attribute of ours, and pairs of files that are one mechanism
+#: what only looks like an attribute of ours
 SET_FROM_OUTSIDE = {
     "engine/metrics/torchmetrics_internals.py: collection._groups": "torchmetrics' own",
     "engine/modules/module_state.py: module.training": "torch's own",
@@ -26,9 +26,6 @@ SET_FROM_OUTSIDE = {
     "engine/objects/generators.py: generator.bit_generator.state": "numpy's own",
     "engine/storage/s3.py: files.retries": "s3fs' own",
     "engine/strategies/replicas.py: ctx.count": "what torch's autograd hands from forward to backward",
-    "engine/data/map_style.py: kept.after": "a loader and its generators, on the path of every batch",
-    "engine/data/map_style.py: self._seeds.last_reading": "a loader and its generators, on the path of every batch",
-    "engine/data/workers.py: dataset.failure": "the user's data set, as a worker holds it",
 }
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS, MOST_LOOSE_FILES = 350, 45, 25, 6, 12
 MOST_MEMBERS_OF_A_STRATEGY = 20
@@ -42,9 +39,6 @@ LARGE = {
     "engine/data/dataloader_order.py: evaluation_loader": "how a loader is read",
     "engine/data/dataloader_order.py: _order": "how a loader is read",
     "engine/data/dataloader_order.py: _sample_order": "how a loader is read",
-    "engine/data/iterable/loader.py: __init__": "refuses what cannot be read, first",
-    "engine/data/iterable/shard.py: __init__": "makes the iterator within its worker's generators",
-    "engine/data/iterable/shards.py: __init__": "how a loader is read",
     "engine/snapshots/writer.py: __init__": "what a snapshot is written with",
     "engine/training/checkpointing/world_size.py: _resize": "the world before and the world now",
 }

@@ -64,16 +64,7 @@ class IterableLoader(ResumableLoader):
         self._workers = loader.num_workers
         self._persistent = loader.persistent_workers
         self._rng_isolation = RngIsolation()
-        self._reader = ShardReader(
-            dataset,
-            batch_size=loader.batch_size,
-            drop_last=loader.drop_last,
-            collate=loader.collate_fn,
-            init=loader.worker_init_fn,
-            key=key,
-            where=self.name,
-            tries=tries,
-        )
+        self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
         self._asks = ShardRequestSampler()
         self._loader = _rebuilt(loader, self._reader, self._asks, key)
         self._position = PassPosition.start(max(1, self.shards))

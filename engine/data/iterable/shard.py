@@ -83,22 +83,14 @@ class Shard:
         self._seed(seed)
         if reader.init is not None and reader.shards:
             self._calling("worker_init_fn", reader.init, ask.shard)
-        if states:
-            state = pickle.loads(note.data) if note else None
-            self.source: Source = self._calling("__iter__", source_of, dataset, ask.epoch, seed, state)
-        else:
-            self.source = self._calling("__iter__", replayed, dataset, ask.epoch, seed)
+        state = pickle.loads(note.data) if note and states else None
+        read_from = (source_of, dataset, ask.epoch, seed, state) if states else (replayed, dataset, ask.epoch, seed)
+        self.source: Source = self._calling("__iter__", *read_from)
         # Not iter(), which islice would call each time: a data set that is its own iterator would start over.
         self.stream = map(next, repeat(self.source.iterator))
         #: those that were due on the way here
         self._taken: list[ShardState] = []
-        self._replay(ask.batch)
-        if None not in (ask.digest, self.digest) and self.digest != ask.digest:
-            raise NotExact(
-                f"{self._where()} gives other samples than before the run died, in the {ask.batch} batches that it had "
-                "read: its data have changed, or it draws from what cannot be found. Resume with the data it had, or "
-                "start over under another run name."
-            )
+        self._replay(ask)
 
     def read(self) -> Any:
         """Return the next batch, the digest of all up to it, and the notes that were due."""
@@ -166,16 +158,22 @@ class Shard:
         self.due = self.position + 1 + len(data) // STATE_BYTES
         return ShardState(self.position, self.due, data, self.digest)
 
-    def _replay(self, batch: int) -> None:
-        """Read, without collating, what was read before."""
-        while self.position < batch:
+    def _replay(self, ask: ShardRequest) -> None:
+        """Read, without collating, what was read before; refuse what is other than it was."""
+        while self.position < ask.batch:
             if self.next_digest() is None:
                 raise NotExact(
-                    f"{self._where()} ended after {self.position} batches, and the run had read {batch} of it: "
+                    f"{self._where()} ended after {self.position} batches, and the run had read {ask.batch} of it: "
                     "resume with the data it had, or start over under another run name."
                 )
             self._take_state()
             del self._taken[:-2]
+        if None not in (ask.digest, self.digest) and self.digest != ask.digest:
+            raise NotExact(
+                f"{self._where()} gives other samples than before the run died, in the {ask.batch} batches that it had "
+                "read: its data have changed, or it draws from what cannot be found. Resume with the data it had, or "
+                "start over under another run name."
+            )
 
     def _calling(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import Dataset, default_collate, default_convert
+from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from midstride.engine.data.iterable.shard import Shard
 from midstride.engine.data.iterable.shard_state import ShardRequest, ShardState
@@ -31,36 +31,25 @@ class ShardReader(Dataset[Any]):
     To None it answers None.
 
     Args:
-        dataset: the user's, iterable.
-        batch_size: samples of a batch; None takes samples as batches.
-        drop_last: leave out a batch of a shard that is not full.
-        collate: the user's.
-        init: the user's `worker_init_fn`, called for each shard.
+        loader: the user's, over an iterable data set. Its `worker_init_fn` is called for each shard, and `drop_last`
+            leaves out a batch of a shard that is not full.
         key: hash that sets this reader's random numbers apart from every other's.
         where: names loader and rank in errors.
         tries: try the stream before it is trusted, which reads some of it more than once.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int | None,
-        drop_last: bool,
-        collate: Callable[[Any], Any],
-        init: Callable[[int], None] | None,
-        key: int,
-        where: str,
-        tries: bool = False,
-    ) -> None:
-        self.dataset, self.collate, self.init, self.key, self.where = dataset, collate, init, key, where
-        self.batch_size, self.drop_last = batch_size, drop_last
+    def __init__(self, loader: DataLoader[Any], *, key: int, where: str, tries: bool = False) -> None:
+        # Not the loader itself: this goes into workers.
+        self.dataset: Any = loader.dataset
+        self.collate: Callable[[Any], Any] = loader.collate_fn
+        self.init: Callable[[int], None] | None = loader.worker_init_fn
+        self.batch_size, self.drop_last, self.key, self.where = loader.batch_size, loader.drop_last, key, where
         #: what `get_worker_info()` shows as the number of workers; 0 where it shows that there are none
         self.shards = 0
         #: whether each shard of each pass reads a copy, or the process has the data set for itself
         self.copies = True
         # Torch's own draw nothing, and seeding costs as much as they do on small batches.
-        self.collate_draws = collate is not default_collate and collate is not default_convert
+        self.collate_draws = self.collate not in (default_collate, default_convert)
         self.tries = tries
         self._uncopied = False
         self._trial: Trial | None = None

@@ -59,6 +59,10 @@ class RngIsolation:
                 np.random.set_state({**self._numpy_state, "has_gauss": 0, "gauss": 0.0})
         return self
 
+    def unchanged_since(self, reading: RngReading | None) -> None:
+        """Take `reading` for the last look within: nothing has drawn since. None if that is not known."""
+        self.after = reading
+
     def __exit__(self, *_: object) -> None:
         torch_moved, numpy_moved, random_moved = rng_changed(self.before, self.after or read_rng())
         if torch_moved:

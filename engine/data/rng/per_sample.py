@@ -20,6 +20,7 @@ import torch
 
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.fast_state import SEED, RngReading, read_rng, rng_changed
+from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.generators import Generator, find_generators, get_state, seeder, set_state
@@ -73,20 +74,25 @@ class SampleSeeder:
         self._collate_drew.fill_(drew)
 
     @contextmanager
-    def restored(self, dataset: Any, collate: Any) -> Iterator[None]:
-        """Put back, after the block, the generators that the data hold: a snapshot must not show which process reads.
+    def isolated(self, isolation: RngIsolation, dataset: Any, collate: Any) -> Iterator[None]:
+        """Put back, after the block, the generators of the process and of the data: a snapshot must not show who reads.
 
         Args:
+            isolation: of the process's generators.
             dataset: that is read in the block.
             collate: that makes its batches.
         """
         owned = [*self._dataset_generators.generators_of(dataset), *self._collate_generators.generators_of(collate)]
         before = [(generator, get_state(generator)) for generator in owned]
-        try:
-            yield
-        finally:
-            for generator, state in before:
-                set_state(generator, state)
+        with isolation:
+            self.last_reading = isolation.before
+            try:
+                yield
+                isolation.unchanged_since(self.last_reading)
+            finally:
+                self.last_reading = None
+                for generator, state in before:
+                    set_state(generator, state)
 
     def samples(self, fetch: BatchRequest, dataset: Any) -> list[Any]:
         """Return the samples of one batch, each read as if it were alone in the world.
