@@ -3,7 +3,7 @@
 combined          several loaders at once: what a user writes, and the loader that reads them side by side or
                   one after the other
 dataloader_order  how a user's DataLoader is read: which order its samplers mean, on this rank of this world
-copy_into         values that become equal to others and stay the objects they are, so that what is shared
+in_place_copy     values that become equal to others and stay the objects they are, so that what is shared
                   stays shared
 items             the items of an epoch as a snapshot holds them: arrays where they are numbers or lists of
                   numbers
@@ -26,9 +26,9 @@ seeded_dataset    the user's data set and collate, each given its own random num
 stateful_loader   a DataLoader with a state, for loops that are not the Trainer's
 torch_internals   privates of `torch.utils.data`, named here alone
 workers           workers of a loader: started as the user wants, tied to their rank, and told apart when one
-                  is lost
-iterable/         streams that go on where they were, by their state or by reading again
-rng/              functions of where a sample stands, and the main process's left as they were
+                  is lost iterable/         streams that go on where they were, by their state or by reading
+                  again rng/              functions of where a sample stands, and the main process's left as
+                  they were
 """
 
 from typing import TYPE_CHECKING, Any

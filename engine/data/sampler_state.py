@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from midstride.engine.data.copy_into import copy_into
+from midstride.engine.data.in_place_copy import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.objects.generators import Generator, attributes_of, find_generators, get_state, set_state
 from midstride.engine.state.codec import differences, walk

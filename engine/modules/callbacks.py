@@ -34,33 +34,67 @@ class Callback:
         """Return what the hooks are given for `trainer`: it is that itself, unless the callback is of other making."""
         return trainer
 
-    def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_fit_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_train_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_train_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_train_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_train_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """At the start of `fit`, in every attempt, before the state of a snapshot is given back."""
+
+    def on_fit_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """At the end of `fit`, once everything is written."""
+
+    def on_train_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """After `on_fit_start`, in training mode; the state of a snapshot is given back after it."""
+
+    def on_train_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """After the last epoch."""
+
+    def on_train_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """Before the first batch of an epoch; not again where a run resumes within it."""
+
+    def on_train_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """After the last batch of an epoch, and the validation that follows it."""
+
     def on_train_batch_start(
         self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int
-    ) -> None: ...
+    ) -> None:
+        """Before a training step; `batch` is on the device."""
+
     def on_train_batch_end(
         self, trainer: "TrainerInterface", module: "TrainingModule", outputs: Any, batch: Any, batch_idx: int
-    ) -> None: ...
-    def on_before_backward(self, trainer: "TrainerInterface", module: "TrainingModule", loss: "Tensor") -> None: ...
-    def on_after_backward(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    ) -> None:
+        """After a training step, and the optimizer's step where the batch ends an accumulation."""
+
+    def on_before_backward(self, trainer: "TrainerInterface", module: "TrainingModule", loss: "Tensor") -> None:
+        """Before each backward pass."""
+
+    def on_after_backward(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """After the backward pass, before gradients are clipped."""
+
     def on_before_optimizer_step(
         self, trainer: "TrainerInterface", module: "TrainingModule", optimizer: "Optimizer"
-    ) -> None: ...
+    ) -> None:
+        """Before the optimizer's step, with all gradients there and clipped."""
+
     def on_before_zero_grad(
         self, trainer: "TrainerInterface", module: "TrainingModule", optimizer: "Optimizer"
-    ) -> None: ...
-    def on_validation_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_validation_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_validation_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    ) -> None:
+        """After the optimizer's step, before gradients are set to zero."""
+
+    def on_validation_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """At the start of a validation."""
+
+    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """At the end of a validation."""
+
+    def on_validation_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """Before the first batch of a validation."""
+
+    def on_validation_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """After the last batch of a validation."""
+
     def on_validation_batch_start(
         self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
+    ) -> None:
+        """Before each batch of a validation."""
+
     def on_validation_batch_end(
         self,
         trainer: "TrainerInterface",
@@ -69,12 +103,20 @@ class Callback:
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
-    ) -> None: ...
-    def on_test_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_test_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    ) -> None:
+        """After each batch of a validation."""
+
+    def on_test_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """At the start of a test."""
+
+    def on_test_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """At the end of a test."""
+
     def on_test_batch_start(
         self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
+    ) -> None:
+        """Before each batch of a test."""
+
     def on_test_batch_end(
         self,
         trainer: "TrainerInterface",
@@ -83,16 +125,32 @@ class Callback:
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
-    ) -> None: ...
-    def on_test_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_test_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_predict_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_predict_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_predict_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
-    def on_predict_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None: ...
+    ) -> None:
+        """After each batch of a test."""
+
+    def on_test_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """Before the first batch of a test."""
+
+    def on_test_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """After the last batch of a test."""
+
+    def on_predict_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """At the start of a prediction."""
+
+    def on_predict_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """At the end of a prediction."""
+
+    def on_predict_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """Before the first batch of a prediction."""
+
+    def on_predict_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """After the last batch of a prediction."""
+
     def on_predict_batch_start(
         self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None: ...
+    ) -> None:
+        """Before each batch of a prediction."""
+
     def on_predict_batch_end(
         self,
         trainer: "TrainerInterface",
@@ -101,7 +159,8 @@ class Callback:
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
-    ) -> None: ...
+    ) -> None:
+        """After each batch of a prediction."""
 
 
 class Callbacks:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from midstride.engine.config.lightning_names import LIGHTNING_HOOKS
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.module import ModuleHooks, TrainingModule
+from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module_hooks import ModuleHooks
 from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of, transient_buffers
 from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.filling import StateFilling
 from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.graph_restore import StateFilling
 from midstride.engine.objects.object_state import module_anchors
 
 __all__ = ["ModuleStructure"]

@@ -1,14 +1,14 @@
 """The object graph: what Python objects hold, taken once by identity and put back in place.
 
-code_changes      what the code of an attempt builds, beside what that of the snapshot's attempt built: it may have
-                  been mended since
+code_changes      what the code of an attempt builds, beside what that of the snapshot's attempt built: it may
+                  have been mended since
 containers        how values, tensors and containers are put back: a filler for each type of node
 digest            A digest of what a module, its data, their classes and their files' globals hold at the end
                   of a training
-filling           the nodes that a `GraphWalk` made, put back into live objects
 generators        generators that an object holds: found where a reader of its code would find them, seeded
                   like the main ones
 graph             what a run's state is made of beyond weights, taken once, by identity
+graph_restore     the nodes that a `GraphWalk` made, put back into live objects
 instances         how instances are put back: a filler for each form of node
 node_writers      how each kind of object is described: a writer for each class, which returns its node
 object_state      what a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers

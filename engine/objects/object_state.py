@@ -14,8 +14,8 @@ from midstride.engine.code_origin import is_users
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.filling import StateFilling
 from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.graph_restore import StateFilling
 from midstride.engine.objects.node_writers import INTERNAL, PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
 from midstride.engine.state.codec import differences

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from midstride.engine.errors import WorldError
-from midstride.engine.session.last_seen import LastSeen
+from midstride.engine.session.liveness import LastSeen
 from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.world import World
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from midstride.engine.errors import StopRequested, Superseded, UserError
 from midstride.engine.session.agreement import BoundaryAgreement
-from midstride.engine.session.last_seen import LastSeen
+from midstride.engine.session.liveness import LastSeen
 from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.session.session import Session
 from midstride.engine.world import World

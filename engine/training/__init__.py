@@ -9,20 +9,20 @@ context         what one call of a Trainer works with: made whole before its loo
 determinism     repeatable algorithms, for as long as a fit runs
 evaluation      evaluations on their own, outside a fit: of a module that is ready, on ranks that have met
 fit             one fit: its parts put together, resumed from where the run stands, trained to the end
-lane_scope      what surrounds a lane of a batch: its random numbers, what it logs, and that it leaves nothing else
-                behind
+fit_warnings    what looks as if it took part in a fit and does not: parameters, validations, monitors
+                checkpointing/  what a fit's state consists of, and how it goes to snapshots and comes back
+lane_scope      what surrounds a lane of a batch: its random numbers, what it logs, and that it leaves nothing
+                else behind
 loops           training and evaluation, a page each
 losses          what `training_step` returns, read and checked, and steps that return none
 nonfinite       `on_nan: skip`: a step that is not finite leaves nothing behind
 optimizer_step  how a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers
 reporter        tells the launcher what happens; where there is none, the person at the terminal
-sample_log      the log of samples: which batches of which epochs reached the training step, over all attempts of
-                a run
+sample_log      the log of samples: which batches of which epochs reached the training step, over all attempts
+                of a run
 setup           what is set up before a stage, and taken down after it: the data and the module
 trainer         puts the parts of a training together and hands them to the loops
 trainer_state   what a Trainer is between its calls and during them, as modules, callbacks and other processes
                 see it
 uneven_ranks    evaluation batch by batch, as often as the rank that has the most batches
-unused          what looks as if it took part in a fit and does not: parameters, validations, monitors
-checkpointing/  what a fit's state consists of, and how it goes to snapshots and comes back
 """

@@ -12,7 +12,7 @@ from midstride.engine.errors import JobError, UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
 from midstride.engine.seeds import rank_seed, seed_everything
-from midstride.engine.session.last_seen import LastSeen
+from midstride.engine.session.liveness import LastSeen
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import Measures
 from midstride.engine.strategies.step import TrainingStep
@@ -20,9 +20,9 @@ from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext
+from midstride.engine.training.fit_warnings import idle_evaluation, untrained_parameters
 from midstride.engine.training.loops import FitLoop
 from midstride.engine.training.sample_log import SampleLog
-from midstride.engine.training.unused import idle_evaluation, untrained_parameters
 from midstride.engine.user_code import call_user_code
 
 __all__ = ["Fit", "load_measurements"]

@@ -14,10 +14,10 @@ from midstride.engine.modules.module import STEP_HOOKS
 from midstride.engine.strategies.mixins import BackwardSync, MergesOutputs, RunsBackward, RunsLanes
 from midstride.engine.training.closures import mean_loss, needs_closure
 from midstride.engine.training.context import FitContext
+from midstride.engine.training.fit_warnings import check_gradients
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.losses import Losses, check_finite, must_be_finite
 from midstride.engine.training.nonfinite import NonFiniteGuard
-from midstride.engine.training.unused import check_gradients
 
 __all__ = ["OptimizerStep"]
 

@@ -16,7 +16,7 @@ from midstride.engine.config.loggers import LOGGERS
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.testing import run_ranks
-from midstride.engine.testing.laws.small import SmallData, SmallModule
+from midstride.engine.testing.laws.small_training import SmallData, SmallModule
 
 #: steps whose row is sent when the rank dies, and kills in other places: phase -> step
 CUT, KILLS = [3, 8], {"forward": 5, "before_commit": 6}

@@ -109,7 +109,7 @@ DATA = [
     ),
     Mutant(
         "what a sampler shares is replaced by copies",
-        "engine/data/copy_into.py",
+        "engine/data/in_place_copy.py",
         "if isinstance(live, kind) and fill(live, saved):",
         "if isinstance(live, kind) and fill(copy.deepcopy(live), saved) is None:",
         SAMPLERS,

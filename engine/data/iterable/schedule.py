@@ -28,9 +28,9 @@ class PassPosition:
         read: batches, by shard.
         ended: whether there are no more, by shard.
         turn: the shard whose batch is next.
-        notes: the newest state to go on from, by shard.
+        states: the newest state to go on from, by shard.
         digests: of all samples read, by shard; None where an older version did not keep it.
-        before: the state before the newest one, by shard.
+        earlier_states: the state before the newest one, by shard.
     """
 
     read: list[int]

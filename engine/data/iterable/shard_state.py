@@ -1,4 +1,4 @@
-"""What is asked of the shards of a stream, and notes of where they stand."""
+"""What is asked of the shards of a stream, and states of where they stand."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ class ShardState(NamedTuple):
 
     Args:
         batch: batches of the shard read before it was taken.
-        due: the batch with which the next one will be taken.
+        next_at: the batch with which the next one will be taken.
         data: the state, pickled.
         digest: of the samples of those batches; None if it was not kept.
     """
@@ -29,7 +29,7 @@ class ShardRequest(NamedTuple):
         epoch: decides the random numbers.
         shard: of the data.
         batch: of the shard.
-        note: with the first batch of a resumed pass, where to go on from.
+        state: with the first batch of a resumed pass, where to go on from.
         digest: with the first batch of a resumed pass, of the samples before it; None if it was not kept.
     """
 

@@ -14,13 +14,13 @@ from midstride.engine.runs.run import Run
 from midstride.engine.seeds import seed_everything
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
-from midstride.engine.testing.laws.small import EPOCHS, STEPS
+from midstride.engine.testing.laws.small_training import EPOCHS, STEPS
 from midstride.engine.testing.laws.strategy import assert_same_bits
 from midstride.engine.testing.ranks import run_ranks
 
 __all__ = ["LauncherLaws"]
 
-SMALL = "midstride.engine.testing.laws.small"
+SMALL = "midstride.engine.testing.laws.small_training"
 
 
 class LauncherLaws:

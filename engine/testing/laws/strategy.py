@@ -10,7 +10,7 @@ from midstride.engine.modules.module import TrainingModule
 from midstride.engine.runs.audit import audit
 from midstride.engine.state.codec import differences
 from midstride.engine.storage.store import Store
-from midstride.engine.testing.laws.small import EPOCHS, STEPS, SmallData, SmallModule
+from midstride.engine.testing.laws.small_training import EPOCHS, STEPS, SmallData, SmallModule
 from midstride.engine.testing.ranks import run_ranks
 from midstride.engine.testing.resume_check import final_state
 from midstride.engine.training.trainer import Trainer

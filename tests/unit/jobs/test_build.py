@@ -16,7 +16,7 @@ CODE = """
 from pathlib import Path
 
 from midstride.engine import Callback
-from midstride.engine.testing.laws.small import SmallData, SmallModule  # noqa: F401 - named by the job
+from midstride.engine.testing.laws.small_training import SmallData, SmallModule  # noqa: F401 - named by the job
 
 
 class Counter(Callback):

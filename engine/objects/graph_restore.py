@@ -1,4 +1,4 @@
-"""Filling: the nodes that a `GraphWalk` made, put back into live objects.
+"""The nodes that a `GraphWalk` made, put back into live objects.
 
 Containers, tensors, generators and objects are filled in place, so that what else holds them (a data set, a hook's
 closure, a view of weights) holds what training goes on with. A live object is used for one place only: what was apart

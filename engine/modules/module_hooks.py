@@ -1,0 +1,108 @@
+"""The hooks of a module, called at set places of a fit, a validation, a test and a prediction."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["ModuleHooks"]
+
+
+class ModuleHooks:
+    """Places where a module may act; each does nothing unless it is written."""
+
+    def on_fit_start(self) -> None:
+        """At the start of `fit`, in every attempt, before the state of a snapshot is given back."""
+
+    def on_fit_end(self) -> None:
+        """At the end of `fit`, once everything is written."""
+
+    def on_train_start(self) -> None:
+        """After `on_fit_start`, in training mode; the state of a snapshot is given back after it."""
+
+    def on_train_end(self) -> None:
+        """After the last epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        """Before the first batch of an epoch; not again where a run resumes within it."""
+
+    def on_train_epoch_end(self) -> None:
+        """After the last batch of an epoch, and the validation that follows it."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Before a training step; `batch` is on the device."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After a training step, and the optimizer's step where the batch ends an accumulation."""
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        """Before each backward pass."""
+
+    def on_after_backward(self) -> None:
+        """After the backward pass, before gradients are clipped."""
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Before the optimizer's step, with all gradients there and clipped."""
+
+    def on_before_zero_grad(self, optimizer: Optimizer) -> None:
+        """After the optimizer's step, before gradients are set to zero."""
+
+    def on_validation_start(self) -> None:
+        """At the start of a validation."""
+
+    def on_validation_end(self) -> None:
+        """At the end of a validation."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Before the first batch of a validation."""
+
+    def on_validation_epoch_end(self) -> None:
+        """After the last batch of a validation."""
+
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before each batch of a validation."""
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After each batch of a validation."""
+
+    def on_test_start(self) -> None:
+        """At the start of a test."""
+
+    def on_test_end(self) -> None:
+        """At the end of a test."""
+
+    def on_test_epoch_start(self) -> None:
+        """Before the first batch of a test."""
+
+    def on_test_epoch_end(self) -> None:
+        """After the last batch of a test."""
+
+    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before each batch of a test."""
+
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After each batch of a test."""
+
+    def on_predict_start(self) -> None:
+        """At the start of a prediction."""
+
+    def on_predict_end(self) -> None:
+        """At the end of a prediction."""
+
+    def on_predict_epoch_start(self) -> None:
+        """Before the first batch of a prediction."""
+
+    def on_predict_epoch_end(self) -> None:
+        """After the last batch of a prediction."""
+
+    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before each batch of a prediction."""
+
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After each batch of a prediction."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put into `checkpoint` what else decides how this module goes on: numbers, text, tensors, nests of them."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take back what `on_save_checkpoint` put in."""
