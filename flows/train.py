@@ -77,7 +77,7 @@ def attempts_so_far(job: TrainingJob, run: str) -> int:
         tried = this.attempts.attempts()
     if not automatic:
         return tried[-1].number if tried else 0
-    verdict = this.attempts.verdict(job.retries)
+    verdict = this.attempts.verdict(job.retries_without_progress)
     if tried and tried[-1].failed and not verdict.retry:
         raise WorldError(f"the run crashed, and the automation does not resume it again: {verdict.reason}. Retry does.")
     return 0

@@ -30,10 +30,10 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
         return False
     job, run, after = (context.parameters[name] for name in ("job", "run", "after"))
     if isinstance(error, (WorldError, StopRequested)):
-        verdict = Run(job, run).attempts.verdict(job.retries, after=after)
+        verdict = Run(job, run).attempts.verdict(job.retries_without_progress, after=after)
     else:  # no world came to be: the store or this machine has a problem
-        count = task_run.run_count
-        verdict = Verdict(count <= job.retries, f"attempt {count} of {job.retries + 1} to launch a world")
+        count, most = task_run.run_count, job.retries_without_progress + 1
+        verdict = Verdict(count < most, f"attempt {count} of {most} to launch a world")
     warn(f"{cause_of(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
     return verdict.retry
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, ValidationError, model_validator
 
 from midstride.engine.config.json_schema import job_schema
 from midstride.engine.config.lanes import lane_conflicts
@@ -97,8 +97,11 @@ class TrainingJob(Options):
         title="Nightly",
         description="When the challenger of a night takes the champion's place.",
     )
-    retries: Annotated[int, Field(ge=0, strict=True)] = Field(
-        3, title="Retries", description="Attempts in a row without a newer snapshot that are forgiven."
+    retries_without_progress: Annotated[int, Field(ge=0, strict=True)] = Field(
+        3,
+        title="Retries without progress",
+        description="How often in a row an attempt that brought no newer snapshot is followed by another.",
+        validation_alias=AliasChoices("retries_without_progress", "retries"),  # its name until 0.1
     )
     accept_change: tuple[IdentityKey, ...] = Field(
         (),

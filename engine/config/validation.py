@@ -26,6 +26,8 @@ _MESSAGES = {
     "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'": "should be letters, digits and . _ -, a letter or "
     "digit first",
 }
+#: a name that is still taken -> its name now
+_OLD_NAMES = {"replace_sampler_ddp": "use_distributed_sampler", "retries": "retries_without_progress"}
 
 
 def validation_errors(error: ValidationError, model: type[BaseModel], group: str = "") -> list[str]:
@@ -79,6 +81,8 @@ def _unknown(path: str, places: Sequence[str]) -> str:
     if homes := [place for place in places if _leaf(place) == name]:
         above = homes[0].rpartition(".")[0]
         return f"has its place {f'under {above}' if above else 'at the top of the job'}: {homes[0]}"
+    if name in _OLD_NAMES:
+        return f"is the old name of {_OLD_NAMES[name]}, which is given too: leave it out"
     if name in LIGHTNING_OPTIONS:
         return f"is unknown here: {LIGHTNING_OPTIONS[name]}"
     here = [place for place in places if place.rpartition(".")[0] == group]

@@ -48,7 +48,7 @@ def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, 
         own = log.partition(f"--- rank {rank}, process")[2].partition("--- rank")[0]
         assert "training_step" in own or "in batch" in own or "in run" in own, f"rank {rank} has no stack"
     assert "fault_injection.py" in log, "the stack shows where it hung"
-    assert AttemptLog(store).verdict(job.retries).retry
+    assert AttemptLog(store).verdict(job.retries_without_progress).retry
 
     if processes == 2:
         train_forked(job, "night")

@@ -124,7 +124,7 @@ def test_how_it_ended(job_of: Callable[..., TrainingJob], strategy: str, mode: s
     attempt = ledger_of(job).attempts()[0]
     assert (attempt.outcome, attempt.generation, attempt.snapshot) == (kind, 1, "000000000020-g000001")
     assert attempt.first_step_at is not None
-    assert ledger_of(job).verdict(job.retries).retry is retry
+    assert ledger_of(job).verdict(job.retries_without_progress).retry is retry
     assert b"rank 0 runs with" in Store.open(job.run_url("night")).read("attempts/000001.log")
 
 

@@ -111,7 +111,7 @@ def test_the_automation_gives_up_where_attempts_get_nowhere(
     make_job: Make, automatic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("midstride.flows.train.is_automatic_retry", lambda: automatic)
-    job = make_job(processes=1).model_copy(update={"retries": 2})
+    job = make_job(processes=1).model_copy(update={"retries_without_progress": 2})
     attempts = Run(job, "a").attempts
     for _ in range(2):
         attempts.record(attempts.begin(), Outcome("died", "killed"))

@@ -24,7 +24,7 @@ def tiny_job(
     processes: int = 2,
     launcher: str = "",
     steps: int = STEPS,
-    retries: int = 3,
+    retries_without_progress: int = 3,
     **module_args: Any,
 ) -> TrainingJob:
     """Return the tiny job, its code and its runs in `folder`."""
@@ -43,7 +43,7 @@ world: {json.dumps(world)}
 trainer: {{max_steps: {steps}, enable_progress_bar: false}}
 snapshots: {{url: runs, every_steps: 5}}
 monitor: {{metric: val/accuracy, mode: max}}
-retries: {retries}
+retries_without_progress: {retries_without_progress}
 """
     )
     return TrainingJob.load(folder / "job.yaml")

@@ -18,7 +18,7 @@ def test_a_run_of_many_deaths_ends_with_the_bits_of_one_that_never_died(
 ) -> None:
     lingers, mark = tmp_path / "lingers", tmp_path / "mark"
     lingers.touch()
-    job = tiny_job(tmp_path, processes=1, steps=STEPS, retries=0, lingers=str(lingers))
+    job = tiny_job(tmp_path, processes=1, steps=STEPS, retries_without_progress=0, lingers=str(lingers))
     run = site.run(job)
     for death in DEATHS:
         trains(mark)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1500)  # two worlds that die, one that does not
 
 
 def test_retry_in_the_ui_resumes_the_example_exactly(example: Path, site: Site, tmp_path: Path) -> None:
-    job = TrainingJob.load(example, ["trainer.max_epochs=3", "retries=0", "data_args.folder=./data"])
+    job = TrainingJob.load(example, ["trainer.max_epochs=3", "retries_without_progress=0", "data_args.folder=./data"])
     assert launch(Run(job, "reference")).kind == "done"
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")

@@ -81,6 +81,15 @@ def test_lightnings_old_name_of_an_option_is_taken(tmp_path: Path) -> None:
     )
 
 
+def test_a_job_from_before_says_retries(tmp_path: Path) -> None:
+    job = TrainingJob.load(write(tmp_path), ["retries=5"])
+    assert job.retries_without_progress == 5
+    assert "retries" not in job.model_dump()
+    assert faults(tmp_path, JOB, "retries=5", "retries_without_progress=5") == [
+        "retries: is the old name of retries_without_progress, which is given too: leave it out"
+    ]
+
+
 def test_urls_stay(tmp_path: Path) -> None:
     job = TrainingJob.load(write(tmp_path), ["snapshots.url=s3://bucket/prefix/"])
     assert job.run_url("a") == "s3://bucket/prefix/a"
@@ -109,13 +118,13 @@ def test_choices_set_from_outside(tmp_path: Path) -> None:
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     text = JOB.replace("processes: 2", "processes: 0").replace("ddp", "dpd").replace("max_epochs: 5", "max_epochs: x")
     known = sorted(name for name, row in STRATEGIES.items() if row.start not in ("spawn", "fork"))
-    assert faults(tmp_path, text + "sed: 3\nretries: -1\n", "name.x=1", "nothing") == [
+    assert faults(tmp_path, text + "sed: 3\nretries_without_progress: -1\n", "name.x=1", "nothing") == [
         "--set name.x=1: name has no keys",
         "--set nothing: write it as key=value, such as trainer.max_epochs=2",
         f"world.strategy: there is no strategy 'dpd'; there are: {', '.join(known)}",
         "world.processes: should be at least 1, not 0",
         "trainer.max_epochs: should be a whole number, not 'x'",
-        "retries: should be at least 0, not -1",
+        "retries_without_progress: should be at least 0, not -1",
         "sed: is unknown, did you mean seed?",
     ]
 
