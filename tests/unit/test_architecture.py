@@ -24,7 +24,6 @@ SET_FROM_OUTSIDE = {
     "engine/modules/module_state.py: module.training": "torch's own",
     "engine/modules/structure.py: held.data": "torch's own",
     "engine/objects/generators.py: generator.bit_generator.state": "numpy's own",
-    "engine/storage/s3.py: files.retries": "s3fs' own",
     "engine/strategies/replicas.py: ctx.count": "what torch's autograd hands from forward to backward",
 }
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS, MOST_LOOSE_FILES = 350, 45, 25, 6, 12
