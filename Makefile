@@ -17,7 +17,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check docs laws mutants soak test-airflow test-ui test-xla bench-data bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test test-all check lint mypy pyright docs laws mutants soak test-airflow test-ui test-xla bench-data bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -36,12 +36,19 @@ test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real brow
 	$(BIN)/python -m pytest tests/ui --ui --pictures=docs/images $(ARGS)
 
 check: $(STAMP)  ## lint, format, types by mypy and pyright, import contracts
+	$(MAKE) --no-print-directory --jobs=2 --output-sync mypy pyright lint
+
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+mypy:
 	$(BIN)/mypy
+
+pyright:
 	rm -rf build/pyright && mkdir -p build/pyright/midstride && cp -r engine tasks flows build/pyright/midstride
 	$(BIN)/basedpyright
-	$(BIN)/lint-imports
 
 docs: $(STAMP)  ## build the documentation in build/site; ARGS="serve" shows it while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --quiet) --strict
