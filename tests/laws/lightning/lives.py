@@ -4,6 +4,7 @@ import json
 import os
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def lives_of(name: str, folder: Path) -> dict[str, Any]:
     plan = FaultPlan(folder / "plan")
     for step, phase in DEATHS:
         plan.add("kill", step=step, phase=phase)
-    codes = [life(row, folder / "run", plan) for _ in range(len(DEATHS) + 1)]
+    codes = [life(plan, midstride_weights, row, folder / "run") for _ in range(len(DEATHS) + 1)]
     plan.assert_all_fired()
     return {"differing": differing, "codes": codes}
 
@@ -72,9 +73,9 @@ def midstride_weights(row: Any, run: Path) -> dict[str, torch.Tensor]:
     return module.state_dict()
 
 
-def life(row: Any, run: Path, plan: FaultPlan) -> int:
-    """Give `run` a life in a fork; return how it ended."""
-    with ChildProcesses(midstride_weights, [row, run], [{**os.environ, **plan.environment}]) as process:
+def life(plan: FaultPlan, train: Callable[..., object], *arguments: Any) -> int:
+    """Train in a fork under `plan`; return how it ended."""
+    with ChildProcesses(train, arguments, [{**os.environ, **plan.environment}]) as process:
         while process.running():
             process.wait(60.0)
     return process.exit_codes()[0] or 0
