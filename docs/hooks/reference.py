@@ -14,6 +14,9 @@ from midstride.flows.cli import app
 
 __all__ = ["commands", "job", "on_page_markdown"]
 
+#: what the schema needs of a deployed job, and a file has anyhow
+_IN_A_FILE = {"folder": "the file's own", "snapshots": "its defaults", "snapshots.url": "`runs`, beside the file"}
+
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put each reference where its name stands as a comment."""
@@ -25,8 +28,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 def commands() -> str:
     """Return every command with its options, as `--help` has them."""
-    text: str = app.generate_docs(heading_level=1)
-    text = text[text.index("\n## ") :]  # without the list of all commands
+    text: str = app.generate_docs(heading_level=1, usage_name="midstride")
+    text = text[text.index("\n## midstride ") :]  # without the lists of all commands
     text = re.sub(r"^#+ (?=midstride )", "## ", text, flags=re.MULTILINE)
     return text.replace("```console", "```text").replace("**Parameters**:\n\n", "").strip()
 
@@ -42,13 +45,15 @@ def _group(schema: dict[str, Any], models: dict[str, Any], path: str) -> Iterato
     yield f"## {heading}\n\n{schema['description']}\n\n| key | value | default | meaning |\n|---|---|---|---|"
     below = []
     for name, field in schema["properties"].items():
+        place = f"{path}.{name}" if path else name
         if group := _model(field, models):
-            below.append((f"{path}.{name}" if path else name, group))
+            below.append((place, group))
             keys = f"[keys of its own](#{path.replace('.', '')}{name})"
             what = f"a list, each with {keys}" if "items" in field else keys
         else:
             what = _what(field)
-        default = "needed" if name in schema.get("required", ()) else _default(field, group)
+        needed = name in schema.get("required", ())
+        default = _IN_A_FILE.get(place) or ("**needed**" if needed else _default(field, group))
         meaning = field.get("description") or (group or {}).get("description", "")
         yield f"| `{name}` | {what} | {default} | {field.get('title', name)}. {meaning} |"
     yield ""

@@ -161,6 +161,27 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
         assert command.startswith("-") or f"midstride {command}" in commands
 
 
+def written_by_code(name: str) -> str:
+    """Return a reference as the site has it."""
+    return str(runpy.run_path(str(ROOT / "docs/hooks/reference.py"))[name]())
+
+
+def test_the_reference_of_a_job_says_which_keys_a_file_needs() -> None:
+    needed = {"name", "module", "data", "trainer", "metric", "path"}
+    found = {
+        key
+        for key, _, default in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| .* \|$", written_by_code("job"), re.M)
+        if default == "**needed**"
+    }
+    assert found == needed
+
+
+def test_a_reader_may_type_the_usage_of_a_command() -> None:
+    usages = re.findall(r"^```text\n(.*)$", written_by_code("commands"), re.MULTILINE)
+    assert len(usages) > 15
+    assert [usage for usage in usages if not usage.startswith("midstride ")] == []
+
+
 def test_every_command_says_what_it_does() -> None:
     for name in app:
         if not name.startswith("-"):
