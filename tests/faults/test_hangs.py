@@ -1,5 +1,8 @@
 """A world that hangs is ended with every rank's stack in its log, and goes on from its last snapshot."""
 
+import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,16 @@ LIMIT_S = 5.0
 pytestmark = pytest.mark.usefixtures("forked_worlds")
 
 
+@pytest.fixture
+def time_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], float]], None]:
+    """Return a function that gives the watchdog a clock: on a busy machine real seconds pass without a hang."""
+
+    def use(clock: Callable[[], float]) -> None:
+        monkeypatch.setattr("midstride.engine.launch.launch.Watchdog", partial(watchdog.Watchdog, clock=clock))
+
+    return use
+
+
 def hasty(job: TrainingJob) -> TrainingJob:
     limits = {"hang_timeout_s": LIMIT_S, "validation_timeout_s": LIMIT_S}
     return job.model_copy(update={"world": job.world.model_copy(update=limits)})
@@ -32,10 +45,14 @@ def hasty(job: TrainingJob) -> TrainingJob:
     ("processes", "phase", "option"),
     [(2, "backward", "hang_timeout_s"), (1, "validation", "validation_timeout_s")],
 )
-def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, option: str, tmp_path: Path) -> None:
+def test_a_hang_is_ended_explained_and_resumed_from(
+    time_by: Callable[[Callable[[], float]], None], processes: int, phase: str, option: str, tmp_path: Path
+) -> None:
     job = tiny_job(tmp_path, processes=processes, launcher="spawn")
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("hang", rank=processes - 1, step=8, phase=phase)
+    seconds = itertools.count()
+    time_by(lambda: next(seconds) if plan.fired() else 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*next(iter(plan.environment.items())))
         outcome = launch(Run(hasty(job), "night"))
@@ -56,11 +73,14 @@ def test_a_hang_is_ended_explained_and_resumed_from(processes: int, phase: str, 
         assert results(job, "night") == results(job, "calm")
 
 
-def test_waiting_for_a_store_is_told_and_is_no_hang(tmp_path: Path, own_s3: Seaweed) -> None:
+def test_waiting_for_a_store_is_told_and_is_no_hang(
+    time_by: Callable[[Callable[[], float]], None], tmp_path: Path, own_s3: Seaweed
+) -> None:
     """With both buffers taken training waits, for longer than a hang may last."""
     job = tiny_job(tmp_path, processes=1)
     job = job.model_copy(update={"trainer": job.trainer.model_copy(update={"max_steps": 7})})
     limit_s, events = 2.0, list[Event]()
+    time_by(lambda: sum(event.fields["waited_s"] for event in events if event.kind == "waiting"))
     world = job.world.model_copy(update={"hang_timeout_s": limit_s, "validation_timeout_s": limit_s})
     snapshots = SnapshotOptions(url=f"{own_s3.bucket()}/runs", every_steps=1)
 
