@@ -9,7 +9,7 @@ from typing import Any
 
 from laws.lives import SampleData, Setting, live
 from laws.modules import MODULES
-from laws.xla_world import XLA_RANKS
+from laws.xla_world import STAND_IN, XLA_RANKS
 from support.fork_server import run_program
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -69,7 +69,8 @@ class Row:
     Args:
         ranks: numbers of processes; sums over two have no order, so what sums over ranks is tried with three.
         options: for the Trainer.
-        modules: what is trained with the first of `ranks`, by name in `MODULES`; "" is the plain one.
+        modules: what is trained, by name in `MODULES`; "" is the plain one. The first is with the first of `ranks`, the
+            others are with the last: what is theirs needs no order of sums.
         start: how the world is started.
         like: options of the run it must equal; its own if None.
         readers: processes that have samples of their own, if not all of them.
@@ -122,7 +123,7 @@ ROWS: dict[str, Row] = {
     "ddp, static": Row((3,), {"strategy": "ddp", "strategy_args": {"static_graph": True}}),
     "ddp, fp16 gradients": Row((3,), {"strategy": "ddp", "strategy_args": {"comm_hook": "fp16_compress"}}),
     "ddp, 16 bits": Row((2,), {"strategy": "ddp", "precision": "16"}),
-    "horovod": Row((3,), {"strategy": "horovod"}, ("", "torchmetrics", "two optimizers", "manual")),
+    "horovod": Row((3, 2), {"strategy": "horovod"}, ("", "torchmetrics", "two optimizers", "manual")),
     "horovod, 16 bits": Row((3,), {"strategy": "horovod", "precision": "16", "gradient_clip_val": 0.5}),
     "sharded": Row(
         (3, 2), {"strategy": "sharded"}, ("", "torchmetrics", "blocks", "training_step_end", "more to train later")
@@ -152,14 +153,14 @@ ROWS: dict[str, Row] = {
         _ROW,
         readers=2,
     ),
-    "a class of one's own": Row((3,), {"strategy": "laws.strategies:Small"}),
+    "a class of one's own": Row((2,), {"strategy": "laws.strategies:Small"}),
     # Started in other ways, these are ddp, bit for bit.
     "ddp_fork": Row((3,), {"strategy": "ddp_fork", "devices": 3}, start=in_caller, like={}),
     "ddp_spawn": Row((2,), {"strategy": "ddp_spawn", "devices": 2}, start=as_script, like={}),
     "ddp_notebook": Row((2,), {"strategy": "ddp_notebook", "devices": 2}, start=in_caller, like={}),
     "ddp, a script": Row((2,), {"devices": 2}, start=as_script, like={}),
     "single, 16 bits": Row((1,), {"precision": 16, "gradient_clip_val": 0.5}),
-    "xla": Row(XLA_RANKS, {"strategy": "xla"}, ("", "torchmetrics", "two optimizers")),
+    "xla": Row((3, 2) if STAND_IN else XLA_RANKS, {"strategy": "xla"}, ("", "torchmetrics", "two optimizers")),
     "xla, bf16": Row(
         XLA_RANKS[-1:], {"strategy": "xla", "precision": "bf16", "accumulate_grad_batches": 2, "max_epochs": 4}
     ),

@@ -145,7 +145,7 @@ def test_workers_that_are_not_forked(context: str) -> None:
 PLACES = [(0, "fetch"), (3, "validation"), (5, "after_step"), (6, "validation"), (8, "backward")]
 AXES: dict[str, list[Any]] = {
     "kind": list(LOADERS),
-    "ranks": [1, 3],
+    "ranks": [1, 2],  # what is read has no sum whose order counts
     "workers": [0, 2],
     "deaths": [1, 2, 5],
     "place": list(range(len(PLACES))),
@@ -154,7 +154,7 @@ AXES: dict[str, list[Any]] = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        every = product(AXES)
+        every = product({**AXES, "ranks": [1, 2, 3]})
         if metafunc.config.getoption("--laws") != "all":
             # every kind once; the rest in turn, so that it all appears
             draw = random.Random(1)
