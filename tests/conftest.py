@@ -150,6 +150,17 @@ def _uses(item: pytest.Item) -> list[str]:
     return getattr(item, "fixturenames", [])
 
 
+#: what ranks of tests, and the worlds they stand in, would import one by one; what is not installed is left out
+IN_RANKS = (
+    "horovod.torch",
+    "midstride.engine.launch.rank",
+    "midstride.engine.strategies.pipeline.strategy",
+    "pytest",
+    "torch.distributed.run",
+    "torchmetrics",
+)
+
+
 def _nothing() -> None:
     pass
 
@@ -177,7 +188,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
         torch.set_num_threads(1)
         # The faults' ranks write to S3.
         more = ["s3fs"] if any("faults" in item.path.parts for item in request.session.items) else []
-        run_ranks(_nothing, preload=(*PRELOAD, "torchmetrics", *more))
+        run_ranks(_nothing, preload=(*PRELOAD, *IN_RANKS, *more))
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ os.execv("/bin/sh", ["/bin/sh", "-c", " ".join(command)])
 
 def on_horovod(job: TrainingJob, **world: object) -> TrainingJob:
     return job.model_copy(
-        update={"world": WorldOptions.model_validate({"strategy": "horovod", "processes": 3, **world})}
+        update={"world": WorldOptions.model_validate({"strategy": "horovod", "processes": 2, **world})}
     )
 
 
@@ -54,18 +54,20 @@ def environment() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-@pytest.mark.timeout(300)  # two worlds of three processes
+@pytest.mark.timeout(
+    300
+)  # two worlds of two processes: what their sums give with three is told by laws/test_strategies.py
 def test_a_run_of_several_lives_ends_with_the_same_bits(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
     job = on_horovod(tiny_job(tmp_path))
     (tmp_path / "plan").mkdir()
-    plan = FaultPlan(tmp_path / "plan").add("kill", rank=2, step=7, phase="backward")
-    plan.add("stop", rank=1, step=11, phase="forward")
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=7, phase="backward")
+    plan.add("stop", rank=0, step=11, phase="forward")
     environment.setenv(*next(iter(plan.environment.items())))
     outcome = launch(Run(job, "night"))
-    assert (outcome.kind, outcome.rank) == ("died", 2)
-    assert "rank 2 ended without a word" in outcome.error
+    assert (outcome.kind, outcome.rank) == ("died", 1)
+    assert "rank 1 ended without a word" in outcome.error
 
-    assert run_horovod_ranks(fit, job, "night", processes=3) == [STOPPED] * 3
+    assert run_horovod_ranks(fit, job, "night", processes=2) == [STOPPED] * 2
     plan.assert_all_fired()
 
     (tmp_path / "bin").mkdir()
@@ -73,10 +75,10 @@ def test_a_run_of_several_lives_ends_with_the_same_bits(tmp_path: Path, environm
     (tmp_path / "bin" / "ssh").chmod(0o755)
     environment.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     lines: list[str] = []
-    outcome = launch(Run(on_horovod(job, hosts="127.0.0.1:2,127.0.0.2:1"), "night"), on_line=lines.append)
+    outcome = launch(Run(on_horovod(job, hosts="127.0.0.1:1,127.0.0.2:1"), "night"), on_line=lines.append)
     assert outcome.kind == "done", "\n".join(lines)
     attempts = AttemptLog(Store.open(job.run_url("night"))).attempts()
     assert [attempt.outcome for attempt in attempts] == ["died", "done"]
 
-    assert run_horovod_ranks(fit, job, "calm", processes=3) == [0, 0, 0]
+    assert run_horovod_ranks(fit, job, "calm", processes=2) == [0, 0]
     assert results(job, "night") == results(job, "calm")

@@ -62,6 +62,7 @@ def _join(port: int, target: Callable[..., None], arguments: tuple[Any, ...]) ->
         HOROVOD_GLOO_IFACE="lo",
         HOROVOD_GLOO_TIMEOUT_SECONDS="90",
         HOROVOD_CONTROLLER="gloo",
+        HOROVOD_CYCLE_TIME="5",  # milliseconds; at each, all ranks tell each other that there is nothing to do
         HOROVOD_CPU_OPERATIONS="gloo",
     )
     target(*arguments)
