@@ -51,11 +51,12 @@ def run_ranks(
 
 
 def _rank(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    rank = os.environ["RANK"]  # the target may leave this world, for one that it joins or starts
     torch.set_num_threads(1)
     # What the rank starts (workers of loaders) starts as it would in a rank of any other launcher.
     multiprocessing.set_start_method("fork", force=True)
     try:
         target(*arguments)
     except EngineError as error:
-        print(f"rank {os.environ['RANK']}: {type(error).__name__}: {error}", flush=True)
+        print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
         sys.exit(error.exit_code)
