@@ -61,7 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 MOST_WORKERS = 6
 #: tests of these files start programs, or read pages
 SLOW_UNITS = {
-    f"test_{name}.py" for name in ("app", "audit", "build", "digits", "docs", "formats", "packaging", "resume_check")
+    *("test_app.py", "test_audit.py", "test_build.py", "test_digits.py", "test_docs.py", "test_formats.py"),
+    *("test_packaging.py", "test_portability.py", "test_resume_check.py", "test_runs.py"),
 }
 #: folders in the order in which they are dealt, what takes longest first; where Prefect's threads run, what is forked
 #: (workers, lives of a check) ends with code 1, so flows are last
@@ -179,6 +180,8 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "test_digits.py",
         "test_docs.py",
         "test_formats.py",
+        "test_portability.py",
+        "test_s3.py",
     }
     if any(forking & set(item.path.parts) for item in request.session.items):
         import torch

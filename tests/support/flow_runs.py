@@ -15,6 +15,8 @@ from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
 from midstride.engine.storage.store import Store
 
 TINY = Path(__file__).parents[1] / "flows" / "tiny"
+#: between two looks: who asks a server without a pause keeps two processes busy
+POLL_S = 0.1
 STEPS = 24  # 96 samples in batches of 4 on two ranks, twice
 
 
@@ -82,7 +84,7 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 300.0) 
     until = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < until, f"waited {timeout_s:.0f} s for {what}"
-        time.sleep(0.02)
+        time.sleep(POLL_S)
     return found
 
 
@@ -96,7 +98,7 @@ def wait_for_effect(act: Callable[[], None], condition: Callable[[], Any], what:
         act()
         until = time.monotonic() + each_s
         while not (found := condition()) and time.monotonic() < until:
-            time.sleep(0.1)
+            time.sleep(POLL_S)
         return found
 
     return wait_for(tried, what)

@@ -33,6 +33,7 @@ def _server(folder: Path) -> Iterator[str]:
     settings = {PREFECT_API_URL: None, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 300}
     with temporary_settings(settings), ExitStack() as running:
         with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL", "0.5")  # tests wait for events
             patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder}/prefect.db")
             address = running.enter_context(server.api(nullcontext))
         yield address

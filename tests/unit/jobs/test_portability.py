@@ -36,6 +36,7 @@ def test_a_job_from_a_file_holds_anywhere(job: TrainingJob):
     assert portability_errors(job) == []
 
 
+@pytest.mark.usefixtures("forked_worlds")
 def test_nights_need_a_test(job: TrainingJob):
     [fault] = portability_errors(job, nightly=True)
     assert fault == "module: here_model:Net has no test_step, so nothing tells whether a challenger is better"

@@ -309,6 +309,7 @@ def test_what_is_wrong_with_s3_is_said_before_training(
     ]
 
 
+@pytest.mark.usefixtures("forked_worlds")
 def test_no_secret_is_written_down(
     s3: Seaweed, bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
