@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 __all__ = ["REDUCTIONS", "Accumulator", "over_ranks", "steps_over_ranks"]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
@@ -43,21 +46,40 @@ class Accumulator:
     def _join(self, value: Any) -> None:
         if self.total is None:
             self.total = value
-        elif self.reduce_fx in ("mean", "sum"):
+            return
+        value = _beside(self.total, value)
+        if self.reduce_fx in ("mean", "sum"):
             self.total = self.total + value
+        elif isinstance(value, Tensor) or isinstance(self.total, Tensor):  # to compare here would be to wait for it
+            smaller = value < self.total
+            pair = (value, self.total) if self.reduce_fx == "min" else (self.total, value)
+            self.total = torch.where(smaller, *pair)
         elif (value < self.total) == (self.reduce_fx == "min"):
             self.total = value
 
     @property
     def value(self) -> float:
         """The value of the epoch."""
+        return float(self.pending_value)
+
+    @property
+    def pending_value(self) -> Any:
+        """The same; what is on a device stays there, and nothing waits for it."""
+        total = self.total if isinstance(self.total, Tensor) else float(self.total)
         if self.reduce_fx != "mean":
-            return float(self.total)
-        return float(self.total) / self.weight if self.weight else float("nan")
+            return total
+        return total / self.weight if self.weight else float("nan")
 
     def on_host(self) -> "Accumulator":
         """Return the same with a plain number, which every other rank can read, whatever its devices."""
         return Accumulator(self.reduce_fx, self.sync, self.also, float(self.total), self.weight)
+
+
+def _beside(total: Any, value: Any) -> Any:
+    """Return `value` on the device of `total`: the parts of a batch may log on several."""
+    if isinstance(total, Tensor) and isinstance(value, Tensor) and total.device != value.device:
+        return value.to(total.device, non_blocking=True)
+    return value
 
 
 def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:

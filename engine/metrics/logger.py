@@ -70,7 +70,7 @@ class MetricLogger:
         self.progress_bar_names: set[str] = set()
         self._running: dict[str, Accumulator] = {}
         self._evaluated: dict[str, Accumulator] = {}
-        self._steps: dict[str, list[tuple[float, float]]] = {}
+        self._steps: dict[str, list[tuple[Any, float]]] = {}
         self._paths: dict[str, dict[str, str]] = {"train": {}, "evaluate": {}}
         self._in_epoch_end = False
         self._loader: int | None = None
@@ -170,10 +170,10 @@ class MetricLogger:
             self._micro_batches.setdefault(key, Accumulator(reduce_fx, sync)).add(value, weight)
         elif self.stage != "train":
             # No collective inside a step of evaluation: ranks may have different numbers of them.
-            self._steps.setdefault(key, []).append((float(value), weight if sync else 0.0))
+            self._steps.setdefault(key, []).append((value, weight if sync else 0.0))
         elif sync and self._size > 1:
             # Reduced when the ranks next meet: an exchange here would hang if one of them did not log.
-            self.rows.set_next_share(key, (float(value), weight, reduce_fx))
+            self.rows.set_next_share(key, (value, weight, reduce_fx))
         else:
             self.rows.set_next(key, value)
             if self._size == 1:
@@ -243,7 +243,7 @@ class MetricLogger:
         finally:
             self._micro_batches = None
         for key, running in parts.items():
-            self._log_step(key, running.value, running.weight, running.sync, running.reduce_fx)
+            self._log_step(key, running.pending_value, running.weight, running.sync, running.reduce_fx)
 
     def drain_rows(self) -> str:
         """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
@@ -280,7 +280,11 @@ class MetricLogger:
         training = self.stage == "train"
         running = self._running if training else self._evaluated
         paths = self._paths["train" if training else "evaluate"]
-        return {name: one.on_host() for name, one in running.items()}, dict(paths), self._steps
+        return {name: one.on_host() for name, one in running.items()}, dict(paths), self._steps_on_host()
+
+    def _steps_on_host(self) -> dict[str, list[tuple[float, float]]]:
+        """Return what was logged for each step of an evaluation, with its weight."""
+        return {name: [(float(value), weight) for value, weight in steps] for name, steps in self._steps.items()}
 
     def _everyones(self, part: Callable[[], Any]) -> list[Any]:
         """Return what `part` gives on every rank, in the order of ranks."""
@@ -303,7 +307,7 @@ class MetricLogger:
             "values": dict(self.values),
             "running": {name: asdict(running) for name, running in self._running.items()},
             "evaluated": {name: asdict(running) for name, running in self._evaluated.items()},
-            "steps": {name: list(values) for name, values in self._steps.items()},
+            "steps": self._steps_on_host(),
             "paths": {stage: dict(paths) for stage, paths in self._paths.items()},
         }
 

@@ -6,16 +6,18 @@ snapshot; the open row is part of the run's state.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from midstride.engine.metrics.accumulator import Accumulator
 from midstride.engine.snapshots.rows import to_csv
 
 __all__ = ["MetricLog"]
 
+Key = TypeVar("Key")
 
-#: one rank's share of a value that is reduced over the ranks: value, weight, reduction
-Share = tuple[float, float, str]
+
+#: one rank's share of a value that is reduced over the ranks: value, which may be on a device, weight, reduction
+Share = tuple[Any, float, str]
 #: where a value stands: step and name
 Cell = tuple[int, str]
 
@@ -74,7 +76,7 @@ class MetricLog:
     def shares(self) -> dict[Cell, Share]:
         """Return this rank's shares of values in rows that are not taken yet, and forget them."""
         shares, self._shares = self._shares, {}
-        return shares
+        return _on_host(shares)
 
     def set_reduced(self, place: Cell, value: float) -> None:
         """Write the reduced value where its shares stood."""
@@ -102,7 +104,7 @@ class MetricLog:
         return {
             "open": dict(self._open),
             "pending": dict(self._pending),
-            "pending_shares": dict(self._pending_shares),
+            "pending_shares": _on_host(self._pending_shares),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -122,6 +124,10 @@ class MetricLog:
             shares[name] = (running.value, running.weight, running.reduce_fx)
         pending = {**dict.fromkeys(shares), **states[0]["pending"]}
         return {**states[0], "pending": pending, "pending_shares": shares if rank == 0 else {}}
+
+
+def _on_host(shares: dict[Key, Share]) -> dict[Key, Share]:
+    return {key: (float(value), weight, reduce_fx) for key, (value, weight, reduce_fx) in shares.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,12 @@ from torch import Tensor
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_internals import batch_value
 
-__all__ = ["number", "numbers_in", "of_batch"]
+__all__ = ["is_on_host", "number", "numbers_in", "of_batch"]
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Return whether `tensor` can be read without a wait for its device."""
+    return tensor.device.type == "cpu"
 
 
 def number(name: str, value: Tensor) -> Any:
@@ -17,7 +22,7 @@ def number(name: str, value: Tensor) -> Any:
             f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: one number is needed. "
             "Log its mean(), or the entry you mean."
         )
-    if value.device.type == "cpu":
+    if is_on_host(value):
         return value.item()
     return value.detach().reshape(()).double()
 

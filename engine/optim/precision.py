@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,9 +26,14 @@ class Precision:
         self.name = name
         self._device = device.type
         self._autocast = {"bf16": torch.bfloat16, "16": torch.float16}.get(name)
-        self._scaler = torch.amp.GradScaler(device.type) if name == "16" else None
+        self._scales = name == "16"
         self._used = False
         self._plain = nullcontext[None]()
+
+    @cached_property
+    def _scaler(self) -> torch.amp.GradScaler | None:
+        """Made when it is first used, in a rank: it asks for CUDA, after which a process cannot fork ranks."""
+        return torch.amp.GradScaler(self._device) if self._scales else None
 
     def convert(self, module: nn.Module) -> None:
         """Give the module's weights the width they train in."""
@@ -69,7 +75,7 @@ class Precision:
 
     def module_errors(self, *, by_hand: bool) -> list[str]:
         """Return messages on what this precision cannot do; `by_hand`: the module steps its optimizers itself."""
-        if self._scaler is None or not by_hand:
+        if not (self._scales and by_hand):
             return []
         return [
             "precision 16 with automatic_optimization = False: gradients are scaled, and a step by hand would take "

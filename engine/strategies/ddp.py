@@ -72,11 +72,9 @@ class Ddp(ReplicatesParameters, BackwardSync):
         if not one_backward or not any(p.requires_grad for p in step.parameters()):
             broadcast(step)
             return step
-        # DDP takes no device ids on CPU and exactly one elsewhere.
-        ids = None if self.device.type == "cpu" else [self.device]
         self._wrapped = DistributedDataParallel(
             _Replayable(step),
-            device_ids=ids,
+            device_ids=None,  # the batch is there already; DDP would rebuild its dicts, and some cannot be
             find_unused_parameters=self._find_unused,
             static_graph=self._static_graph,
         )

@@ -104,7 +104,8 @@ def average_gradients(
         add_up: adds a buffer up over the ranks, in place, where that is not the group's affair.
     """
     every = [p for p in parameters if p.requires_grad]
-    has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=device)
+    host = torch.device("cpu") if device.type == "cuda" else device  # over gloo: no wait for what the GPU still does
+    has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=host)
     dist.all_reduce(has, op=dist.ReduceOp.MAX, group=group)
     used = [p for p, anywhere in zip(every, has.tolist(), strict=True) if anywhere]
     if not used:

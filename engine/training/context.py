@@ -31,6 +31,7 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.mixins import LazyDevice, ModelParallel, device_generator, lanes_of
 from midstride.engine.strategies.step import StepScope
+from midstride.engine.training.finite import FiniteLosses
 from midstride.engine.training.reporter import Reporter
 from midstride.engine.training.sample_log import SampleLog
 from midstride.engine.trees import move
@@ -81,6 +82,7 @@ class EvaluationContext:
         scope: of the module's steps.
         hooks: of the module and the callbacks.
         progress: where the run, or an evaluation on its own, stands.
+        finite_losses: looks at the losses of training.
     """
 
     trainer: TrainerInterface
@@ -99,6 +101,7 @@ class EvaluationContext:
     scope: StepScope
     hooks: Hooks
     progress: Progress
+    finite_losses: FiniteLosses
 
     @property
     def options(self) -> TrainerOptions:

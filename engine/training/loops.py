@@ -82,6 +82,7 @@ class FitLoop:
             self.end_epoch()  # resumed between an epoch's last step and its end
         while not self.is_done():
             self.epoch()
+        self.context.finite_losses.verify()
         self.context.heartbeat.enter(Phase.EVALUATING)  # from here on nothing beats any more
         self.context.hooks.call("on_train_end")
 
@@ -161,6 +162,7 @@ class FitLoop:
         if (progress.epoch + 1) % self.context.options.check_val_every_n_epoch:
             return
         if progress.at_end if self.val_every is None else progress.batch % self.val_every == 0:
+            self.context.finite_losses.verify()
             with self.context.heartbeat.during(Phase.EVALUATING):
                 self.validation.run()
             progress.validation_done()
@@ -168,6 +170,7 @@ class FitLoop:
     def end_epoch(self) -> None:
         """Reduce what the epoch logged, step its schedulers, and count it."""
         context, progress = self.context, self.progress
+        context.finite_losses.verify()
         with context.heartbeat.during(Phase.EVALUATING):
             context.inject_fault("epoch_end")
             with context.metric_logger.epoch_end():

@@ -1,18 +1,14 @@
 """Losses: what `training_step` returns, read and checked, and steps that return none."""
 
 import logging
-import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from midstride.engine.errors import LossNotFinite, NoLoss, UserError
-from midstride.engine.training.context import EvaluationContext, FitContext
+from midstride.engine.errors import NoLoss, UserError
+from midstride.engine.training.context import FitContext
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["Losses", "check_finite", "must_be_finite"]
+__all__ = ["Losses"]
 
 log = logging.getLogger(__name__)
 
@@ -20,25 +16,6 @@ log = logging.getLogger(__name__)
 FIRST_BATCHES = 100
 #: after the first epoch, one that is shorter may be skipped as a whole
 FEW_BATCHES = 10
-
-
-def must_be_finite(context: EvaluationContext) -> bool:
-    """Return whether every loss has to be finite: a float16 loss may overflow, and the scaler then skips the step."""
-    return context.precision.name != "16"
-
-
-def check_finite(loss: Tensor, context: EvaluationContext) -> None:
-    """Refuse to go on from a loss that is not finite.
-
-    Raises:
-        LossNotFinite: saying where. On a GPU it waits for the device, as a loss that is logged does.
-    """
-    if must_be_finite(context) and not math.isfinite(loss.item()):
-        progress = context.progress
-        raise LossNotFinite(
-            f"the loss is {loss.item()} at epoch {progress.epoch}, batch {progress.batch}, step {progress.step + 1}"
-            f" on rank {context.world.rank}. Nothing was written after it: earlier snapshots are good."
-        )
 
 
 class Losses:

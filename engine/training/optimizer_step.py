@@ -16,7 +16,7 @@ from midstride.engine.training.closures import mean_loss, needs_closure
 from midstride.engine.training.context import FitContext
 from midstride.engine.training.fit_warnings import check_gradients
 from midstride.engine.training.lane_scope import LaneScope
-from midstride.engine.training.losses import Losses, check_finite, must_be_finite
+from midstride.engine.training.losses import Losses
 from midstride.engine.training.nonfinite import NonFiniteGuard
 
 __all__ = ["OptimizerStep"]
@@ -43,7 +43,7 @@ class OptimizerStep:
         #: whether the batch that was trained on last ended with a step
         self.stepped = False
         self.losses = Losses(context)
-        skips = context.options.on_nan == "skip" and must_be_finite(context)
+        skips = context.options.on_nan == "skip" and context.finite_losses.needed
         self._nonfinite_guard = NonFiniteGuard(context) if skips else None
         #: parts of a step that the module does itself
         self._own = {name: hook for name in STEP_HOOKS if (hook := own_hook(self.module, name)) is not None}
@@ -152,7 +152,7 @@ class OptimizerStep:
     def _loss(self, outputs: Any) -> Tensor | None:
         loss = self.losses.read(outputs)
         if loss is not None and self._nonfinite_guard is None and not self._again:
-            check_finite(loss, self.context)
+            self.context.finite_losses.check(loss)
         return loss
 
     def _step(self, optimizer: Optimizer) -> None:

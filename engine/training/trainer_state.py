@@ -34,8 +34,8 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import ModelParallel, lanes_of
 from midstride.engine.strategies.step import StepScope
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
+from midstride.engine.training.finite import FiniteLosses
 from midstride.engine.training.fit import Fit
-from midstride.engine.training.losses import check_finite
 from midstride.engine.training.reporter import Reporter
 from midstride.engine.world import World
 
@@ -90,6 +90,7 @@ class TrainerState(TrainerInterface):
             scope=StepScope(metric_logger, precision, self.heartbeat),
             hooks=Hooks(self, module, self.callbacks),
             progress=progress,
+            finite_losses=FiniteLosses(progress, self.world.rank, needed=precision.name != "16"),
         )
 
     def _logger_of(self, module: TrainingModule) -> MetricLogger:
@@ -183,7 +184,7 @@ class TrainerState(TrainerInterface):
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Run the backward pass of `loss`, which must be finite, and average gradients over the ranks."""
-        check_finite(loss, self.context)
+        self.context.finite_losses.check(loss)
         self.precision.backward(loss, **options)
         self.strategy.reduce_gradients(self.context.module.parameters())
 

@@ -101,7 +101,7 @@ TRAINING = [
     ),
     Mutant(
         "a loss that is not finite goes on",
-        "engine/training/losses.py",
+        "engine/training/finite.py",
         "not math.isfinite(loss.item()):",
         "math.isnan(loss.item()):",
         "unit/training/test_refusals.py::test_is_refused_before_anything_is_written[an infinite loss by hand]",

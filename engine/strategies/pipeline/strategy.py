@@ -27,7 +27,7 @@ from midstride.engine.strategies.pipeline.stage import DeferredOutput, Stage, St
 from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients, broadcast
 from midstride.engine.strategies.torch_internals import foreach_norm
-from midstride.engine.trees import move
+from midstride.engine.trees import convert
 from midstride.engine.world import World
 
 __all__ = ["Pipeline"]
@@ -248,7 +248,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         with side_effects_reverted(layers, generators), scope.forward():
             if self._by == "time":
                 return times_of(list(layers), part, self.device)
-            return sizes_of(list(layers), move(part, torch.device("cpu")), parts)
+            return sizes_of(list(layers), convert(part, lambda tensor: tensor.to("cpu")), parts)
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` as it is: gradients are averaged over the pipelines after the last part."""

@@ -144,6 +144,7 @@ class Checkpointer:
     def take(self) -> None:
         """Take a snapshot here and now, to be committed behind training; every rank calls this at the same place."""
         context, progress, strategy = self._context, self._context.progress, self._context.strategy
+        context.finite_losses.verify()
         began = time.perf_counter()
         position, epoch = Position(progress.step, progress.after), progress.epoch
 
