@@ -117,8 +117,9 @@ _SPAWN_IN_NOTEBOOK = Conflict(
 )
 _FORK_AFTER_CUDA = Conflict(
     lambda c: c.cuda_in_use and c.launcher is None,
-    "strategy {strategy} after CUDA was used in this process: a forked process cannot use CUDA again: use ddp_spawn, "
-    "or start afresh and leave CUDA alone before the fit",
+    "strategy {strategy} after CUDA was used in this process (torch.cuda.is_available() is enough): a forked process "
+    "cannot use CUDA again: use ddp_spawn, or start afresh and leave CUDA alone before the fit, or set "
+    "PYTORCH_NVML_BASED_CUDA_CHECK=1 before torch is imported",
 )
 
 _UNKNOWN_TO_HOROVOD = Conflict(
@@ -197,6 +198,8 @@ _DDP_OPTIONS: dict[str, type | tuple[str | type, ...]] = {
     "static_graph": bool,
     "sync_batchnorm": bool,
     "comm_hook": ("bf16_compress", "fp16_compress"),
+    "gradient_as_bucket_view": bool,
+    "bucket_cap_mb": int,
 }
 
 _ORDERED = "midstride.engine.strategies.ordered_ddp:OrderedDdp"
@@ -226,7 +229,7 @@ STRATEGIES: dict[str, StrategySpec] = {
     "ddp2": StrategySpec(
         "midstride.engine.strategies.ddp2:Ddp2",
         splits_batches=True,
-        options={name: _DDP_OPTIONS[name] for name in ("find_unused_parameters", "static_graph", "comm_hook")},
+        options={name: _DDP_OPTIONS[name] for name in _DDP_OPTIONS if name != "sync_batchnorm"},
         conflicts=(_NOT_16, _BF16_NEEDS_GPU),
     ),
     "sharded": StrategySpec(

@@ -12,7 +12,7 @@ import torch
 
 from midstride.engine.config.strategies import StrategySpec
 from midstride.engine.errors import JobError
-from midstride.engine.ranks.gpus import free_gpus_of_world, gpus_here, parse_devices, parse_gpus
+from midstride.engine.ranks.gpus import fork_cannot_use_cuda, free_gpus_of_world, gpus_here, parse_devices, parse_gpus
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.world import World
 
@@ -52,6 +52,7 @@ class Hardware:
         environment: of this process.
         interactive: there is no script that could be run again.
         cuda_in_use: this process has initialised CUDA.
+        cannot_fork: finds out whether a fork of this process could not use CUDA; merely to ask for CUDA is enough.
         free_gpus: finds the free GPUs; the same list in every rank of a world on this machine.
     """
 
@@ -59,6 +60,7 @@ class Hardware:
     environment: Mapping[str, str] = field(default_factory=dict)
     interactive: bool = False
     cuda_in_use: bool = False
+    cannot_fork: Callable[[], bool] = fork_cannot_use_cuda
     free_gpus: Callable[[], list[int]] = free_gpus_of_world
 
     @classmethod

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["free_gpus_of_world", "gpus_here", "parse_devices", "parse_gpus"]
+from midstride.engine.strategies.torch_internals import is_in_bad_fork
+
+__all__ = ["fork_cannot_use_cuda", "free_gpus_of_world", "gpus_here", "parse_devices", "parse_gpus"]
 
 _PROBE_S = 120.0
 
@@ -133,6 +135,14 @@ def free_gpus_of_world() -> list[int]:
             atexit.register(path.unlink, missing_ok=True)
         free: list[int] = json.loads(found)
         return free
+
+
+def fork_cannot_use_cuda() -> bool:
+    """Return whether a process forked from this one could not use CUDA; one is forked to see."""
+    child = os.fork()
+    if child == 0:
+        os._exit(int(is_in_bad_fork()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 def _world_here() -> str:

@@ -57,6 +57,7 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
     spec = STRATEGIES.get(name) or StrategySpec("", "subprocess")
     to_start = _ranks_to_start(spec, world, count)
     faults = faults or _world_errors(request, spec, world, count)
+    forks = spec.start == "fork" and world.launcher is None
     choice = StrategyRequest(
         strategy=name if own is None else type(own).__name__,
         options={} if own is not None else request.strategy_args,
@@ -65,7 +66,7 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
         accelerator="cuda" if gpus else "cpu",
         launcher=world.launcher,
         interactive=hardware.interactive,
-        cuda_in_use=hardware.cuda_in_use and bool(gpus),
+        cuda_in_use=bool(gpus) and (hardware.cuda_in_use or (forks and hardware.cannot_fork())),
         lanes=request.lanes,
     )
     faults += lane_conflicts(choice)

@@ -29,6 +29,8 @@ class Ddp(ReplicatesParameters, BackwardSync):
         static_graph: every step uses the same parameters in the same way; DDP then skips checks.
         comm_hook: exchange gradients in half the bytes, "bf16_compress" or "fp16_compress".
         sync_batchnorm: normalise over the batches of all ranks; on GPUs.
+        gradient_as_bucket_view: gradients are views of the buffers that are exchanged, which saves a copy of them all.
+        bucket_cap_mb: size of such a buffer; by default torch's, 25. It decides how sums are made, and so the bits.
     """
 
     name = "ddp"
@@ -40,10 +42,13 @@ class Ddp(ReplicatesParameters, BackwardSync):
         static_graph: bool = False,
         comm_hook: Literal["bf16_compress", "fp16_compress"] | None = None,
         sync_batchnorm: bool = False,
+        gradient_as_bucket_view: bool = False,
+        bucket_cap_mb: int | None = None,
     ) -> None:
         super().__init__(TorchCollective())
         self._find_unused, self._static_graph = find_unused_parameters, static_graph
         self._comm_hook, self._sync_batchnorm = comm_hook, sync_batchnorm
+        self._bucket_view, self._bucket_cap_mb = gradient_as_bucket_view, bucket_cap_mb
         self._order: list[str] | None = None
         self._noted: list[str] = []
         self._wrapped: DistributedDataParallel | None = None
@@ -58,6 +63,7 @@ class Ddp(ReplicatesParameters, BackwardSync):
             "static_graph": self._static_graph,
             "comm_hook": self._comm_hook,
             "sync_batchnorm": self._sync_batchnorm,
+            "bucket_cap_mb": self._bucket_cap_mb,
         }
         words = ", ".join(f"{name}={value}" for name, value in chosen.items() if value)
         return f"{super().identity}({words})" if words else super().identity
@@ -77,6 +83,8 @@ class Ddp(ReplicatesParameters, BackwardSync):
             device_ids=None,  # the batch is there already; DDP would rebuild its dicts, and some cannot be
             find_unused_parameters=self._find_unused,
             static_graph=self._static_graph,
+            gradient_as_bucket_view=self._bucket_view,
+            bucket_cap_mb=self._bucket_cap_mb,
         )
         if not (self._find_unused or self._static_graph):
             self._needed = [(name, p) for name, p in step.module.named_parameters() if p.requires_grad]

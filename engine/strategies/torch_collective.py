@@ -1,6 +1,8 @@
 """Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
 
+import atexit
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,7 +20,7 @@ from midstride.engine.strategies.side_channel import CHANNEL, SideChannel
 from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
 from midstride.engine.world import World
 
-__all__ = ["TorchCollective", "average_gradients", "broadcast"]
+__all__ = ["TorchCollective", "average_gradients", "broadcast", "leave_process_group"]
 
 #: what gloo and NCCL say where another rank does not answer, or left
 _LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
@@ -42,6 +44,7 @@ class TorchCollective(Collective):
             dist.init_process_group(backend, store=meeting(world), rank=rank, world_size=size, timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise WorldError(f"rank {rank} of {size} could not meet the others over {backend}: {error}") from error
+        atexit.register(leave_process_group)
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
@@ -78,6 +81,12 @@ class TorchCollective(Collective):
     def side_channel(self) -> SideChannel:
         """Return a process group of its own; every rank calls this at the same place."""
         return SideChannel(dist.get_world_size())
+
+
+def leave_process_group() -> None:
+    """Destroy the default process group, if there is one; after an error others may be gone, and it is left alone."""
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
 
 
 def broadcast(module: nn.Module, source: int = 0, group: Any = None) -> None:

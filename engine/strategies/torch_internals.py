@@ -20,6 +20,7 @@ __all__ = [
     "foreach_norm",
     "groups",
     "initialize_xla",
+    "is_in_bad_fork",
     "replica_of",
     "set_timeout",
 ]
@@ -47,6 +48,11 @@ def default_store() -> Store:
 def replica_of(module: nn.Module) -> Any:
     """Return a shallow copy of `module` alone, with dicts of its own for parameters, buffers and children."""
     return module._replicate_for_data_parallel()
+
+
+def is_in_bad_fork() -> bool:
+    """Return whether this process was forked from one that had asked for CUDA, and so cannot use it."""
+    return bool(torch.cuda._is_in_bad_fork())
 
 
 def initialize_xla(local_rank: int, local_size: int) -> None:

@@ -1,11 +1,44 @@
 """Repeatable algorithms, for as long as a fit runs."""
 
 import os
+import re
+from collections.abc import Iterator
 from types import TracebackType
 
 import torch
 
-__all__ = ["Determinism"]
+from midstride.engine.errors import UserError
+
+__all__ = ["REPEATABLE", "Determinism"]
+
+#: how torch begins the name of an operation that is not repeatable on a GPU -> what uses it, and what is repeatable
+REPEATABLE: dict[str, tuple[str, str]] = {
+    "adaptive_avg_pool": ("nn.AdaptiveAvgPool", "x.mean((-2, -1)) for an output of size 1, nn.AvgPool2d for others"),
+    "adaptive_max_pool": ("nn.AdaptiveMaxPool", "x.amax((-2, -1)) for an output of size 1, nn.MaxPool2d for others"),
+    "avg_pool3d": ("nn.AvgPool3d", "nn.AvgPool2d over height and width, and a mean over depth"),
+    "bincount": ("torch.bincount with weights", "torch.zeros(n).index_add(0, values, weights)"),
+    "ctc_loss": ("nn.CTCLoss", "the same on the host: F.ctc_loss(log_probs.cpu(), targets.cpu(), ...)"),
+    "cumsum": ("torch.cumsum of fractions", "x.cpu().cumsum(dim), or x @ torch.ones(n, n).triu() along the last one"),
+    "embedding_bag": ("nn.EmbeddingBag with mode='max'", "mode='sum' or 'mean', or nn.Embedding and amax"),
+    "fractional_max_pool": ("nn.FractionalMaxPool", "nn.MaxPool2d or nn.MaxPool3d"),
+    "grid_sampler": ("F.grid_sample", "pixels by index, x[..., rows, columns], weighted by hand; or no gradient there"),
+    "histc": ("torch.histc", "torch.bucketize and torch.bincount without weights, or x.cpu().histc(...)"),
+    "kthvalue": ("torch.kthvalue", "x.sort(dim), and its k-th entries"),
+    "max_unpool": ("nn.MaxUnpool", "F.interpolate(mode='nearest'), or nn.ConvTranspose2d"),
+    "median": ("torch.median with a dimension", "x.sort(dim), and the middle of it"),
+    "nll_loss2d": ("F.cross_entropy of images", "F.cross_entropy(x.movedim(1, -1).flatten(0, -2), target.flatten())"),
+    "put_": ("Tensor.put_", "Tensor.index_put, or scatter"),
+    "reflection_pad": ("padding by reflection", "F.pad(mode='replicate') or 'constant', or torch.cat with x.flip(...)"),
+    "scatter": ("scatter_reduce with reduce='prod'", "reduce='sum' of logarithms, or scatter_add, or index_add"),
+    "upsample": ("F.interpolate, nn.Upsample", "mode='nearest' or nn.ConvTranspose2d; of 4 dimensions also 'bilinear'"),
+}
+
+_REFUSED = re.compile(r"(\w[\w ]*?)(?: with indices output)? does not have a deterministic implementation")
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_WAY_ON = (
+    "Or say deterministic=False (in a job trainer.deterministic: false): then a run that is resumed is as good as the "
+    "one undisturbed, but its last bits may differ"
+)
 
 
 class Determinism:
@@ -24,7 +57,7 @@ class Determinism:
         if self._on:
             if torch.cuda.is_available():
                 # cuBLAS reads this when it is first used; without it torch refuses to promise anything.
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                os.environ.setdefault(_CUBLAS, ":4096:8")
             # use_deterministic_algorithms(True) does the same, but imports the compiler first: 2.5 s.
             torch.set_deterministic_debug_mode("error")
             torch.backends.cudnn.benchmark = False
@@ -32,5 +65,39 @@ class Determinism:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Switch back.
+
+        Raises:
+            UserError: an operation has no repeatable form; it is named, with what to use instead.
+        """
         mode, torch.backends.cudnn.benchmark = self._before
         torch.set_deterministic_debug_mode(mode)
+        if self._on and isinstance(error, Exception) and (words := _explanation(error)):
+            raise UserError(words) from error
+
+
+def _explanation(error: BaseException) -> str:
+    """What to do about `error`, if it is torch's of an operation that is not repeatable; else nothing."""
+    for cause in _causes(error):
+        said = str(cause)
+        if isinstance(cause, RuntimeError) and (found := _REFUSED.search(said)):
+            name = found[1].strip()
+            known = next((row for start, row in REPEATABLE.items() if name.lstrip("_").startswith(start)), None)
+            instead = f" Instead of {known[0]}, this is: {known[1]}." if known else ""
+            return (
+                f"{name}, an operation of the module on this device, gives other bits each time, and this fit promises "
+                f"the same ones.{instead} {_WAY_ON}. Common layers: docs/gpu.md"
+            )
+        if isinstance(cause, RuntimeError) and _CUBLAS in said:
+            return (
+                f"cuBLAS was in use before this fit, without {_CUBLAS}=:4096:8, and would give other bits each time: "
+                f"set that variable before the program starts, or touch no GPU before the fit. {_WAY_ON}"
+            )
+    return ""
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """`error`, what caused it, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -35,6 +35,10 @@ def test_parts_of_a_module_are_changed_in_place() -> None:
     assert module.child is child
 
 
+def test_a_process_that_was_not_forked_after_cuda_can_use_it() -> None:
+    assert not strategies.is_in_bad_fork()
+
+
 def test_a_replica_has_dicts_of_its_own() -> None:
     module = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     replica = strategies.replica_of(module)

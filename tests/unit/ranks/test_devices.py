@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from midstride.engine.errors import JobError
+from midstride.engine.optim.precision import Precision
 from midstride.engine.ranks import gpus
 from midstride.engine.ranks.devices import ensure_own_gpus
 from midstride.engine.ranks.gpus import parse_devices, parse_gpus
@@ -108,6 +109,23 @@ def test_the_ranks_of_a_world_choose_among_one_list_of_free_gpus(
     assert (lists, len(looks)) == ([[3, 1]] * 4, 1)
     monkeypatch.setattr(gpus, "_world_here", lambda: "another")
     assert gpus.free_gpus_of_world() == [3, 2]  # another world looks anew
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_a_fork_tells_whether_forks_can_use_cuda(poisoned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "is_in_bad_fork", lambda: poisoned)
+    assert gpus.fork_cannot_use_cuda() is poisoned
+
+
+def test_a_trainer_of_precision_16_does_not_ask_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(True) or False)
+    precision = Precision("16", torch.device("cuda"))
+    assert precision.module_errors(by_hand=True)
+    assert asked == []
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        precision.state_dict()  # in a rank
+    assert asked
 
 
 class OtherRanks(SingleProcess):

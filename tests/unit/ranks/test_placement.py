@@ -127,6 +127,11 @@ PLACES: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[str]]
     ),
     "XLA devices": (DeviceRequest("xla", devices=4), Hardware(4), ("xla", "subprocess", 4, ["cpu"])),
     "spawn": (DeviceRequest("ddp_spawn", devices=2), Hardware(cuda_in_use=True), ("ddp", "spawn", 2, ["cpu"])),
+    "GPUs in a notebook that has not asked for CUDA": (
+        DeviceRequest(gpus=2, precision="16"),
+        Hardware(2, interactive=True, cannot_fork=lambda: False),
+        ("ddp", "fork", 2, ["cuda:0"]),
+    ),
     "GPUs nobody holds": (
         DeviceRequest(gpus=2, auto_select_gpus=True),
         Hardware(4, free_gpus=lambda: [1, 2, 3]),
@@ -193,6 +198,11 @@ REFUSED: dict[str, tuple[DeviceRequest, Hardware, list[str]]] = {
     "cores and gpus": (DeviceRequest(tpu_cores=8, gpus=0), Hardware(), ["tpu_cores=8", "gpus=0", "leave one out"]),
     "cores with ddp": (DeviceRequest("ddp", tpu_cores=8), Hardware(), ["tpu_cores=8", "ddp", "xla"]),
     "more cores than torchrun's": (DeviceRequest(tpu_cores=8), Hardware(0, at(0, 4, 4)), ["8", "torchrun", "4"]),
+    "fork after CUDA was asked for": (
+        DeviceRequest(gpus=2),
+        Hardware(2, interactive=True, cannot_fork=lambda: True),
+        ["ddp_notebook", "is_available", "PYTORCH_NVML_BASED_CUDA_CHECK=1"],
+    ),
     "fork after CUDA": (DeviceRequest("ddp_fork", gpus=2), Hardware(2, cuda_in_use=True), ["CUDA", "ddp_spawn"]),
     "sync_batchnorm on the CPU": (
         DeviceRequest("ddp", {"sync_batchnorm": True}, devices=2),
