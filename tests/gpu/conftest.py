@@ -39,5 +39,5 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture
 def fake() -> Iterator[FakeTensorMode]:
     """Tensors that have a shape and a device, and no data: an operation on two devices raises as it does on GPUs."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():  # backward passes ask for CUDA itself
         yield mode

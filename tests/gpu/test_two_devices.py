@@ -1,0 +1,194 @@
+"""Every strategy on two GPUs without data: what it places, moves, logs, clips stays on its device.
+
+An operation on tensors of two devices raises here as it does on GPUs, and so does the host when it reads a number.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from gpu.conftest import Machine
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from midstride.engine import TrainingModule
+from midstride.engine.metrics.accumulator import Accumulator
+from midstride.engine.metrics.logger import MetricLogger
+from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
+from midstride.engine.optim.precision import Precision
+from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.strategies import ddp
+from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.collective import SingleProcess
+from midstride.engine.strategies.pipeline import strategy as pipeline
+from midstride.engine.strategies.step import StepScope, TrainingStep
+from midstride.engine.strategies.torch_collective import average_gradients
+from midstride.engine.trees import move
+from midstride.engine.world import World
+
+GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+class Net(TrainingModule):
+    """Logs in each way there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch["x"]
+        assert x.device == self.device
+        self.seen += 1
+        loss = self.net(x).square().mean()
+        self.log("plain", loss)
+        self.log("both", loss, on_step=True, on_epoch=True)
+        self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        self.log("smallest", loss, on_step=False, on_epoch=True, reduce_fx="min")
+        self.log("synced", loss, sync_dist=True)
+        return loss
+
+
+def on_gpu(module: nn.Module, device: torch.device) -> nn.Module:
+    """Bring `module` there, without a gradient: torch without CUDA knows no backward pass for it."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            part._parameters[name] = nn.Parameter(parameter.detach().to(device), requires_grad=False)
+        for name, buffer in part.named_buffers(recurse=False):
+            part._buffers[name] = buffer.to(device)
+    return module
+
+
+def scope(module: TrainingModule, monkeypatch: pytest.MonkeyPatch) -> StepScope:
+    """What surrounds a step, with a logger of its own that `self.log` finds."""
+    logger = MetricLogger(lambda value: [value], TorchmetricsState(module, lambda value: [value], 1), 1)
+    monkeypatch.setattr(TrainingModule, "log", lambda self, name, value, **asked: log(logger, name, value, **asked))
+    return StepScope(logger, Precision("32", GPUS[0]), Heartbeat())
+
+
+def log(logger: MetricLogger, name: str, value: Tensor, **asked: Any) -> None:
+    on_step, on_epoch, sync = asked.get("on_step"), asked.get("on_epoch"), asked.get("sync_dist", False)
+    logger.log((name, on_step, on_epoch, False, sync, asked.get("reduce_fx", "mean"), True), value, None)
+
+
+def values_of(logger: MetricLogger) -> list[Any]:
+    """Every value that waits to be read."""
+    return [*logger.values.values(), *(running.total for running in logger._running.values())]
+
+
+#: strategy -> devices of the process
+STRATEGIES = {"single": GPUS[:1], "ddp": GPUS[:1], "dp": GPUS, "ddp2": GPUS, "sharded": GPUS[1:]}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_runs_where_its_batch_is_and_what_it_logs_stays_there(
+    name: str, fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    strategy = build_strategy(name)
+    strategy.attach(World(), STRATEGIES[name])
+    module = Net()
+    on_gpu(module, strategy.device)
+    module.device = strategy.device
+    around = scope(module, monkeypatch)
+    batch = move({"x": torch.zeros(6, 4)}, strategy.device)
+    around.metric_logger.begin_batch(batch)
+    for _ in range(2):
+        outputs = strategy.run_step(around, module, "training_step", batch, 0)
+    assert outputs.device == strategy.device
+    assert module.seen.device == strategy.device
+    values = values_of(around.metric_logger)
+    assert len(values) == 6
+    assert {value.device for value in values} == {strategy.device}
+
+
+def test_ddp_takes_the_batch_as_it_is(fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def wrapped(module: nn.Module, **options: Any) -> nn.Module:
+        made.append(options)
+        return module
+
+    monkeypatch.setattr(ddp, "DistributedDataParallel", wrapped)
+    strategy = build_strategy("ddp", {"bucket_cap_mb": 50, "gradient_as_bucket_view": True})
+    strategy.attach(World(size=2), GPUS[1:])
+    module = Net()
+    step = TrainingStep(module, scope(module, monkeypatch), strategy.run_step)
+    strategy.wrap(step, one_backward=True)
+    (options,) = made
+    assert options["device_ids"] is None  # else it moves the batch again, and rebuilds its dicts
+    assert (options["bucket_cap_mb"], options["gradient_as_bucket_view"]) == (50, True)
+
+
+def test_a_batch_of_any_kind_comes_to_its_device(fake: FakeTensorMode) -> None:
+    batch = defaultdict(list, x=torch.zeros(2), more=[torch.zeros(1), "text"])
+    moved = move(batch, GPUS[1])
+    assert type(moved) is defaultdict
+    assert moved.default_factory is list
+    assert (moved["x"].device, moved["more"][0].device, moved["more"][1]) == (GPUS[1], GPUS[1], "text")
+
+
+@pytest.mark.parametrize("reduce_fx", ["mean", "sum", "min", "max"])
+def test_values_of_two_devices_are_joined_on_the_first(reduce_fx: str, fake: FakeTensorMode) -> None:
+    running = Accumulator(reduce_fx, sync=False)
+    for device in GPUS:
+        running.add(torch.zeros((), device="cpu").to(device), 3.0)
+    assert running.pending_value.device == GPUS[0]
+
+
+class Layers(TrainingModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequential_module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.sequential_module(batch)
+
+
+def test_pipeline_measures_layers_that_are_on_the_host(
+    machine: Machine, fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(1)
+    strategy: Any = build_strategy("pipeline", {"stages": 2})
+    strategy.attach(World(), GPUS[:1])
+    strategy.collective = SingleProcess()
+    monkeypatch.setattr(nn.Module, "to", on_gpu)
+    monkeypatch.setattr(pipeline, "first_part", lambda x, parts: x)  # to slice there is beyond tensors without data
+    module = Layers()
+    cut = strategy._cut(
+        module, scope(module, monkeypatch), module.sequential_module, lambda: torch.zeros(6, 4).to(GPUS[0])
+    )
+    assert sum(cut) == 4
+    assert len(cut) == 2
+
+
+#: what clips, of gradients on a device
+CLIPS: dict[str, Callable[[list[nn.Parameter]], object]] = {
+    "by norm": lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0),
+    "by value": lambda parameters: nn.utils.clip_grad_value_(parameters, 1.0),
+}
+
+
+@pytest.mark.parametrize("case", CLIPS)
+def test_gradients_are_clipped_where_they_are_and_nothing_is_read(case: str, fake: FakeTensorMode) -> None:
+    parameters = [nn.Parameter(torch.zeros(3).to(GPUS[1]), requires_grad=False) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros(3).to(GPUS[1])
+    CLIPS[case](parameters)
+    assert {parameter.grad.device for parameter in parameters if parameter.grad is not None} == {GPUS[1]}
+
+
+def test_which_gradients_there_are_is_told_on_the_host(fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchanged: list[torch.device] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, **options: exchanged.append(tensor.device))
+    average_gradients([nn.Parameter(torch.zeros(3))], GPUS[0], 2)
+    assert exchanged == [torch.device("cpu")]
+
+
+def test_a_number_of_a_device_cannot_be_read_here(fake: FakeTensorMode) -> None:
+    with pytest.raises(Exception, match="_local_scalar_dense"):
+        torch.zeros(()).to(GPUS[0]).item()
