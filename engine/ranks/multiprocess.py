@@ -25,6 +25,7 @@ from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.strategies.rendezvous import serve_store
+from midstride.engine.strategies.torch_collective import leave_process_group
 from midstride.engine.world import World
 
 __all__ = ["RankResult", "TrainerCall", "run_in_children"]
@@ -156,6 +157,7 @@ def _run_rank(folder: Path, call: TrainerCall | None) -> None:
     try:
         made: TrainerCall = call or torch.load(folder / "call.pt", weights_only=False)
         _write(folder / f"result-{rank}.pt", made.make())
+        leave_process_group()
     except BaseException as error:
         _write(folder / f"raised-{rank}.pt", (Outcome.of(error, rank=rank), *_portable(error)))
         sys.exit(1)
