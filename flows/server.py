@@ -79,8 +79,8 @@ def _hear_from_it(remedy: str) -> None:
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None:
-        address, words = get_current_settings().api.url, str(error).splitlines()[0]
-        raise ServerError(f"the Prefect server at {address} does not answer: {words}\n  {remedy}") from error
+        address, answer = get_current_settings().api.url, str(error).splitlines()[0]
+        raise ServerError(f"the Prefect server at {address} does not answer: {answer}\n  {remedy}") from error
 
 
 @contextmanager

@@ -41,8 +41,8 @@ def compare_and_promote(night: NightlyRun, data: Manifest) -> PromotionDecision:
     decision = night.decide(compared)
     if decision.promoted and (champion := night.line.promoted(night.run.name)):
         # Before the night is closed: an automation hears of it once more rather than not at all.
-        facts = decision.model_dump(exclude={"promoted"})
-        promoted = ModelPromoted(run=night.run.name, weights=night.line.weights_url(champion), date=night.date, **facts)
+        why = decision.model_dump(exclude={"promoted"})
+        promoted = ModelPromoted(run=night.run.name, weights=night.line.weights_url(champion), date=night.date, **why)
         emit(promoted, model(night.job.name))
     night.close(decision, data)
     return decision

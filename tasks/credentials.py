@@ -59,13 +59,13 @@ def _variables(name: str) -> dict[str, str]:
     try:
         block: Any = Block.load(full)
     except ValueError as error:
-        words = f"Prefect has no block {full!r}; create it in the UI under Blocks, or choose another one"
-        raise JobError.of("the job", [f"snapshots.credentials: {words}"]) from error
+        remedy = f"Prefect has no block {full!r}; create it in the UI under Blocks, or choose another one"
+        raise JobError.of("the job", [f"snapshots.credentials: {remedy}"]) from error
     found = block.get() if hasattr(block, "get") else _fields(block)
     if isinstance(found, Mapping) and found and all(isinstance(item, str) for pair in found.items() for item in pair):
         return dict(found)
-    words = 'environment variables are needed: {"AWS_ACCESS_KEY_ID": "...", "AWS_SECRET_ACCESS_KEY": "..."}'
-    raise JobError.of("the job", [f"snapshots.credentials: block {full!r} holds something else; {words}"])
+    remedy = 'environment variables are needed: {"AWS_ACCESS_KEY_ID": "...", "AWS_SECRET_ACCESS_KEY": "..."}'
+    raise JobError.of("the job", [f"snapshots.credentials: block {full!r} holds something else; {remedy}"])
 
 
 def _fields(block: Any) -> dict[str, str]:

@@ -52,14 +52,14 @@ class Progress:
     def show(self) -> None:
         """Show how far it is: one call of Prefect, of 20 ms."""
         self._shown_at = time.monotonic()
-        percent, words = self._now
+        percent, text = self._now
         if self._artifact is None:
-            created = create_progress_artifact(percent, self._key, words)
+            created = create_progress_artifact(percent, self._key, text)
             assert isinstance(created, UUID)  # and not a coroutine: no event loop runs here
             self._artifact = created
         else:
-            update_progress_artifact(self._artifact, progress=percent, description=words)
-        self._shown = percent, words
+            update_progress_artifact(self._artifact, progress=percent, description=text)
+        self._shown = percent, text
 
     def close(self) -> None:
         """Show where the world ended."""
@@ -68,8 +68,8 @@ class Progress:
         if self._now != self._shown:
             self.show()
 
-    def _sentence(self, *facts: str) -> str:
-        return "; ".join(filter(None, [", ".join(facts), self._metrics, self._resumed]))
+    def _sentence(self, *clauses: str) -> str:
+        return "; ".join(filter(None, [", ".join(clauses), self._metrics, self._resumed]))
 
 
 def _percent(fields: dict[str, Any]) -> float:

@@ -143,10 +143,10 @@ def stoppable() -> Iterator[None]:
 
 def _usage_error(error: CycloptsError) -> str:
     """Say what is wrong with a command line, and where to read what is right."""
-    words = str(error)
+    message = str(error)
     if isinstance(error, UnusedCliTokensError):
-        words = f"What is {' '.join(error.unused_tokens or ())!r}? There is no place for it."
-    return f"{words}\n{' '.join(['midstride', *(error.command_chain or ()), '--help'])} tells what there is."
+        message = f"What is {' '.join(error.unused_tokens or ())!r}? There is no place for it."
+    return f"{message}\n{' '.join(['midstride', *(error.command_chain or ()), '--help'])} tells what there is."
 
 
 def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None = None) -> NoReturn:

@@ -49,12 +49,12 @@ def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int
 def show(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
     """Show the champion, why it is, and where its weights are."""
     line = _only(url, job)
-    facts = _described(line, _current(line))
+    fields = _described(line, _current(line))
     if as_json:
-        print(json.dumps(facts, indent=1))
+        print(json.dumps(fields, indent=1))
         return 0
     for name in ("run", "promoted", "why", "weights"):
-        print(f"{name:>8}  {facts[name]}")
+        print(f"{name:>8}  {fields[name]}")
     return 0
 
 
@@ -100,5 +100,5 @@ def _described(line: ModelRegistry, one: Champion) -> dict[str, Any]:
     why = one.decision.why if one.decision else "rolled back to"
     promoted = datetime.fromtimestamp(one.time).strftime("%Y-%m-%d %H:%M:%S")
     decision = one.decision and one.decision.model_dump()
-    facts = {**asdict(one), "decision": decision}
-    return {**facts, "promoted": promoted, "why": why, "weights": line.weights_url(one)}
+    fields = {**asdict(one), "decision": decision}
+    return {**fields, "promoted": promoted, "why": why, "weights": line.weights_url(one)}

@@ -27,7 +27,7 @@ _LOOKS = {
 def show_report(console: Console, report: Report, again: str = "") -> None:
     """Print what a run came to; `again` is what, added to the command, resumes a run that is not done."""
     colour, state = _LOOKS.get(report.outcome, ("red", "failed"))
-    parts: list[RenderableType] = [_facts(report)]
+    parts: list[RenderableType] = [_summary_table(report)]
     if report.failures:
         parts += ["", _interruptions(report)]
     title = f"[bold]{escape(report.job)}[/] {escape(report.run)}: [bold {colour}]{state}[/]"
@@ -40,7 +40,7 @@ def show_report(console: Console, report: Report, again: str = "") -> None:
         console.print(f"{'resume':>17}  the same command with {escape(again)}", soft_wrap=True)
 
 
-def _facts(report: Report) -> Table:
+def _summary_table(report: Report) -> Table:
     table = Table.grid(padding=(0, 3))
     table.add_column(style="dim")
     for name, value in summary_rows(report):

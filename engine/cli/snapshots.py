@@ -131,9 +131,9 @@ def _table(run: str, findings: Sequence[Finding]) -> Table:
     for column in ("snapshot", "step", "gen", "bytes", "taken", "state"):
         table.add_column(column, justify="right" if column in ("step", "gen", "bytes") else "left", no_wrap=True)
     for finding in findings:
-        facts = ["", "", "", ""]
+        cells = ["", "", "", ""]
         if taken := finding.snapshot:
             time = datetime.fromtimestamp(taken.manifest["time"]).strftime("%m-%d %H:%M:%S")
-            facts = [str(taken.position.step), str(taken.generation), f"{taken.bytes:,}", time]
-        table.add_row(finding.name, *facts, finding.state, style="" if finding.is_good else "red")
+            cells = [str(taken.position.step), str(taken.generation), f"{taken.bytes:,}", time]
+        table.add_row(finding.name, *cells, finding.state, style="" if finding.is_good else "red")
     return table

@@ -315,10 +315,10 @@ def _option_error(strategy: str, name: str, value: object) -> str:
     wanted = options[name]
     if isinstance(wanted, tuple):
         right = type(value) in wanted or (isinstance(value, str) and value in wanted)
-        words = f"one of {', '.join(one if isinstance(one, str) else f'a {one.__name__}' for one in wanted)}"
+        wanted_text = f"one of {', '.join(one if isinstance(one, str) else f'a {one.__name__}' for one in wanted)}"
     else:
-        right, words = type(value) is wanted, f"a {wanted.__name__}"
-    return "" if right else f"strategy_args.{name}: {words} is needed, not {value!r}"
+        right, wanted_text = type(value) is wanted, f"a {wanted.__name__}"
+    return "" if right else f"strategy_args.{name}: {wanted_text} is needed, not {value!r}"
 
 
 def default_launcher(strategy: str) -> str:

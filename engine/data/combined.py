@@ -156,9 +156,9 @@ class CombinedResumableLoader(ResumableLoader):
         whole = sum(known) if self.mode == "sequential" else (min if self.mode == "min_size" else max)(known)
         return min(whole, most) if most is not None else int(whole * self._limit)
 
-    def order_facts(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         """Return what decides the order of samples."""
-        return {"combined": self.mode, "loaders": [part.order_facts() for part in self.parts]}
+        return {"combined": self.mode, "loaders": [part.order_identity() for part in self.parts]}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on."""

@@ -65,7 +65,7 @@ class LaneLoader(MapLoader):
     def planned_indices(self) -> Iterator[dict[int, list[Any]]] | None:  # type: ignore[override]
         """Return what a sampler gives the lanes of this rank in the epoch that is open, batch by batch."""
         order = self.order
-        if "sampler" not in order.sequence.facts or len(order.sequence) > COUNTED:
+        if "sampler" not in order.sequence.identity or len(order.sequence) > COUNTED:
             return None
         fetches = order.requests(0, 0)
         return ({lane: next(fetches).indices for lane in order.at(number)} for number in range(len(order)))

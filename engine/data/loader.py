@@ -67,7 +67,7 @@ class ResumableLoader(ABC):
         return None
 
     @abstractmethod
-    def order_facts(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         """Return what decides the order of samples, as JSON; it belongs to the run's identity.
 
         `global_batch_size`, where there is one, counts the samples that all ranks take at once.

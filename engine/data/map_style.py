@@ -93,13 +93,13 @@ class MapLoader(ResumableLoader):
         """Return the batches of an epoch on this rank, after the limit."""
         return limited(len(self.order), self._limit)
 
-    def order_facts(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         """Return what decides the order of samples."""
         return {
             "global_batch_size": self.order.global_batch_size,
             "samples": len(self.order.sequence),
             "drop_last": getattr(self.order, "drop_last", False),
-            **self.order.sequence.facts,
+            **self.order.sequence.identity,
         }
 
     @property
@@ -166,7 +166,7 @@ class MapLoader(ResumableLoader):
     def planned_indices(self) -> Iterator[list[Any]] | None:
         """Return what a sampler gives this rank in the epoch that is open, batch by batch."""
         sequence = self.order.sequence
-        is_own = "sampler" in sequence.facts or getattr(self.order, "own", False)
+        is_own = "sampler" in sequence.identity or getattr(self.order, "own", False)
         if not is_own or len(sequence) > COUNTED:
             return None
         return (fetch.indices for fetch in islice(self.order.requests(0, 0), len(self)))

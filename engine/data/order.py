@@ -42,7 +42,7 @@ class SampleOrder(ABC):
 
     @property
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What a run's identity says of it."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class InOrder(SampleOrder):
         self._samples = samples
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """It is not shuffled."""
         return {"shuffle": False}
 
@@ -101,7 +101,7 @@ class Shuffled(InOrder):
         self._permutation: Permutation
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """It is shuffled by the run's seed, or by a sampler that has its own."""
         return {"shuffle": True} if self._sampler is None else {"sampler": f"{self._sampler}(seed={self._seed})"}
 

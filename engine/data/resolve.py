@@ -100,14 +100,14 @@ class LoaderResolver:
             resumable = self._train(given, "the training loader", 0, limit)
         if resumable.estimated_batches == 0 and limit != 1.0:
             raise UserError(f"there is no batch to train on: limit_train_batches={limit!r} leaves none.")
-        mine = len(resumable) if resumable.is_sized else None, resumable.order_facts()
-        counts, facts = zip(*self._ranks.gather(mine), strict=True)
+        mine = len(resumable) if resumable.is_sized else None, resumable.order_identity()
+        counts, identities = zip(*self._ranks.gather(mine), strict=True)
         if len(set(counts)) > 1:
             raise UserError(
                 f"the ranks have {[*counts]} training batches: all need the same number, or they would hang."
             )
         if self._settings.shard:
-            _check_alike(facts)
+            _check_alike(identities)
         return resumable
 
     def _no_loader(self) -> str:
@@ -208,13 +208,13 @@ def _is_iterable(loader: Any) -> bool:
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
 
 
-def _check_alike(facts: tuple[dict[str, Any], ...]) -> None:
+def _check_alike(identities: tuple[dict[str, Any], ...]) -> None:
     """Refuse ranks that would share samples of which each has another order: some would be lost, others repeated."""
-    for rank, other in enumerate(facts):
+    for rank, other in enumerate(identities):
         for name, value in other.items():
-            if value != facts[0][name]:
+            if value != identities[0][name]:
                 raise UserError(
-                    f"the ranks share the training samples, but differ in {name}: rank 0 has {facts[0][name]!r}, rank "
-                    f"{rank} has {value!r}. Build data set and sampler alike on every rank, or say "
+                    f"the ranks share the training samples, but differ in {name}: rank 0 has {identities[0][name]!r}, "
+                    f"rank {rank} has {value!r}. Build data set and sampler alike on every rank, or say "
                     "use_distributed_sampler=False."
                 )

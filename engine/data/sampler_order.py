@@ -62,7 +62,7 @@ class SamplerOrder(SampleOrder):
         self._named = type(sampler).__name__ + (f", order {digest}" if shared else "")
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The sampler's type, and a digest of its first epoch if that is the same on every rank."""
         return {"sampler": self._named}
 

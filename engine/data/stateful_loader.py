@@ -100,7 +100,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             "epoch": self._epoch,
             "batch": self._batch,
             "world_size": self._world.size,
-            "order": {"seed": self._seed, "rng": self._rng, **reader.order_facts()},
+            "order": {"seed": self._seed, "rng": self._rng, **reader.order_identity()},
             "loader": reader.state_dict(),
         }
 
@@ -130,7 +130,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         """
         reader, ranks = self._reader, self._world.size
         then = dict(state["order"])
-        now = {"seed": self._seed, "rng": self._rng, **reader.order_facts()}
+        now = {"seed": self._seed, "rng": self._rng, **reader.order_identity()}
         before, after = (order.pop("global_batch_size", None) for order in (then, now))
         for name in sorted({*then, *now}):
             if then.get(name) != now.get(name):

@@ -86,8 +86,8 @@ class RankProcess:
             if outcome.kind == "died" and not isinstance(error, SnapshotError):
                 traceback.print_exc()
             else:  # a store's fault, such as a full disk, is in its words; a user's error the launcher tells, once
-                words = "user error" if outcome.kind == "user_error" else outcome.error
-                print(f"rank {self.world.rank}: {words}", file=sys.stderr, flush=True)
+                text = "user error" if outcome.kind == "user_error" else outcome.error
+                print(f"rank {self.world.rank}: {text}", file=sys.stderr, flush=True)
             return self._end(outcome)
 
     def _fit(self, run: Run) -> None:

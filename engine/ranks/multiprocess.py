@@ -170,11 +170,11 @@ def _write(path: Path, value: Any) -> None:
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:
     """The error as it can travel, and its traceback as text."""
-    words = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error))
     try:
-        return pickle.loads(pickle.dumps(error)), words
+        return pickle.loads(pickle.dumps(error)), text
     except Exception:
-        return WorldError(words), words
+        return WorldError(text), text
 
 
 def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
@@ -183,7 +183,7 @@ def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
     outcome = decide([*done, *(outcome for outcome, _, _ in raised)], None if asked_to_stop else 1, ranks)
     if outcome.kind == "done":
         return
-    for said, error, words in raised:
+    for said, error, text in raised:
         if said == outcome:
-            raise error from (None if isinstance(error, EngineError) else RemoteTraceback(words))
+            raise error from (None if isinstance(error, EngineError) else RemoteTraceback(text))
     raise WorldError(outcome.error)

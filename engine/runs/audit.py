@@ -164,9 +164,9 @@ class _EpochAuditor:
     @property
     def _is_known(self) -> bool:
         """Whether the order is a function of seed and epoch, and each sample is meant to be used once."""
-        facts, first = self.identity, self.stretches[0]
-        told = {"samples", "shuffle", "drop_last", "global_batch_size"} <= set(facts) and "sampler" not in facts
-        return first.indexed and told and (first.world == 1 or facts["use_distributed_sampler"])
+        identity, first = self.identity, self.stretches[0]
+        told = {"samples", "shuffle", "drop_last", "global_batch_size"} <= set(identity) and "sampler" not in identity
+        return first.indexed and told and (first.world == 1 or identity["use_distributed_sampler"])
 
     def _check_places(self) -> None:
         """Every batch from the first on, once, and to the end if the epoch is over."""
@@ -217,10 +217,11 @@ class _EpochAuditor:
         return indices, places - len(indices)
 
     def _order(self, rank: int, world: int) -> StridedOrder:
-        facts = self.identity
-        batch_size = facts["global_batch_size"] // facts["accumulate_grad_batches"] // world
-        sequence = Shuffled(facts["samples"], facts["seed"]) if facts["shuffle"] else InOrder(facts["samples"])
-        return StridedOrder(sequence, batch_size, facts["drop_last"], rank, world)
+        identity = self.identity
+        batch_size = identity["global_batch_size"] // identity["accumulate_grad_batches"] // world
+        samples = identity["samples"]
+        sequence = Shuffled(samples, identity["seed"]) if identity["shuffle"] else InOrder(samples)
+        return StridedOrder(sequence, batch_size, identity["drop_last"], rank, world)
 
     def _limit(self, world: int) -> int:
         """Return the batches of an epoch."""

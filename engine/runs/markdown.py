@@ -37,7 +37,7 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
         lines = "\n".join(f"- {name}: {values}" for name, values in report.overridden.items())
         parts += ["## Without effect", f"The snapshot brought along what the run began with:\n\n{lines}"]
     if report.slow:
-        parts += ["## Slow ranks", "\n".join(f"- {words}" for words in report.slow)]
+        parts += ["## Slow ranks", "\n".join(f"- {line}" for line in report.slow)]
     if report.files:
         parts += ["## Files", "\n".join(f"- {name}: `{where}`" for name, where in report.files.items())]
     return "\n\n".join(parts) + "\n"
@@ -50,20 +50,20 @@ def headline(report: Report) -> str:
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
     """Return what a person wants to know first, in lines of two."""
-    facts = [(f"test: {name}", format_number(value)) for name, value in report.test.items()]
+    rows = [(f"test: {name}", format_number(value)) for name, value in report.test.items()]
     if report.monitor in report.best:
-        facts.append((f"best {report.monitor}", format_number(report.best[report.monitor])))
+        rows.append((f"best {report.monitor}", format_number(report.best[report.monitor])))
     if report.previous:
         run, value = report.previous
-        facts.append(("best of other runs", f"{format_number(value)} ({format_run_name(run)})"))
-    facts += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", format_seconds(report.seconds))]
-    facts.append(("snapshots", f"{report.snapshots} taken"))
+        rows.append(("best of other runs", f"{format_number(value)} ({format_run_name(run)})"))
+    rows += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", format_seconds(report.seconds))]
+    rows.append(("snapshots", f"{report.snapshots} taken"))
     if report.gaps:
-        facts.append(("gaps", "; ".join(report.gaps)))
+        rows.append(("gaps", "; ".join(report.gaps)))
     if report.set_aside:
-        facts.append(("set aside", "; ".join(f"{name}: {why}" for name, why in report.set_aside.items())))
-    facts.append(("restarts", str(report.restarts)))
-    return facts
+        rows.append(("set aside", "; ".join(f"{name}: {why}" for name, why in report.set_aside.items())))
+    rows.append(("restarts", str(report.restarts)))
+    return rows
 
 
 def lost_steps(failure: Interruption) -> str:

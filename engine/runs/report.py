@@ -123,7 +123,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
             name: f"{found['in_force']!r}, not {found['asked']!r}"
             for name, found in facts.get("overridden", {}).items()
         },
-        slow=tuple(f"attempt {attempt.number}: {words}" for attempt in attempts for words in attempt.slow),
+        slow=tuple(f"attempt {attempt.number}: {line}" for attempt in attempts for line in attempt.slow),
         monitor=monitor.metric if monitor else "",
         best=metrics_of(store, "best").get("metrics", {}),
         previous=_previous(runs, name, monitor) if monitor else None,

@@ -34,13 +34,13 @@ class TerminalView:
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[details]}"),
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
             disable=not (bar and self.console.is_terminal),
         )
-        self._task = self._progress.add_task("steps", total=None, epoch=0, facts="", visible=False)
+        self._task = self._progress.add_task("steps", total=None, epoch=0, details="", visible=False)
         self._metrics = ""
         self.url = ""
 
@@ -60,7 +60,7 @@ class TerminalView:
         if url != self.url:
             self.console.print(f"run [bold]{escape(url.rpartition('/')[2])}[/] in {escape(url)}")
         self.url = url
-        self._progress.update(self._task, facts="starting the processes", visible=True)
+        self._progress.update(self._task, details="starting the processes", visible=True)
 
     def line(self, text: str) -> None:
         """Show lines the world printed, as they are."""
@@ -72,24 +72,24 @@ class TerminalView:
         if event.kind == "step":
             self._step(fields)
         elif event.kind in _STARTING:
-            self._progress.update(self._task, facts=_STARTING[event.kind])
+            self._progress.update(self._task, details=_STARTING[event.kind])
         elif event.kind == "validation":
             metrics = fields.get("metrics") or {}
             self._metrics = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
         elif event.kind == "waiting":
-            self._progress.update(self._task, facts=f"waiting for the store: {fields['waited_s']:.0f} s")
+            self._progress.update(self._task, details=f"waiting for the store: {fields['waited_s']:.0f} s")
         elif event.kind == "resumed" and fields.get("resumed_from"):
             self.console.print(f"resumed from snapshot {fields['resumed_from']}, step {fields.get('step')}")
 
     def _step(self, fields: dict[str, object]) -> None:
         rate = fields.get("rate")
-        facts = [f"loss {_number(fields.get('loss'))}", f"{_number(rate)} steps/s" if rate else "", self._metrics]
+        details = [f"loss {_number(fields.get('loss'))}", f"{_number(rate)} steps/s" if rate else "", self._metrics]
         self._progress.update(
             self._task,
             completed=float(str(fields.get("step") or 0)),
             total=None if fields.get("steps_total") is None else float(str(fields["steps_total"])),
             epoch=fields.get("epoch", 0),
-            facts="  ".join(filter(None, facts)),
+            details="  ".join(filter(None, details)),
             visible=True,
         )
 

@@ -43,11 +43,11 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
     Raises:
         SnapshotDamaged: naming the file.
     """
-    for name, facts in manifest["files"].items():
+    for name, entry in manifest["files"].items():
         if not _FILE_NAME.fullmatch(name):
             raise SnapshotDamaged(f"{where} names a file {name!r}: it is not in its folder")
-        if type(facts["bytes"]) is not int or type(facts["xxh3_128"]) is not str:
-            raise SnapshotDamaged(f"{where} says of {name} neither size nor checksum: {facts}")
+        if type(entry["bytes"]) is not int or type(entry["xxh3_128"]) is not str:
+            raise SnapshotDamaged(f"{where} says of {name} neither size nor checksum: {entry}")
 
 
 def sizes(values: Any) -> tuple[int, ...]:

@@ -51,12 +51,12 @@ def read_tensors(store: Store, path: str, expected: FileDigest, only: Collection
                 tensors = _tensors(source, size, where, only)
             except SnapshotDamaged:
                 source.drain()
-                check_digest(where, expected, source.facts)  # damage says more than what it led to
+                check_digest(where, expected, source.digest)  # damage says more than what it led to
                 raise
             source.drain()
     except FileNotFoundError as error:
         raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
-    check_digest(where, expected, source.facts)
+    check_digest(where, expected, source.digest)
     return tensors
 
 
@@ -68,7 +68,7 @@ class _Source:
         self._bytes, self._digest = 0, xxh3_128()
 
     @property
-    def facts(self) -> FileDigest:
+    def digest(self) -> FileDigest:
         """What has come so far."""
         return {"bytes": self._bytes, "xxh3_128": self._digest.hexdigest()}
 

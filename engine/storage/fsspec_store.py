@@ -98,7 +98,7 @@ class RemoteStore(Store):
         full = self._full(path)
         own = self._files._strip_protocol(full).rstrip("/")
         found = self._retried(lambda: self._files.find(full, detail=True))
-        return {file.removeprefix(own).lstrip("/"): int(facts["size"] or 0) for file, facts in found.items()}
+        return {file.removeprefix(own).lstrip("/"): int(info["size"] or 0) for file, info in found.items()}
 
     def size(self, path: str) -> int:  # noqa: D102
         info = self._retried(lambda: self._files.info(self._full(path)))

@@ -270,5 +270,5 @@ def _named(error: OSError) -> OSError:
     code = _code(error)
     if code == "NoSuchBucket":  # not a file that is missing
         return OSError(f"{code}: the bucket does not exist")
-    words = f"{code}: {error}".rstrip(".") if code and code not in str(error) else str(error)
-    return type(error)(*(part for part in (error.errno, words) if part is not None))
+    text = f"{code}: {error}".rstrip(".") if code and code not in str(error) else str(error)
+    return type(error)(*(part for part in (error.errno, text) if part is not None))

@@ -65,8 +65,8 @@ class Ddp(ReplicatesParameters, BackwardSync):
             "sync_batchnorm": self._sync_batchnorm,
             "bucket_cap_mb": self._bucket_cap_mb,
         }
-        words = ", ".join(f"{name}={value}" for name, value in chosen.items() if value)
-        return f"{super().identity}({words})" if words else super().identity
+        options = ", ".join(f"{name}={value}" for name, value in chosen.items() if value)
+        return f"{super().identity}({options})" if options else super().identity
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""

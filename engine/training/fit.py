@@ -144,7 +144,7 @@ class Fit:
     def _announcement(self, place: str) -> str:
         """Return in a line who trains, where, and on how many samples a step."""
         training, options = self.context.loaders.training, self.context.options
-        samples = training.order_facts().get("global_batch_size")
+        samples = training.order_identity().get("global_batch_size")
         if training.batch_size is None or samples is None:
             return place
         accumulated = options.accumulate_grad_batches

@@ -92,7 +92,7 @@ class IterableLoader(ResumableLoader):
             )
         return int(expected * limit), int(expected * limit)
 
-    def order_facts(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         """Return what decides the order of samples."""
         return {"iterable": True, "batch_size": self.batch_size, "drop_last": self._drop_last}
 

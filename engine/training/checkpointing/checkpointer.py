@@ -245,7 +245,7 @@ class Checkpointer:
         context = self._context
         given = dict(context.settings.identity)
         arguments = given.pop("data_args", {})
-        options, order = context.options, context.collective.broadcast(context.loaders.training.order_facts())
+        options, order = context.options, context.collective.broadcast(context.loaders.training.order_identity())
         if (batch_size := order.pop("global_batch_size", None)) is not None:
             order["global_batch_size"] = batch_size * options.accumulate_grad_batches
         identity = {
@@ -309,8 +309,8 @@ class Checkpointer:
         elif (was := manifest["world_size"]) != world.size:
             self._warn([_other_world(world.size, was)])
             samples = saved["identity"].get("samples")
-            if samples is not None and (words := padding_change(samples, was, world.size)) is not None:
-                self._warn([words])
+            if samples is not None and (change := padding_change(samples, was, world.size)) is not None:
+                self._warn([change])
         self._warn(environment_changes(saved["bits"], self._facts["bits"]))
 
     def _warn(self, lines: Iterable[str]) -> None:

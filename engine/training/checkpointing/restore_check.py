@@ -57,8 +57,8 @@ def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
         except EngineError:
             raise
         except Exception as error:
-            words = _restore_message(CHECKED_PARTS[name], when, f"{type(error).__name__}: {error}")
-            raise NotExact(f"{UserCodeError.of('load_state_dict', error)}\n{words}") from error
+            message = _restore_message(CHECKED_PARTS[name], when, f"{type(error).__name__}: {error}")
+            raise NotExact(f"{UserCodeError.of('load_state_dict', error)}\n{message}") from error
         if paths := differences(before, part.state_dict()):
             raise NotExact(_restore_message(CHECKED_PARTS[name], when, ", ".join(paths[:5])))
     parts["generators"].load_state_dict(drawn)
