@@ -32,11 +32,6 @@ class Lanes:
         each = self.count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
-    @property
-    def has_first(self) -> bool:
-        """Whether lane 0 is here, which speaks for all where values are not reduced."""
-        return self.rank == 0
-
     def by_lane(self, ranks: Iterable[Mapping[int, Any]]) -> list[Any]:
         """Return what every lane has, in the order of lanes, given what each rank has of its own."""
         every = {lane: value for rank in ranks for lane, value in rank.items()}

@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
@@ -41,17 +43,34 @@ def torchrun(python: str, run: str) -> list[str]:
     return [python, "-m", "midstride.engine", "fit", "job.yaml", "--run", run]
 
 
-#: how a run is trained -> its command, and the rank that is killed
-STARTS = {"single": (script("single"), 0), "ddp_fork": (script("ddp_fork"), 1), "torchrun": (torchrun, 1)}
+def flow(python: str, run: str) -> list[str]:
+    """Return what trains a run as a Prefect flow, on a server of its own."""
+    return [str(Path(python).with_name("midstride")), "train", "job.yaml", "--run", run]
+
+
+#: how a run is trained -> its command, what happens in the middle of an epoch, and to which rank. A flow would resume a
+#: run whose rank is killed: where a rank hangs, what started the run is killed
+STARTS: dict[str, tuple[Callable[[str, str], list[str]], Literal["kill", "hang"], int]] = {
+    "single": (script("single"), "kill", 0),
+    "ddp_fork": (script("ddp_fork"), "kill", 1),
+    "torchrun": (torchrun, "kill", 1),
+    "flow": (flow, "hang", 0),
+}
 #: steps that are done then: an epoch has 24, or 12 on two ranks
 KILLED_AFTER = 17
 
 
 def train(folder: Path, command: list[str], plan: FaultPlan | None = None) -> int:
     """Return how the command ended."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **(plan.environment if plan else {})}
+    fixed = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PREFECT_HOME": str(folder / ".prefect")}
+    environment = {**os.environ, **fixed, **(plan.environment if plan else {})}
     environment.pop("PYTHONPATH", None)  # that of the other version is its own
-    return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+    process = subprocess.Popen(command, cwd=folder, env=environment)
+    while process.poll() is None:
+        if plan and plan.faults[0].kind == "hang" and plan.fired():
+            process.kill()
+        time.sleep(0.1)
+    return process.returncode
 
 
 def bits(url: Path) -> dict[str, bytes]:
@@ -68,14 +87,18 @@ def main() -> None:
     """Try every way in which ranks are started."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("python", help="of an environment that holds the other version")
-    other = str(Path(parser.parse_args().python).absolute())  # not resolved: that would leave its environment
-    for name, (command, rank) in STARTS.items():
+    parser.add_argument("--only", choices=STARTS, help="one way to start; all of them by default")
+    arguments = parser.parse_args()
+    other = str(Path(arguments.python).absolute())  # not resolved: that would leave its environment
+    for name, (command, fault, rank) in STARTS.items():
+        if arguments.only not in (None, name):
+            continue
         with tempfile.TemporaryDirectory(prefix="earlier-") as path:
             folder = Path(path)
             (folder / MODULE.name).write_text(MODULE.read_text())
             (folder / "job.yaml").write_text(JOB)
             (folder / "plan").mkdir()
-            plan = FaultPlan(folder / "plan").add("kill", rank=rank, step=KILLED_AFTER, phase="backward")
+            plan = FaultPlan(folder / "plan").add(fault, rank=rank, step=KILLED_AFTER, phase="backward")
             assert train(folder, command(other, "killed"), plan) != 0, f"{name}: the kill did not end the run"
             plan.assert_all_fired()
             for python, run in ((other, "undisturbed"), (sys.executable, "killed")):

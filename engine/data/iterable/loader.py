@@ -65,8 +65,8 @@ class IterableLoader(ResumableLoader):
         self._persistent = loader.persistent_workers
         self._rng_isolation = RngIsolation()
         self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
-        self._asks = ShardRequestSampler()
-        self._loader = _rebuilt(loader, self._reader, self._asks, key)
+        self._requests = ShardRequestSampler()
+        self._loader = _rebuilt(loader, self._reader, self._requests, key)
         self._position = PassPosition.start(max(1, self.shards))
         self._passes = 0
         self._has_warned = False
@@ -120,8 +120,8 @@ class IterableLoader(ResumableLoader):
         """Return the place as of the last batch handed out, by shard."""
         place = self._position
         states = {
-            shard: {"batch": note.batch, "due": note.next_at, "state": pickle.loads(note.data), **_digest(note)}
-            for shard, note in sorted(place.resume_states().items())
+            shard: {"batch": saved.batch, "due": saved.next_at, "state": pickle.loads(saved.data), **_digest(saved)}
+            for shard, saved in sorted(place.resume_states().items())
         }
         digests = {"digests": list(place.digests)} if None not in place.digests else {}
         return {
@@ -136,13 +136,13 @@ class IterableLoader(ResumableLoader):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take the place back; the data are read as so many shards as they were then."""
         self.shards = state_dict["shards"]
-        notes = {
-            shard: ShardState(note["batch"], note["due"], pickle.dumps(note["state"]), note.get("digest"))
-            for shard, note in state_dict["states"].items()
+        states = {
+            shard: ShardState(saved["batch"], saved["due"], pickle.dumps(saved["state"]), saved.get("digest"))
+            for shard, saved in state_dict["states"].items()
         }
         digests = state_dict.get("digests", [None] * len(state_dict["read"]))  # of older versions
         read, ended = list(state_dict["read"]), list(state_dict["ended"])
-        self._position = PassPosition(read, ended, state_dict["turn"], digests=list(digests), earlier_states=notes)
+        self._position = PassPosition(read, ended, state_dict["turn"], digests=list(digests), earlier_states=states)
 
     def _read(self, epoch: int, place: PassPosition) -> Iterator[ShardBatch]:
         """Read ahead of `place`, in turn."""
@@ -154,7 +154,7 @@ class IterableLoader(ResumableLoader):
         if all(ended):
             return
         turns = shard_rotation(place, self._workers)
-        self._asks.begin(self._passes, epoch, place, shard_rotation(place, self._workers))
+        self._requests.begin(self._passes, epoch, place, shard_rotation(place, self._workers))
         with self._rng_isolation:
             iterator = start_workers(self._loader, self.name)
         while not all(ended):
@@ -170,8 +170,8 @@ class IterableLoader(ResumableLoader):
                 ended[shard] = True
                 news.append(shard)
                 continue
-            batch, digest, notes = answer
-            yield ShardBatch(batch, shard, digest, notes, tuple(news))
+            batch, digest, states = answer
+            yield ShardBatch(batch, shard, digest, states, tuple(news))
             news.clear()
 
     def _where(self, epoch: int) -> str:
@@ -200,11 +200,11 @@ class IterableLoader(ResumableLoader):
             )
 
 
-def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: ShardRequestSampler, key: int) -> DataLoader[Any]:
+def _rebuilt(loader: DataLoader[Any], reader: ShardReader, requests: ShardRequestSampler, key: int) -> DataLoader[Any]:
     return DataLoader(
         reader,
         batch_size=None,
-        sampler=asks,
+        sampler=requests,
         collate_fn=_as_it_is,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
@@ -217,8 +217,8 @@ def _rebuilt(loader: DataLoader[Any], reader: ShardReader, asks: ShardRequestSam
     )
 
 
-def _digest(note: ShardState) -> dict[str, Any]:
-    return {} if note.digest is None else {"digest": note.digest}
+def _digest(saved: ShardState) -> dict[str, Any]:
+    return {} if saved.digest is None else {"digest": saved.digest}
 
 
 def _as_it_is(answer: Any) -> Any:

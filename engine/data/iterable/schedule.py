@@ -1,4 +1,4 @@
-"""shard rotation: whose batch is next, what was read of each, what is asked for."""
+"""Shard rotation: whose batch is next, what was read of each, what is asked for."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -50,10 +50,10 @@ class PassPosition:
         self.read[turn.shard] += 1
         self.turn = (turn.shard + 1) % len(self.read)
         self.digests[turn.shard] = turn.digest
-        for note in turn.states:
+        for saved in turn.states:
             if turn.shard in self.states:
                 self.earlier_states[turn.shard] = self.states[turn.shard]
-            self.states[turn.shard] = ShardState(*note)
+            self.states[turn.shard] = ShardState(*saved)
         for shard in turn.ended:
             self.ended[shard] = True
             self.states.pop(shard, None)
@@ -61,7 +61,7 @@ class PassPosition:
 
     def resume_states(self) -> dict[int, ShardState]:
         """Return the states to go on from: each with a batch after it, to be read again and compared."""
-        newest = {shard: note for shard, note in self.states.items() if note.batch < self.read[shard]}
+        newest = {shard: saved for shard, saved in self.states.items() if saved.batch < self.read[shard]}
         return {**self.earlier_states, **newest}
 
     def batches_to_replay(self) -> int:
@@ -87,14 +87,14 @@ class ShardRequestSampler:
     """The sampler: what is asked for, in turn, without end."""
 
     def __init__(self) -> None:
-        self._asks: Iterator[ShardRequest | None] = iter(())
+        self._requests: Iterator[ShardRequest | None] = iter(())
 
     def begin(self, number: int, epoch: int, place: PassPosition, turns: Iterator[int | None]) -> None:
         """Ask for what comes after `place`."""
-        self._asks = self._of(number, epoch, list(place.read), _resumed(place), list(place.ended), turns)
+        self._requests = self._of(number, epoch, list(place.read), _resumed(place), list(place.ended), turns)
 
     def __iter__(self) -> Iterator[ShardRequest | None]:
-        return self._asks
+        return self._requests
 
     @staticmethod
     def _of(

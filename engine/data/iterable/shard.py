@@ -48,8 +48,8 @@ class Shard:
 
     Args:
         reader: whose data set it is a share of.
-        ask: where it is to stand.
-        note: the state to go on from; None reads it again from its start.
+        request: where it is to stand.
+        saved: the state to go on from; None reads it again from its start.
         states: batches up to which states are taken; 0 leaves out whatever it says of its place.
         copied: read a copy in any case.
 
@@ -61,39 +61,40 @@ class Shard:
     def __init__(
         self,
         reader: Reader,
-        ask: ShardRequest,
-        note: ShardState | None,
+        request: ShardRequest,
+        saved: ShardState | None,
         *,
         states: int = sys.maxsize,
         copied: bool = False,
     ) -> None:
-        self.reader, self.number, self.shard, self.states_until = reader, ask.number, ask.shard, states
-        self.key = mix(mix(reader.key, ask.epoch), ask.shard)
-        self.position, self.due = (note.batch, note.next_at) if note else (0, 1)
+        self.reader, self.number, self.shard, self.states_until = reader, request.number, request.shard, states
+        self.key = mix(mix(reader.key, request.epoch), request.shard)
+        self.position, self.due = (saved.batch, saved.next_at) if saved else (0, 1)
         #: of all samples up to here; None after a state that came without one
-        self.digest = note.digest if note else 0
+        self.digest = saved.digest if saved else 0
         self.over = False
-        dataset = reader.fresh(copied=copied or note is not None)
+        dataset = reader.fresh(copied=copied or saved is not None)
         seed = mix(self.key, _OPENING)
         self.info: Any = None
         if reader.shards:
-            self.info = make_worker_info(id=ask.shard, num_workers=reader.shards, seed=seed >> 1, dataset=dataset)
+            self.info = make_worker_info(id=request.shard, num_workers=reader.shards, seed=seed >> 1, dataset=dataset)
         set_worker_info(self.info)
         self.seeders = [seeder(generator) for generator in shared_generators(dataset)]
         self._seed(seed)
         if reader.init is not None and reader.shards:
-            self._calling("worker_init_fn", reader.init, ask.shard)
-        state = pickle.loads(note.data) if note and states else None
-        read_from = (source_of, dataset, ask.epoch, seed, state) if states else (replayed, dataset, ask.epoch, seed)
+            self._calling("worker_init_fn", reader.init, request.shard)
+        state = pickle.loads(saved.data) if saved and states else None
+        at_start = (dataset, request.epoch, seed)
+        read_from = (source_of, *at_start, state) if states else (replayed, *at_start)
         self.source: Source = self._calling("__iter__", *read_from)
         # Not iter(), which islice would call each time: a data set that is its own iterator would start over.
         self.stream = map(next, repeat(self.source.iterator))
         #: those that were due on the way here
         self._taken: list[ShardState] = []
-        self._replay(ask)
+        self._replay(request)
 
     def read(self) -> Any:
-        """Return the next batch, the digest of all up to it, and the notes that were due."""
+        """Return the next batch, the digest of all up to it, and the states that were due."""
         samples = self._next()
         if samples is None:
             return ShardExhausted()
@@ -103,8 +104,8 @@ class Shard:
         batch = self._calling("collate_fn", reader.collate, samples)
         self.position += 1
         self._take_state()
-        notes, self._taken = self._taken, []
-        return batch, self.digest, notes
+        states, self._taken = self._taken, []
+        return batch, self.digest, states
 
     def next_digest(self) -> int | None:
         """Read a batch without collating it; return a digest of all up to here, None at the end."""
@@ -141,12 +142,12 @@ class Shard:
         if not self.due <= self.position <= self.states_until:
             return
         try:
-            note = self.state()
+            saved = self.state()
         except UserCodeError as error:
             log.warning("%s\nNo more states of it are taken: a run that resumes reads it again.", error)
             self.due = sys.maxsize
         else:
-            self._taken += [] if note is None else [note]
+            self._taken += [] if saved is None else [saved]
 
     def state(self) -> ShardState | None:
         """Return the state to go on from; None if there is none."""
@@ -158,21 +159,21 @@ class Shard:
         self.due = self.position + 1 + len(data) // STATE_BYTES
         return ShardState(self.position, self.due, data, self.digest)
 
-    def _replay(self, ask: ShardRequest) -> None:
+    def _replay(self, request: ShardRequest) -> None:
         """Read, without collating, what was read before; refuse what is other than it was."""
-        while self.position < ask.batch:
+        while self.position < request.batch:
             if self.next_digest() is None:
                 raise NotExact(
-                    f"{self._where()} ended after {self.position} batches, and the run had read {ask.batch} of it: "
+                    f"{self._where()} ended after {self.position} batches, and the run had read {request.batch} of it: "
                     "resume with the data it had, or start over under another run name."
                 )
             self._take_state()
             del self._taken[:-2]
-        if None not in (ask.digest, self.digest) and self.digest != ask.digest:
+        if None not in (request.digest, self.digest) and self.digest != request.digest:
             raise NotExact(
-                f"{self._where()} gives other samples than before the run died, in the {ask.batch} batches that it had "
-                "read: its data have changed, or it draws from what cannot be found. Resume with the data it had, or "
-                "start over under another run name."
+                f"{self._where()} gives other samples than before the run died, in the {request.batch} batches that it "
+                "had read: its data have changed, or it draws from what cannot be found. Resume with the data it had, "
+                "or start over under another run name."
             )
 
     def _calling(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:

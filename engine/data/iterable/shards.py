@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardReader(Dataset[Any]):
-    """A data set whose answer to a `ShardRequest` is `(batch, digest, notes)`, `ShardExhausted` or a `Failure`.
+    """A data set whose answer to a `ShardRequest` is `(batch, digest, states)`, `ShardExhausted` or a `Failure`.
 
     To None it answers None.
 
@@ -59,14 +59,14 @@ class ShardReader(Dataset[Any]):
         """Read the next pass as so many shards; called before workers are started."""
         self.shards, self.copies = shards, copies
 
-    def __getitem__(self, ask: ShardRequest | None) -> Any:
-        if ask is None:
+    def __getitem__(self, request: ShardRequest | None) -> Any:
+        if request is None:
             return None
-        shard = self._open.get(ask.shard)
+        shard = self._open.get(request.shard)
         outer = worker_info()
         try:
-            if shard is None or shard.number != ask.number:
-                shard = self._open[ask.shard] = self._opened(ask)
+            if shard is None or shard.number != request.number:
+                shard = self._open[request.shard] = self._opened(request)
             else:
                 set_worker_info(shard.info)
             return shard.read()
@@ -76,35 +76,35 @@ class ShardReader(Dataset[Any]):
         finally:
             set_worker_info(outer)
 
-    def _opened(self, ask: ShardRequest) -> Shard:
-        """Return a shard where `ask` wants it: from its state if that passed, else from its start."""
+    def _opened(self, request: ShardRequest) -> Shard:
+        """Return a shard where `request` wants it: from its state if that passed, else from its start."""
         if self._trial is None:
-            self._trial = self._tried(ask) if self.tries else Trial()
+            self._trial = self._tried(request) if self.tries else Trial()
         states = sys.maxsize if self._trial.refused is None else self._trial.passed
-        if ask.state is None or ask.state.batch > states:
-            return Shard(self, ask, None, states=states)
+        if request.state is None or request.state.batch > states:
+            return Shard(self, request, None, states=states)
         try:
-            return Shard(self, ask, ask.state, states=states)
+            return Shard(self, request, request.state, states=states)
         except EngineError as error:
             log.warning(
                 "%s\nIts state does not bring it back to batch %d: all batches before that are read again.",
-                *(error, ask.batch),
+                *(error, request.batch),
             )
-            return Shard(self, ask, None, states=0)
+            return Shard(self, request, None, states=0)
 
-    def _tried(self, ask: ShardRequest) -> Trial:
+    def _tried(self, request: ShardRequest) -> Trial:
         """Try the stream on copies, and say if its state is of no use."""
-        begin = ask._replace(batch=0, state=None, digest=None)
+        begin = request._replace(batch=0, state=None, digest=None)
         self.fresh(copied=True)
         if self._uncopied:
             return Trial("it cannot be copied, so its state cannot be tried")
 
-        def opened(note: ShardState | None, stateful: bool) -> Shard:
-            at = begin._replace(batch=note.batch if note else 0)
-            return Shard(self, at, note, states=sys.maxsize if stateful else 0, copied=True)
+        def opened(saved: ShardState | None, stateful: bool) -> Shard:
+            at = begin._replace(batch=saved.batch if saved else 0)
+            return Shard(self, at, saved, states=sys.maxsize if stateful else 0, copied=True)
 
         trial = try_stream(opened, self.batch_size or 1, self.where)
-        if trial.refused is not None and ask.shard == 0:
+        if trial.refused is not None and request.shard == 0:
             log.warning(
                 "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "
                 "was read of the epoch%s; here %d batches took %.2f s.",

@@ -63,7 +63,7 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
     """Return whether the state of a stream can be trusted.
 
     Args:
-        open_: opens a copy of it from a note or from its start; the second argument says whether states are taken.
+        open_: opens a copy of it from a state or from its start; the second argument says whether states are taken.
         batch_size: samples of a batch.
         where: names it in errors.
 
@@ -88,11 +88,11 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
                 "seeded with a number, and give it set_epoch(epoch), which is called before each pass."
             )
     trial = Trial(walk.failed, 0, len(walk.digests), seconds)
-    for note in walk.states:
-        if (refused := _refusal(open_, note, walk.digests)) is not None:
+    for saved in walk.states:
+        if (refused := _refusal(open_, saved, walk.digests)) is not None:
             trial.refused = refused
             break
-        trial.passed = note.batch
+        trial.passed = saved.batch
     return trial
 
 
@@ -107,24 +107,24 @@ def _walk(reading: ShardReading, batches: int) -> _Walk:
             break
         if len(walk.digests) in CUTS and walk.failed is None:
             try:
-                note = reading.state()
+                saved = reading.state()
             except EngineError as error:
                 walk.failed = _last_line(error)
             else:
-                walk.states += [] if note is None else [note]
+                walk.states += [] if saved is None else [saved]
     # What nothing was read after has not been tried.
-    walk.states = [note for note in walk.states if note.batch < len(walk.digests)]
+    walk.states = [saved for saved in walk.states if saved.batch < len(walk.digests)]
     return walk
 
 
 def _refusal(
-    open_: Callable[[ShardState | None, bool], ShardReading], note: ShardState, digests: list[int | None]
+    open_: Callable[[ShardState | None, bool], ShardReading], saved: ShardState, digests: list[int | None]
 ) -> str | None:
     try:
-        resumed = open_(note, True)
-        for number in range(note.batch, len(digests)):
+        resumed = open_(saved, True)
+        for number in range(saved.batch, len(digests)):
             if resumed.next_digest() != digests[number]:
-                return f"from the state after batch {note.batch} on, batch {number + 1} was another one"
+                return f"from the state after batch {saved.batch} on, batch {number + 1} was another one"
     except EngineError as error:
         return _last_line(error)
     return None
