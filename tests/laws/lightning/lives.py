@@ -84,7 +84,7 @@ def life(plan: FaultPlan, train: Callable[..., object], *arguments: Any) -> int:
 def train_on_two(run: str) -> None:
     """Train a module and its data on this rank of two."""
     warnings.simplefilter("ignore")
-    from laws.lightning import style
+    from laws.lightning import beside, style
 
     trainer = Trainer(max_epochs=1, strategy="ddp", enable_progress_bar=False)
-    trainer.fit(style.Classifier(), style.Parts(), run=run)
+    trainer.fit(style.Classifier(), beside.Parts(), run=run)

@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from laws.lightning import by_hand, style
+from laws.lightning import beside, by_hand, style
 from laws.lightning.style import loader
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 
@@ -57,8 +57,8 @@ ROWS = {
     "momentum encoder": Row(style.Momentum),
     "checkpoint hooks": Row(style.Checkpointed),
     "dropout and shuffle": Row(style.Noisy, dict, draws=True),
-    "EMA callback": Row(style.AutoEncoder, callbacks=lambda: [style.EMA()]),
-    "own callback that stops": Row(style.Classifier, callbacks=lambda: [style.Stopper()]),
+    "EMA callback": Row(style.AutoEncoder, callbacks=lambda: [beside.EMA()]),
+    "own callback that stops": Row(style.Classifier, callbacks=lambda: [beside.Stopper()]),
     "Lightning's callbacks": Row(
         style.Classifier,
         options={"max_epochs": 4},
@@ -68,7 +68,7 @@ ROWS = {
             LearningRateMonitor(logging_interval="step"),
         ],
     ),
-    "data module": Row(style.Classifier, lambda: {"data": style.Parts()}),
+    "data module": Row(style.Classifier, lambda: {"data": beside.Parts()}),
     "GAN": Row(by_hand.GAN, draws=True),
     "GAN on a grid": Row(by_hand.GridGAN),
     "two optimizers with schedules": Row(by_hand.Scheduled),

@@ -2,17 +2,14 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from laws.xla_world import STAND_IN
 
-from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, conflicts
-from midstride.engine.errors import JobError, StrategyUnavailable
+from midstride.engine.errors import JobError
 from midstride.engine.ranks.devices import DeviceRequest, Hardware
 from midstride.engine.ranks.placement import Placement, resolve_placement
-from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer
 from midstride.engine.world import World
@@ -302,39 +299,6 @@ def test_all_faults_come_at_once() -> None:
         Trainer(strategy="dp", devices=2, precision=16, strategy_args={"x": 1}, max_epochs=0)
     for words in ("3 faults in Trainer(...)", "dp takes no 'x'", "precision 16 with dp", "max_epochs"):
         assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_row_names_the_options_of_its_class_or_what_it_needs(name: str) -> None:
-    row = STRATEGIES[name]
-    options: dict[str, Any] = {option: False if kind is bool else None for option, kind in row.options.items()}
-    try:
-        found = build_strategy(name, options).name in STRATEGIES
-    except StrategyUnavailable as error:
-        found = row.remedy in str(error)
-    assert found
-    assert not all(conflicts(StrategyRequest(name, ranks=ranks)) for ranks in (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("dpp", "no strategy 'dpp'; there are: ddp"),
-        ("deepspeed", "no strategy 'deepspeed' here: say sharded or fully_sharded"),
-        ("nowhere:Ddp", "needs nowhere"),
-        ("torch:Ddp2", "Ddp2"),
-    ],
-)
-def test_a_strategy_that_is_not_there_says_what_to_do(name: str, words: str) -> None:
-    with pytest.raises(StrategyUnavailable, match=words):
-        Trainer(strategy=name)
-
-
-def test_a_library_that_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch_xla", None)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)  # a script; a worker is none
-    with pytest.raises(StrategyUnavailable, match=r"'xla' needs torch_xla, not installed here: install .*torch_xla\["):
-        Trainer(tpu_cores=8)
 
 
 class Own(Ddp):
