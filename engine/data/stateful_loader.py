@@ -56,7 +56,8 @@ class StatefulDataLoader(DataLoader[T_co]):
             raise UserError(f"num_replicas={num_replicas} and rank={rank}: give both, or neither.")
         super().__init__(dataset, *args, **kwargs)
         self._plain: DataLoader[T_co] = DataLoader(dataset, *args, **kwargs)
-        self._seed, self._rng = seed, rng
+        self._seed = seed
+        self._rng: Rng = rng
         self._num_replicas, self._rank = num_replicas, rank
         self._resumable: ResumableLoader | None = None
         self._epoch = self._batch = 0

@@ -4,6 +4,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import islice, repeat
 from typing import Any, Protocol
 
@@ -84,9 +85,8 @@ class Shard:
         if reader.init is not None and reader.shards:
             self._calling("worker_init_fn", reader.init, request.shard)
         state = pickle.loads(saved.data) if saved and states else None
-        at_start = (dataset, request.epoch, seed)
-        read_from = (source_of, *at_start, state) if states else (replayed, *at_start)
-        self.source: Source = self._calling("__iter__", *read_from)
+        opened = partial(source_of, state=state) if states else replayed
+        self.source: Source = self._calling("__iter__", opened, dataset, request.epoch, seed)
         # Not iter(), which islice would call each time: a data set that is its own iterator would start over.
         self.stream = map(next, repeat(self.source.iterator))
         #: those that were due on the way here
