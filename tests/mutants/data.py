@@ -124,8 +124,8 @@ DATA = [
     Mutant(
         "a state is trusted that was not tried",
         "engine/data/iterable/trial.py",
-        "_refusal(open_, note, walk.digests)) is not None:",
-        "_refusal(open_, note, walk.digests[:0])) is not None:",
+        "_refusal(open_, saved, walk.digests)) is not None:",
+        "_refusal(open_, saved, walk.digests[:0])) is not None:",
         "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
     ),
     Mutant(
@@ -138,22 +138,22 @@ DATA = [
     Mutant(
         "a state that passed is left for the start",
         "engine/data/iterable/trial.py",
-        "        trial.passed = note.batch\n",
+        "        trial.passed = saved.batch\n",
         "",
         "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
     ),
     Mutant(
         "a state after which nothing was read passes",
         "engine/data/iterable/trial.py",
-        "if note.batch < len(walk.digests)]",
-        "if note.batch <= len(walk.digests)]",
+        "if saved.batch < len(walk.digests)]",
+        "if saved.batch <= len(walk.digests)]",
         "unit/data/test_stream_trial.py::test_a_state_after_which_nothing_was_read_has_not_passed",
     ),
     Mutant(
         "what a stream gives again is not compared",
         "engine/data/iterable/shard.py",
-        "if None not in (ask.digest, self.digest) and self.digest != ask.digest:",
-        "if ask.digest is None and self.digest is not None:",
+        "if None not in (request.digest, self.digest) and self.digest != request.digest:",
+        "if request.digest is None and self.digest is not None:",
         "unit/data/test_stream_trial.py::test_data_that_changed_under_a_run_are_refused",
     ),
     Mutant(
@@ -173,14 +173,14 @@ DATA = [
     Mutant(
         "a stream goes on with no batch to compare",
         "engine/data/iterable/schedule.py",
-        "if note.batch < self.read[shard]}",
-        "if note.batch <= self.read[shard]}",
+        "if saved.batch < self.read[shard]}",
+        "if saved.batch <= self.read[shard]}",
         "unit/data/test_iterable.py::test_what_has_a_state_or_a_sampler_goes_on_with_one_batch_read_again_to_compare_it",
     ),
     Mutant(
         "a state that is wrong on resume ends the run",
         "engine/data/iterable/shards.py",
-        "            return Shard(self, ask, None, states=0)\n",
+        "            return Shard(self, request, None, states=0)\n",
         "            raise\n",
         "unit/data/test_stream_trial.py::test_a_state_that_turns_out_wrong_on_resume_is_left_for_the_start",
     ),
@@ -229,7 +229,7 @@ DATA = [
     Mutant(
         "an end that is padded anew is not told",
         "engine/training/checkpointing/checkpointer.py",
-        "                self._warn([words])\n",
+        "                self._warn([change])\n",
         "                pass\n",
         "laws/test_elastic.py::test_three_ranks_then_two_then_four_train_on_the_same_global_batches",
     ),
