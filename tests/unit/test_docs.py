@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.fork_server import run_program
+from support.pages import blocks
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.yaml_file import parse_yaml
@@ -36,12 +37,6 @@ page = pages_with(r"^")
 
 #: what a job needs, for blocks that show a part of one
 PARTIAL: dict[str, Any] = {"name": "a", "module": "model:A", "data": "model:B", "trainer": {"max_epochs": 1}}
-
-
-def blocks(page: Path, language: str) -> Iterator[tuple[str, str]]:
-    """Yield the code blocks of `language`: the name of the file that each is, or "", and its text."""
-    fence = rf'^```{language}(?: title="([^"\n]+)")?\n(.*?)^```$'
-    yield from re.findall(fence, page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def lines(page: Path) -> Iterator[list[str]]:

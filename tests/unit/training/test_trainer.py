@@ -23,7 +23,7 @@ from midstride.engine.testing import assert_resumes_exactly
 def test_a_trainer_shows_its_options_and_their_defaults() -> None:
     shown = inspect.signature(Trainer).parameters
     assert {name: shown[name].default for name in TrainerOptions.model_fields} == TrainerOptions().model_dump()
-    documented = set(re.findall(r"^ {8}(\w+):", Trainer.__doc__ or "", re.MULTILINE))
+    documented = set(re.findall(r"^ {4}(\w+):", inspect.getdoc(Trainer) or "", re.MULTILINE))
     assert documented - {"JobError"} == set(shown)
 
 
