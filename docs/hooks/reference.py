@@ -28,9 +28,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 def commands() -> str:
     """Return every command with its options, as `--help` has them."""
-    text: str = app.generate_docs(heading_level=1, usage_name="midstride")
+    text: str = app.generate_docs(heading_level=1)
     text = text[text.index("\n## midstride ") :]  # without the lists of all commands
     text = re.sub(r"^#+ (?=midstride )", "## ", text, flags=re.MULTILINE)
+    # Cyclopts takes the program that asks, `python -m mkdocs`, for the one that is described.
+    text = re.sub(r"^(midstride .*?) -m \w+", r"\1", text, flags=re.MULTILINE)
     return text.replace("```console", "```text").replace("**Parameters**:\n\n", "").strip()
 
 
