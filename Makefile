@@ -74,7 +74,7 @@ bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch
 	$(BIN)/python tests/bench/snapshots.py $(ARGS)
 
 bench-steps: $(STAMP)  ## what the engine adds to a training step, beside a bare loop
-	$(BIN)/python tests/bench/steps.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m bench.steps $(ARGS)
 
 bench-lanes: $(STAMP)  ## what adding up in lanes costs, beside DistributedDataParallel
 	$(BIN)/python tests/bench/lanes.py $(ARGS)

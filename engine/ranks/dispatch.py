@@ -6,12 +6,15 @@ from functools import wraps
 from typing import Any, Protocol, TypeVar, cast
 
 from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
-from midstride.engine.ranks.subprocess_script import ended_early, start_other_ranks
+from midstride.engine.ranks.subprocess_script import ended_early, ranks_watched, start_other_ranks
 
 __all__ = ["on_all_ranks"]
+
+DEFAULT_TIMEOUT_S: float = TrainerOptions.model_fields["collective_timeout_s"].default
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -75,7 +78,8 @@ def on_all_ranks(verb: Verb) -> Verb:
 def _in_subprocesses(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
     start_other_ranks(trainer.placement.ranks, trainer.placement.gpus)
     try:
-        return verb(trainer, module, data, **arguments)
+        with ranks_watched(trainer.arguments.get("collective_timeout_s", DEFAULT_TIMEOUT_S)):
+            return verb(trainer, module, data, **arguments)
     except BaseException as error:
         for line in ended_early():
             error.add_note(line)

@@ -7,7 +7,10 @@ import atexit
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from midstride.engine.errors import WorldError
 from midstride.engine.processes.child_processes import end_within
@@ -17,12 +20,14 @@ from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.strategies.torch_internals import TCPStore
 from midstride.engine.world import World
 
-__all__ = ["ended_early", "start_other_ranks"]
+__all__ = ["ended_early", "ranks_watched", "start_other_ranks"]
 
 #: at the end of the script, for ranks that still do what stands after its last call
 _PATIENCE_S = 60.0
 #: after an error in this process, for the others to say theirs
 _LAST_WORDS_S = 5.0
+#: between two looks at the other ranks
+_POLL_S = 0.5
 
 _processes: dict[int, subprocess.Popen[bytes]] = {}
 _stores: list[TCPStore] = []
@@ -57,6 +62,35 @@ def ended_early() -> list[str]:
     return [
         f"rank {rank} had ended with code {code}; what it said stands above" for rank, code in codes.items() if code
     ]
+
+
+@contextmanager
+def ranks_watched(patience_s: float) -> Iterator[None]:
+    """End this process if another rank has died and this one still waits for it after `patience_s`.
+
+    Over gloo a wait ends as soon as the other has gone; over NCCL nothing tells.
+    """
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(over, patience_s), name="midstride ranks", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _watch(over: threading.Event, patience_s: float) -> None:
+    while not over.wait(_POLL_S):
+        if lines := ended_early():
+            if over.wait(min(_LAST_WORDS_S, patience_s)):
+                return
+            words = f"midstride: {'; '.join(lines)}; rank 0 waits for it"
+            print(f"{words} at most {patience_s:g} s (collective_timeout_s)", file=sys.stderr, flush=True)
+            if not over.wait(patience_s):
+                print(f"{words} no longer: the same run again resumes", file=sys.stderr, flush=True)
+                os._exit(1)
+            return
 
 
 def _end() -> None:

@@ -5,8 +5,9 @@ make bench-steps
 Everything on: a run that is kept, a logged loss, the metric log, the account of samples, hooks, the heartbeat and a
 snapshot policy that decides at every step; only the snapshots themselves are measured apart (bench-snapshots). Rounds
 go through all engines, each round in the other direction. Start-up is left out. Microseconds are CPU time of the
-training thread, which a busy machine hardly changes; the ratio is of wall time. Lightning has a column where it is
-installed; it runs with a CSV logger and without checkpoints.
+training thread, which a busy machine hardly changes; the ratio is of wall time. Waits are those of the host for a GPU,
+as far as a machine without one shows them: reads of tensors that the engine takes for a device's. Lightning has a
+column where it is installed; it runs with a CSV logger and without checkpoints.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from support.device_waits import WaitCounter, as_on_a_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -57,13 +59,16 @@ WORKLOADS: dict[str, tuple[Net, int, tuple[int, ...], int]] = {
 class Meter:
     """Times the steps between the first WARM ones and the last."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps, self.count = steps, 0
+    def __init__(self, steps: int, counter: WaitCounter | None = None) -> None:
+        self.steps, self.count, self.counter = steps, 0, counter
+        self.waits = 0
         self.cpu_us = self.wall_us = 0.0
 
     def step(self) -> None:
         """Count a step, at its start."""
         self.count += 1
+        if self.counter is not None and self.count in (WARM, self.steps):
+            self.waits = self.counter.total - self.waits
         if self.count == WARM:
             self._began = time.thread_time(), time.perf_counter()
         elif self.count == self.steps:
@@ -126,6 +131,16 @@ if importlib.util.find_spec("lightning") is not None:
     warnings.filterwarnings("ignore", module="lightning")
 
 
+def waits_a_step(make: Net, batch: int, shape: tuple[int, ...], steps: int) -> float:
+    """How often the host would wait for a GPU in a step: tensors are taken for a device's, and reads are counted."""
+    steps = min(steps, 3 * WARM)
+    with as_on_a_device(), WaitCounter() as counter:
+        meter = Meter(steps, counter)
+        data = DataLoader(TensorDataset(torch.randn(steps * batch, *shape)), batch, shuffle=True)
+        ours(make(), data, meter)
+    return meter.waits / (steps - WARM)
+
+
 def measured(engine: Engine, make: Net, batch: int, shape: tuple[int, ...], steps: int) -> Meter:
     meter = Meter(steps)
     data = DataLoader(TensorDataset(torch.randn(steps * batch, *shape)), batch, shuffle=True)
@@ -140,7 +155,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    table = Table("workload", "engine", "us a step", "adds us", "ratio", "from-to")
+    table = Table("workload", "engine", "us a step", "adds us", "ratio", "from-to", "waits a step")
     table.title = f"median of {rounds} interleaved rounds; us: CPU time of the training thread; ratio: wall time"
     for name, workload in WORKLOADS.items():
         found: dict[str, list[Meter]] = {engine: [] for engine in ENGINES}
@@ -152,7 +167,8 @@ def main() -> None:
             mine = statistics.median(meter.cpu_us for meter in meters)
             ratios = sorted(b.wall_us / a.wall_us for a, b in zip(found["bare"], meters, strict=True))
             spread = f"{ratios[0]:.2f}-{ratios[-1]:.2f}"
-            cells = f"{mine:.0f}", f"{mine - alone:.0f}", f"{statistics.median(ratios):.2f}", spread
+            waits = f"{waits_a_step(*workload):g}" if engine == "midstride" else ""
+            cells = f"{mine:.0f}", f"{mine - alone:.0f}", f"{statistics.median(ratios):.2f}", spread, waits
             table.add_row(name if engine == "bare" else "", engine, *cells)
     Console(width=120).print(table)
 
