@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.errors import JobError, UserError, WorldError
+from midstride.engine.modules.hooks import own_hook
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
 from midstride.engine.seeds import rank_seed, seed_everything
@@ -189,5 +190,12 @@ def _fit_errors(
 ) -> list[str]:
     """Return messages on what of a fit `strategy` cannot do."""
     faults = strategy.fit_errors(optimizers, options, batch_size)
-    by_hand = not module.automatic_optimization
-    return faults if by_hand else [*faults, *closure_faults(optimizers, options, strategy)]
+    if not module.automatic_optimization:
+        return faults
+    if options.precision == "16" and own_hook(module, "optimizer_step") is not None:
+        faults = [
+            *faults,
+            f"precision 16 with {type(module).__name__}.optimizer_step: it steps past the gradient scaler, which "
+            "leaves a step out where gradients are not finite. Use precision bf16, or leave optimizer_step out",
+        ]
+    return [*faults, *closure_faults(optimizers, options, strategy)]

@@ -225,6 +225,11 @@ class Curved(Module):
         return torch.optim.LBFGS(self.parameters())
 
 
+class Stepping(Module):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        optimizer.step()
+
+
 def configured(make: Callable[[Module, Any], Any]) -> Module:
     """A module whose optimizers are what `make` returns for it and an SGD over it."""
 

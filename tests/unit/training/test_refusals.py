@@ -24,6 +24,7 @@ from support.refused import (
     Rows,
     Secretive,
     Shrinking,
+    Stepping,
     Torn,
     Unseeded,
     Validated,
@@ -188,6 +189,11 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         {"module": Curved(), "accumulate_grad_batches": 2, "precision": "16", "on_nan": "skip"},
         JobError,
         ["accumulate_grad_batches=2 with LBFGS", "precision 16 with LBFGS", "on_nan: skip with LBFGS"],
+    ),
+    "a step of its own past the scaler": (
+        {"module": Stepping(), "precision": "16"},
+        JobError,
+        ["precision 16 with Stepping.optimizer_step", "gradient scaler", "bf16"],
     ),
     "a closure without a loss": (
         {"module": Curved(sometimes(1))},
