@@ -76,6 +76,25 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
     return outcome.code
 
 
+@app.command
+def rank(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
+    """Be one process of a run in a world that torchrun, srun or mpirun has started, and may restart or resize.
+
+    As in: torchrun --nnodes=1:4 --nproc-per-node=2 --max-restarts=3 --no-python midstride rank job.yaml --run first
+    """
+    from midstride.engine.launch.rank import train_as_rank
+    from midstride.engine.world import World
+
+    world = World.from_environment()
+    if world.launcher is None:
+        raise JobError(
+            "nothing has started this process as a rank: RANK and WORLD_SIZE, or Slurm's or MPI's variables, are not "
+            f"set. Put torchrun, srun or mpirun before it, or let midstride start the ranks: midstride fit {job} --run "
+            f"{run}"
+        )
+    return train_as_rank(Run(load(job, overrides, accepted), run), world).code
+
+
 def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:
     """Return the job in a file, with what the command line says on top."""
     extra = [f"accept_change=[{', '.join(accepted)}]"] if accepted else []

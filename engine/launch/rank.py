@@ -1,4 +1,4 @@
-"""What each rank of a world runs: `python -m midstride.engine.launch.rank SESSION`."""
+"""What each rank of a world runs: `python -m midstride.engine.launch.rank SESSION`, or `midstride rank JOB --run R`."""
 
 import contextlib
 import faulthandler
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import SnapshotError, StopSignal
 from midstride.engine.launch.watchdog import DUMP_STACKS
-from midstride.engine.processes.lifetime import tie_to_parent
+from midstride.engine.processes.lifetime import die_with_parent, tie_to_parent
 from midstride.engine.runs.run import Run
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.session.outcome import Outcome
@@ -24,9 +24,10 @@ from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
+    from midstride.engine.modules.module import DataModule, TrainingModule
     from midstride.engine.training.trainer import Trainer
 
-__all__ = ["RankProcess", "main", "print_whole_lines"]
+__all__ = ["RankProcess", "main", "print_whole_lines", "train_as_rank"]
 
 #: what a rank that is done gives the others to be so too
 _TOGETHER_S = 5.0
@@ -81,26 +82,10 @@ class RankProcess:
             self._fit(Run.from_document(self.session.document()))
             return self._end(Outcome("done", rank=self.world.rank, step=self._step()))
         except BaseException as error:
-            _ignore_stops()  # a launcher asks the others to stop as soon as one has left
-            outcome = Outcome.of(error, rank=self.world.rank, step=self._step())
-            if outcome.kind == "died" and not isinstance(error, SnapshotError):
-                traceback.print_exc()
-            else:  # a store's fault, such as a full disk, is in its words; a user's error the launcher tells, once
-                text = "user error" if outcome.kind == "user_error" else outcome.error
-                print(f"rank {self.world.rank}: {text}", file=sys.stderr, flush=True)
-            return self._end(outcome)
+            return self._end(_outcome_of(error, self.world, self._step()))
 
     def _fit(self, run: Run) -> None:
-        job = run.job
-        make_importable(job.folder)
-        # Torch is imported here: who reads this module without training needs none.
-        from midstride.engine.jobs.build import build_data, build_module, build_trainer
-        from midstride.engine.seeds import seed_everything
-
-        seed_everything(job.seed)
-        module = build_module(job)
-        data = build_data(job)
-        self._trainer = build_trainer(job)
+        module, data, self._trainer = _built(run)
         self._trainer.fit(module, data, run=run.url)
 
     def _step(self) -> int | None:
@@ -127,15 +112,67 @@ class RankProcess:
             time.sleep(0.02)
 
 
-def main() -> None:
-    """Be the rank that the environment says this process is."""
-    tie_to_parent()
+def _built(run: Run) -> "tuple[TrainingModule, DataModule, Trainer]":
+    """Return what the job of `run` names."""
+    make_importable(run.job.folder)
+    # Torch is imported here: who reads this module without training needs none.
+    from midstride.engine.jobs.build import build_data, build_module, build_trainer
+    from midstride.engine.seeds import seed_everything
+
+    seed_everything(run.job.seed)
+    return build_module(run.job), build_data(run.job), build_trainer(run.job)
+
+
+def _outcome_of(error: BaseException, world: World, step: int | None = None) -> Outcome:
+    """Return how this rank ended by `error`, which is printed."""
+    _ignore_stops()  # a launcher asks the others to stop as soon as one has left
+    outcome = Outcome.of(error, rank=world.rank, step=step)
+    if outcome.kind == "died" and not isinstance(error, SnapshotError):
+        traceback.print_exc()
+    else:  # a store's fault, such as a full disk, is in its words; a user's error the launcher tells, once
+        text = "user error" if outcome.kind == "user_error" else outcome.error
+        print(f"rank {world.rank}: {text}", file=sys.stderr, flush=True)
+    return outcome
+
+
+def train_as_rank(run: Run, world: World) -> Outcome:
+    """Train `run` as one rank of a world that was started by others; return how it ended.
+
+    The ranks end with the agent that started them; rank 0 writes the report. No supervisor of ours and no session:
+    who started the world restarts it, and notices a hang.
+    """
+    from midstride.engine.runs.publication import write_report
+
+    die_with_parent(os.getppid())
+    _prepare_process()
+    try:
+        if world.is_first:
+            run.save_job()
+        module, data, trainer = _built(run)
+        trainer.fit(module, data, run=run.url)
+        if world.is_first:
+            write_report(run)
+        return Outcome("done", rank=world.rank, step=trainer.progress.step)
+    except BaseException as error:
+        outcome = _outcome_of(error, world)
+        if outcome.kind == "user_error":  # there is no launcher that would tell it
+            print(outcome.error, file=sys.stderr, flush=True)
+        return outcome
+
+
+def _prepare_process() -> None:
     print_whole_lines()
     faulthandler.register(DUMP_STACKS, all_threads=True)  # the launcher asks for it when we hang
     # Importing torch takes seconds; a stop in that time is a stop, not a death. `fit` has its own handler.
     signal.signal(signal.SIGTERM, _stop_early)
     signal.signal(signal.SIGINT, _stop_early)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing yet to take a snapshot of
+
+
+def main() -> None:
+    """Be the rank that the environment says this process is."""
+    tie_to_parent()
+    _prepare_process()
     with contextlib.suppress(ValueError):  # what `python -m` put there is not importable elsewhere
         sys.path.remove(str(Path.cwd()))
     session = Session(sys.argv[1])

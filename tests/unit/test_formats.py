@@ -293,7 +293,7 @@ def test_the_environment_has_these_variables() -> None:
 
 
 def test_the_command_line_has_these_commands() -> None:
-    words = "fit check audit snapshots champion runs report export init train nightly deploy serve setup-server"
+    words = "fit check audit snapshots champion runs report export init rank train nightly deploy serve setup-server"
     inner = {"champion": "list show rollback", "snapshots": "list verify prune repair"}
     assert _commands(app) == set(words.split())
     for name, words in inner.items():
