@@ -72,7 +72,7 @@ def show_nightly_report(console: Console, report: NightlyReport) -> None:
 def _tests(decision: PromotionDecision) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("test", "challenger", "champion"):
-        table.add_column(column, justify="left" if column == "test" else "right")
+        table.add_column(column, justify="left" if column == "test" else "right", overflow="fold")
     for name in sorted({*decision.challenger, *decision.champion}):
         both = [values.get(name) for values in (decision.challenger, decision.champion)]
         table.add_row(escape(name), *("" if value is None else format_number(value) for value in both))

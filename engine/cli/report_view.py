@@ -1,6 +1,7 @@
 """The report of a run on a terminal, and what came of the runs of a store in a table."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from midstride.engine.formatting import format_number, format_seconds
 from midstride.engine.runs.markdown import lost_steps, summary_rows
-from midstride.engine.runs.report import Report
+from midstride.engine.runs.report import Interruption, Report
 from midstride.engine.runs.summary import RunSummary
 
 __all__ = ["show_report", "show_runs"]
@@ -29,7 +30,7 @@ def show_report(console: Console, report: Report, again: str = "") -> None:
     colour, state = _LOOKS.get(report.outcome, ("red", "failed"))
     parts: list[RenderableType] = [_summary_table(report)]
     if report.failures:
-        parts += ["", _interruptions(report)]
+        parts += ["", "[dim]interrupted attempts[/]", _interruptions(report)]
     title = f"[bold]{escape(report.job)}[/] {escape(report.run)}: [bold {colour}]{state}[/]"
     panel = Panel(Group(*parts), title=title, title_align="left", border_style=colour, padding=(1, 2), expand=False)
     console.print(panel)
@@ -43,32 +44,41 @@ def show_report(console: Console, report: Report, again: str = "") -> None:
 def _summary_table(report: Report) -> Table:
     table = Table.grid(padding=(0, 3))
     table.add_column(style="dim")
+    table.add_column(overflow="fold")
     for name, value in summary_rows(report):
         good = name.startswith("test: ")
-        table.add_row(name, f"[bold]{value}[/]" if good else value)
+        table.add_row(escape(name), f"[bold]{escape(value)}[/]" if good else escape(value))
     return table
 
 
 def _interruptions(report: Report) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("interrupted by", "at step", "went on from", "steps lost", "time lost"):
-        table.add_column(column, justify="left" if column == "interrupted by" else "right")
+    """Return each interruption with its cause, in sentences that may take the whole line, and what it cost."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", justify="right")
+    table.add_column(overflow="fold")
     for failure in report.failures:
-        table.add_row(
-            escape(failure.cause),
-            "" if failure.step is None else str(failure.step),
-            "" if failure.resumed_step is None else str(failure.resumed_step),
-            lost_steps(failure),
-            format_seconds(failure.seconds_lost),
-        )
+        table.add_row(str(failure.attempt), f"{escape(failure.cause)}[dim]{_cost(failure)}[/]")
     return table
+
+
+def _cost(failure: Interruption) -> str:
+    lost = lost_steps(failure)
+    parts = [
+        "" if failure.step is None else f"after step {failure.step}",
+        "" if failure.resumed_step is None else f"went on from step {failure.resumed_step}",
+        lost and f"steps lost: {lost}",
+        "" if failure.seconds_lost is None else f"time lost: {format_seconds(failure.seconds_lost)}",
+    ]
+    said = ", ".join(filter(None, parts))
+    return f"\n{said}" if said else ""
 
 
 def show_runs(console: Console, url: str, runs: Sequence[RunSummary], now: float) -> None:
     """Print one line a run, `now` in seconds since the epoch."""
     table = Table(title=escape(url), title_justify="left", box=None, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("run", "job", "state", "step", "epoch", "best", "attempts", "last sign"):
-        table.add_column(column, justify="left" if column in ("run", "job", "state") else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if column in ("run", "job", "state") else "right"
+        table.add_column(column, justify=justify, no_wrap=column not in ("run", "job", "best"), overflow="fold")
     for run in runs:
         colour, state = _LOOKS.get(run.state, ("red", "failed"))
         best = "" if run.best is None else f"{escape(run.best[0])} {format_number(run.best[1])}"
