@@ -17,7 +17,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check lint mypy pyright docs laws mutants soak test-airflow test-ui test-xla bench-data bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test test-all check lint mypy pyright docs laws mutants soak test-airflow test-ui test-gpu test-xla bench-data bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -69,6 +69,10 @@ test-airflow: $(STAMP) $(AIRFLOW)/.installed  ## train under a real Airflow, kil
 
 test-xla: $(XLA)/.installed  ## the laws of strategy xla on torch_xla's CPU device; it has an environment of its own
 	PJRT_DEVICE=CPU $(XLA)/bin/python -m pytest tests/laws tests/distributed/test_xla.py -k xla --timeout=1800 $(ARGS)
+
+test-gpu:  ## what only a GPU shows; needs Python with torch, and build/wheelhouse (deploy/gpu/wheelhouse.py); PYTHON=... names it
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --find-links build/wheelhouse --target build/gpu pydantic pydantic-core annotated-types typing-inspection typing-extensions xxhash
+	PYTHONPATH=.types:build/gpu $(PYTHON) deploy/gpu/check.py $(ARGS)
 
 bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch.distributed.checkpoint
 	$(BIN)/python tests/bench/snapshots.py $(ARGS)

@@ -1,0 +1,154 @@
+"""What only a GPU shows, on a machine with Python, torch and what the wheelhouse brings: no Prefect, no compiler.
+
+make test-gpu
+
+Each check prints a line. Without a GPU (`--cpu`, to try this script) those of a GPU alone are left out, and said.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine.errors import UserError
+
+STEPS, DEATH = 24, 13
+
+
+class Net(TrainingModule):
+    """Draws random numbers on its device in every step."""
+
+    def __init__(self, *extra: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Dropout(0.5), *extra, nn.Flatten(), nn.LazyLinear(10))
+        self.net(torch.zeros(2, 1, 8, 8))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of a batch."""
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train/loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """Return the one there is."""
+        return torch.optim.AdamW(self.parameters(), fused=False)
+
+
+class Die(Callback):
+    """Ends the process as a kill does."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Die after the batch chosen."""
+        if batch_idx == DEATH:
+            os._exit(9)
+
+
+class NoWait(Callback):
+    """Has torch raise where the host waits for the GPU, from the second step on."""
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        """Switch it on."""
+        torch.cuda.set_sync_debug_mode("error" if batch_idx else "default")
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Let the host wait for what stands between two steps."""
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def fit(run: str | None, *extra: nn.Module, callbacks: Any = (), **options: Any) -> None:
+    """Fit a net for an epoch; a net, a trainer and data that are the same in every process."""
+    trainer = Trainer(
+        max_epochs=1, seed=7, enable_progress_bar=False, snapshots={"every_steps": 5}, callbacks=callbacks, **options
+    )
+    drawn = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(STEPS * 8, 1, 8, 8, generator=drawn), torch.arange(STEPS * 8) % 10)
+    trainer.fit(Net(*extra), DataLoader(data, batch_size=8, shuffle=True), run=run)
+
+
+def life(run: Path, *, dies: bool, devices: dict[str, Any], precision: str) -> int:
+    """Return the exit code of a process that fits `run`."""
+    here = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import check"
+    callbacks = "[check.Die()]" if dies else "[]"
+    call = f"check.fit({str(run)!r}, callbacks={callbacks}, precision={precision!r}, **{devices!r})"
+    return subprocess.run([sys.executable, "-c", f"{here}; {call}"], check=False).returncode
+
+
+def files(run: Path) -> list[bytes]:
+    """The metric log and the last weights of `run`."""
+    return [(run / "metrics.csv").read_bytes(), *(p.read_bytes() for p in sorted(run.glob("last/*.safetensors")))]
+
+
+def resumes(folder: Path, precision: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Compare a run that was killed on `first` and resumed on `second` with one that was not."""
+    whole, killed = folder / "whole", folder / "killed"
+    assert life(whole, dies=False, devices=first, precision=precision) == 0
+    assert life(killed, dies=True, devices=first, precision=precision) == 9
+    assert life(killed, dies=False, devices=second, precision=precision) == 0
+    assert files(whole) == files(killed), "other bits"
+    assert len(files(whole)) == 2
+
+
+def names_the_operation(folder: Path) -> None:
+    """Fit a layer that is not repeatable."""
+    said = ""
+    try:
+        fit(str(folder / "run"), nn.AdaptiveAvgPool2d(2))
+    except UserError as error:
+        said = str(error)
+    assert "adaptive_avg_pool2d" in said, said
+    assert "nn.AvgPool2d" in said, said
+
+
+def checks(*, cpu: bool) -> dict[str, Callable[[Path], None] | None]:
+    """Return every check by its name; None where there is too little to try it on."""
+    gpus = 0 if cpu else torch.cuda.device_count()
+    one: dict[str, Any] = {"gpus": [0]} if gpus else {"accelerator": "cpu"}
+    other: dict[str, Any] = {"gpus": [1]}
+    found: dict[str, Callable[[Path], None] | None] = {
+        f"killed and resumed, precision {precision}": lambda folder, precision=precision: resumes(
+            folder, precision, one, one
+        )
+        for precision in ("32", "bf16", "16")
+    }
+    found["resumed on another GPU"] = (lambda folder: resumes(folder, "32", one, other)) if gpus > 1 else None
+    found["an operation that is not repeatable"] = names_the_operation if gpus else None
+    found["no wait in a step"] = (lambda folder: fit(None, callbacks=[NoWait()])) if gpus else None
+    return found
+
+
+def main() -> None:
+    """Run every check; end with 1 if one fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cpu", action="store_true")
+    cpu = parser.parse_args().cpu
+    if not cpu and not torch.cuda.is_available():
+        sys.exit("there is no GPU here (torch.cuda.is_available() is False): say --cpu to try the script itself")
+    print(f"torch {torch.__version__} on {'the CPU' if cpu else torch.cuda.get_device_name()}", flush=True)
+    failed = 0
+    for name, check in checks(cpu=cpu).items():
+        if check is None:
+            print(f"left out  {name}: too few GPUs", flush=True)
+            continue
+        began_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                check(Path(folder))
+                said = "good    "
+            except Exception as error:
+                failed, said = failed + 1, f"FAILED   {type(error).__name__}: {error}:"
+        print(f"{said}  {name} ({time.monotonic() - began_s:.1f} s)", flush=True)
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
