@@ -177,6 +177,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "test_per_sample.py",
         "test_app.py",
         "test_build.py",
+        "test_child_processes.py",
         "test_digits.py",
         "test_docs.py",
         "test_formats.py",

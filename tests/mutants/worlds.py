@@ -5,6 +5,7 @@ from mutants.mutant import Mutant
 __all__ = ["WORLDS"]
 
 PLAIN = "laws/test_plain.py"
+CHILDREN = "unit/processes/test_child_processes.py"
 LAUNCHERS = "faults/test_launchers.py"
 
 WORLDS = [
@@ -77,6 +78,27 @@ WORLDS = [
         "    _prctl(_PR_SET_PDEATHSIG, by)\n",
         "",
         f"{LAUNCHERS}::test_the_watcher_ends[SIGKILL-inline]\nfaults/test_workers.py::test_a_worker_dies_with_its_rank",
+    ),
+    Mutant(
+        "what a child prints is lost",
+        "engine/processes/child_processes.py",
+        "        sys.stdout.flush()\n        sys.stderr.flush()\n",
+        "        pass\n",
+        f"{CHILDREN}::test_what_a_process_prints_is_flushed",
+    ),
+    Mutant(
+        "a child that left with a code has ended well",
+        "engine/processes/child_processes.py",
+        "code = end.code or 0",
+        "code = 0",
+        f"{CHILDREN}::test_how_a_process_ends",
+    ),
+    Mutant(
+        "children that were started live on where the next one does not start",
+        "engine/processes/child_processes.py",
+        "            self._end()\n            raise\n",
+        "            raise\n",
+        f"{CHILDREN}::test_a_start_that_fails_ends_those_that_run",
     ),
     Mutant(
         "what a world leaves behind lives on",

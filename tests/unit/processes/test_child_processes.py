@@ -15,6 +15,11 @@ from midstride.engine.processes.loopback import rank_environments
 
 
 def returns() -> None:
+    pass
+
+
+def prints() -> None:
+    sys.stdout = open(1, "w", buffering=8192, closefd=False)  # noqa: SIM115 - as where the output is a pipe
     print("said", end="")
 
 
@@ -60,7 +65,7 @@ def test_how_a_process_ends(
 
 
 def test_what_a_process_prints_is_flushed(capfd: pytest.CaptureFixture[str]) -> None:
-    with ChildProcesses(returns, [], one()) as processes:
+    with ChildProcesses(prints, [], one()) as processes:
         while processes.running():
             processes.wait(60.0)
     assert capfd.readouterr().out == "said"
