@@ -1,13 +1,13 @@
 """Loggers: after any number of deaths a tracker holds the rows of metrics.csv, none twice, none missing."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from laws.lives import STEPS, Setting, live
+from laws.lives import STEPS, Setting, assert_alike, live
 from support.trackers import Table, in_mlflow, in_tensorboard, in_wandb, rows_of, serve_mlflow
 
 from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer
@@ -75,9 +75,16 @@ def live_to_the_end(setting: Setting, folder: Path, plan: FaultPlan | None = Non
 @pytest.mark.timeout(300, func_only=True)  # several lives, each with a tracker's own processes
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_tracker_holds_the_rows_of_the_run_after_many_deaths(
-    tracker: Tracker, ranks: int, tmp_path: Path, pytestconfig: pytest.Config
+    tracker: Tracker,
+    ranks: int,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+    undisturbed: Callable[[Setting], Path],
 ) -> None:
-    """Also after it goes back: what was sent of steps that are then trained otherwise is nowhere to be seen."""
+    """Its bits are those of a run without loggers.
+
+    Also after it goes back: what was sent of steps that are then trained otherwise is nowhere to be seen.
+    """
     is_tensorboard = "TensorBoard" in tracker.path
     if ranks > 1 and not is_tensorboard:
         pytest.skip("rank 0 alone delivers: one logger shows it")
@@ -93,6 +100,7 @@ def test_a_tracker_holds_the_rows_of_the_run_after_many_deaths(
     plan.assert_all_fired()
     assert all((tmp_path / f"died-{step}").exists() for step in CUT)
     assert_holds_all(tracker, tmp_path)
+    assert_alike(tmp_path, undisturbed(replace(setting, options={"snapshots": setting.options["snapshots"]})))
     if ranks == 1:
         before = rows_of(tmp_path / "run")
         assert run_ranks(go_back, setting, str(tmp_path / "run")) == [0]
