@@ -15,6 +15,20 @@ LOGGERS = [
         f"{DEATHS}[tensorboard-1]",
     ),
     Mutant(
+        "an event file with rows that the run has no more is gone on with",
+        "engine/loggers/tensorboard.py",
+        "            if is_all:\n",
+        "            if True:\n",
+        f"{DEATHS}[tensorboard-1]",
+    ),
+    Mutant(
+        "an MLflow run with rows that the run has no more is gone on with",
+        "engine/loggers/mlflow.py",
+        "if seen != sent or (digest and self._digest.hexdigest() != digest):",
+        "if seen != sent:",
+        f"{DEATHS}[mlflow-1]",
+    ),
+    Mutant(
         "MLflow is not asked where it stands",
         "engine/loggers/mlflow.py",
         "sent = max((metric.step for metric in history), default=0)",
