@@ -15,13 +15,6 @@ LOGGERS = [
         f"{DEATHS}[tensorboard-1]",
     ),
     Mutant(
-        "an event file with rows that the run has no more is gone on with",
-        "engine/loggers/tensorboard.py",
-        "            if is_all:\n",
-        "            if True:\n",
-        f"{DEATHS}[tensorboard-1]",
-    ),
-    Mutant(
         "an MLflow run with rows that the run has no more is gone on with",
         "engine/loggers/mlflow.py",
         "if seen != sent or (digest and self._digest.hexdigest() != digest):",
