@@ -120,9 +120,6 @@ ROWS: dict[str, Row] = {
     "ddp2": Row((3, 2), {"strategy": "ddp2", "devices": 2}, _SPLIT_MODULES),
     "ddp2 on 4": Row((2,), {"strategy": "ddp2", "devices": 4, "precision": "bf16"}),
     "ddp, unused": Row((3,), {"strategy": "ddp", "strategy_args": {"find_unused_parameters": True}}),
-    "ddp, small buckets": Row(
-        (3,), {"strategy": "ddp", "strategy_args": {"gradient_as_bucket_view": True, "bucket_cap_mb": 1}}
-    ),
     "ddp, static": Row((3,), {"strategy": "ddp", "strategy_args": {"static_graph": True}}),
     "ddp, fp16 gradients": Row((3,), {"strategy": "ddp", "strategy_args": {"comm_hook": "fp16_compress"}}),
     "ddp, 16 bits": Row((2,), {"strategy": "ddp", "precision": "16"}),
@@ -166,5 +163,8 @@ ROWS: dict[str, Row] = {
     "xla": Row((3, 2) if STAND_IN else XLA_RANKS, {"strategy": "xla"}, ("", "torchmetrics", "two optimizers")),
     "xla, bf16": Row(
         XLA_RANKS[-1:], {"strategy": "xla", "precision": "bf16", "accumulate_grad_batches": 2, "max_epochs": 4}
+    ),
+    "ddp, small buckets": Row(
+        (3,), {"strategy": "ddp", "strategy_args": {"gradient_as_bucket_view": True, "bucket_cap_mb": 1}}
     ),
 }
