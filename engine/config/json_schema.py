@@ -44,8 +44,6 @@ def job_schema(schema: Schema) -> None:
     schema["required"] = [*schema.get("required", []), "folder", "snapshots"]
     for arguments in ("module_args", "data_args"):
         properties[arguments]["additionalProperties"] = _NOT_RELATIVE
-    # Taken from parameters that are stored already; a form shows properties alone.
-    schema["patternProperties"] = {"^retries$": properties["retries_without_progress"]}
 
 
 def plugin_schema(schema: Schema) -> None:

@@ -46,12 +46,11 @@ def test_the_schema_is_one():
     assert faults(document()) == []
 
 
-def test_a_job_stored_before_passes_and_no_form_shows_its_old_names():
+def test_a_job_stored_before_is_taken_and_no_form_shows_its_old_names():
+    """A deployment made before has the schema of then, which knows the old name: only the flow has to take it."""
     job = document()
     job["retries"] = job.pop("retries_without_progress") + 2
-    assert faults(job) == []
     assert TrainingJob.model_validate(job).retries_without_progress == job["retries"]
-    assert faults({**job, "retries": -1}) == ["$.retries: -1 is less than the minimum of 0"]
     assert "retries" not in SCHEMA["properties"]
 
 
