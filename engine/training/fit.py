@@ -63,6 +63,7 @@ class Fit:
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Have the weights written to `folder` of the run, if it is kept."""
         if self.checkpointer is not None:
+            self.context.finite_losses.verify()
             self.checkpointer.save_weights(folder)
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from midstride.engine.errors import NoLoss
+from midstride.engine.errors import NoLoss, UserError
 from midstride.engine.modules.hooks import bind_step_end, own_hook
 from midstride.engine.modules.module import STEP_HOOKS
 from midstride.engine.strategies.mixins import BackwardSync, MergesOutputs, RunsBackward, RunsLanes
@@ -167,11 +167,15 @@ class OptimizerStep:
             context.precision.step(optimizer)
         else:  # the batch is computed by now: what its closure returns is there
             step(context.progress.epoch, context.progress.batch, optimizer, lambda: self._loss_now)
-        context.hooks.call("on_before_zero_grad", optimizer)
+        self._zero_gradients(optimizer)
+
+    def _zero_gradients(self, optimizer: Optimizer) -> None:
+        progress = self.context.progress
+        self.context.hooks.call("on_before_zero_grad", optimizer)
         if (zero_grad := self._own.get("optimizer_zero_grad")) is None:
             optimizer.zero_grad()
         else:
-            zero_grad(context.progress.epoch, context.progress.batch, optimizer)
+            zero_grad(progress.epoch, progress.batch, optimizer)
 
     def _first_step(self, optimizer: Optimizer) -> None:
         """Look once whether the loss reaches anything that is trained."""
@@ -206,11 +210,19 @@ class OptimizerStep:
 
         context.inject_fault("optimizer_step")
         try:
-            optimizer.step(closure)
+            if (step := self._own.get("optimizer_step")) is None:
+                optimizer.step(closure)
+            else:
+                step(context.progress.epoch, context.progress.batch, optimizer, closure)
         finally:
             self._again = False
-        context.hooks.call("on_before_zero_grad", optimizer)
-        optimizer.zero_grad()
+        if not first:
+            kind = type(optimizer).__name__
+            raise UserError(
+                f"{type(self.module).__name__}.optimizer_step never called its closure, in which {kind} evaluates a "
+                f"batch: nothing was computed for batch {index}. Call optimizer.step(optimizer_closure) there."
+            )
+        self._zero_gradients(optimizer)
         return first[0]
 
     @contextmanager

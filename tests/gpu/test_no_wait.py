@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.errors import LossNotFinite
+from midstride.engine.snapshots.weights import weights_at
 
 STEPS = 24
 
@@ -96,6 +97,19 @@ def test_nothing_is_written_after_a_loss_that_is_not_finite(bad: int, tmp_path: 
     kept = sorted(int(path.name.partition("-")[0]) for path in (tmp_path / "snapshots").glob("*"))
     assert kept == [step for step in (8, 16, 24) if step <= bad]
     assert not [*tmp_path.glob("last/*")]
+
+
+class Saving(Callback):
+    """Keeps the weights after each batch."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        trainer.save_weights("best")
+
+
+def test_weights_are_not_kept_after_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    with as_on_a_device(), pytest.raises(LossNotFinite, match="batch 5"):
+        fit(Module(5), tmp_path, callbacks=[Saving()])
+    assert all(value.isfinite().all() for value in weights_at(f"{tmp_path}/best").state_dict.values())
 
 
 def test_without_a_run_a_loss_that_is_not_finite_ends_the_fit() -> None:

@@ -230,6 +230,11 @@ class Stepping(Module):
         optimizer.step()
 
 
+class Idle(Curved):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        pass
+
+
 def configured(make: Callable[[Module, Any], Any]) -> Module:
     """A module whose optimizers are what `make` returns for it and an SGD over it."""
 
