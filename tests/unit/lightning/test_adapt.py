@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import lightning as L
     import pytorch_lightning
-    from laws.lightning import style
+    from laws.lightning import beside, style
     from lightning.pytorch import callbacks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -171,7 +171,7 @@ class Predicting(style.Classifier):
 
 
 def test_predictions_are_those_of_lightning() -> None:
-    module, data = Predicting(), style.Parts()
+    module, data = Predicting(), beside.Parts()
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     theirs = L.Trainer(accelerator="cpu", **quiet).predict(module, data)
     assert theirs is not None
