@@ -100,10 +100,10 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Two more than there are cores: tests wait for servers and for processes to start and end."""
+    """One more than there are cores: tests wait for servers and for processes to start and end."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return min(len(os.sched_getaffinity(0)) + 2, MOST_WORKERS)
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
 
 
 @pytest.hookimpl(optionalhook=True)

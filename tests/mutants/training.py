@@ -67,9 +67,16 @@ TRAINING = [
     Mutant(
         "a module's own optimizer_step is not called",
         "engine/training/optimizer_step.py",
-        'if (step := self._own.get("optimizer_step")) is None:',
-        "if (step := None) is None:",
+        'if (step := self._own.get("optimizer_step")) is None:\n            context.precision.step(optimizer)',
+        "if (step := None) is None:\n            context.precision.step(optimizer)",
         "laws/test_lightning.py::test_a_lightning_module_trains_as_it_is[warm-up in optimizer_step]",
+    ),
+    Mutant(
+        "a module's own optimizer_step is not called where the optimizer needs a closure",
+        "engine/training/optimizer_step.py",
+        "step(context.progress.epoch, context.progress.batch, optimizer, closure)",
+        "optimizer.step(closure)",
+        "unit/training/test_trainer.py::test_a_step_of_ones_own_has_the_closure",
     ),
     Mutant(
         "data's hooks of a batch's transfer are not called",
