@@ -36,6 +36,8 @@ def _on_this_machine(world: World) -> Store | None:
     if served or "MASTER_PORT" not in os.environ or not is_loopback(os.environ["MASTER_ADDR"]):
         return None
     store = _served_by_first(world, int(os.environ["MASTER_PORT"]))
+    if world.nodes > 1:  # each agent counts its own restarts; they choose a port for each world
+        return store
     return PrefixStore(f"restart/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 

@@ -44,9 +44,18 @@ def start_machine(tmp_path: Path) -> Iterator[Start]:
         machine.wait()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "comes_back" in metafunc.fixturenames:
+        whole = metafunc.config.getoption("--laws") == "all"
+        metafunc.parametrize("comes_back", [False, True] if whole else [False])
+
+
 @pytest.mark.timeout(400)
-def test_a_machine_is_lost_and_the_other_ends_with_the_undisturbed_bits(tmp_path: Path, start_machine: Start) -> None:
-    job = tiny_job(tmp_path, wait_at=8)
+def test_a_machine_is_lost_and_the_run_ends_with_the_undisturbed_bits(
+    comes_back: bool, tmp_path: Path, start_machine: Start
+) -> None:
+    slow = tmp_path / "slow"
+    job = tiny_job(tmp_path, wait_at=8, lingers=str(slow))
     first, second = start_machine(job), start_machine(job)
     wait_for((tmp_path / "mark").exists, "the step at which the model waits")
     [snapshot] = wait_for(Run(job, "a").catalog.snapshots, "the snapshot before it")
@@ -55,8 +64,17 @@ def test_a_machine_is_lost_and_the_other_ends_with_the_undisturbed_bits(tmp_path
     assert ranks
     second.kill()
     wait_for(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), "the ranks to end with their agent")
+    if comes_back:
+        slow.touch()  # the one that is left shall not be done before
+        second = start_machine(job)
     (tmp_path / "mark-over").touch()
+    if comes_back:
+        wait_for(lambda: descendants(second.pid), "the rank of the machine that is back")
+        slow.unlink()
+        assert second.wait(300) == 0, (tmp_path / "machine-2.txt").read_text()
     assert first.wait(300) == 0, (tmp_path / "machine-0.txt").read_text()
+    said = "".join(path.read_text() for path in tmp_path.glob("machine-*.txt"))
+    assert said.count(", 2 processes") == 1 + comes_back, said
     assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
     assert audit(job.run_url("a")).is_clean
 
