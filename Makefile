@@ -7,6 +7,7 @@ HOROVOD := .venv/.horovod
 AIRFLOW := .cache/airflow
 XLA := .cache/xla
 JOB := docs/examples/digits/job.yaml
+GPU_PACKAGES = $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --find-links build/wheelhouse --target build/gpu pydantic pydantic-core annotated-types typing-inspection typing-extensions xxhash
 
 # Ranks share the cores: one thread each. What Prefect keeps stays inside the project.
 export OMP_NUM_THREADS := 1
@@ -17,7 +18,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check lint mypy pyright docs laws mutants soak test-airflow test-ui test-gpu test-xla bench-data bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test test-all check lint mypy pyright docs laws mutants soak soak-damage test-airflow test-ui test-gpu test-xla bench-data bench-gpu bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -64,6 +65,9 @@ mutants: $(STAMP) $(HOROVOD)  ## plant known bugs in a copy, one at a time: whic
 soak: $(STAMP)  ## kill one run of the real example 20 times and compare; ARGS="--kills 200 --seed 3"
 	PYTHONPATH=tests $(BIN)/python -m soak.soak $(ARGS)
 
+soak-damage: $(STAMP)  ## damage 500 files of runs, one at a time, and finish each run; ARGS="--cases 5000 --seed 500"
+	PYTHONPATH=tests $(BIN)/python -m soak.damage $(ARGS)
+
 test-airflow: $(STAMP) $(AIRFLOW)/.installed  ## train under a real Airflow, kill a rank, and compare; it has an environment of its own
 	AIRFLOW=$(CURDIR)/$(AIRFLOW)/bin/airflow $(BIN)/python -m pytest deploy/airflow $(ARGS)
 
@@ -71,8 +75,12 @@ test-xla: $(XLA)/.installed  ## the laws of strategy xla on torch_xla's CPU devi
 	PJRT_DEVICE=CPU $(XLA)/bin/python -m pytest tests/laws tests/distributed/test_xla.py -k xla --timeout=1800 $(ARGS)
 
 test-gpu:  ## what only a GPU shows; needs Python with torch, and build/wheelhouse (deploy/gpu/wheelhouse.py); PYTHON=... names it
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --find-links build/wheelhouse --target build/gpu pydantic pydantic-core annotated-types typing-inspection typing-extensions xxhash
+	$(GPU_PACKAGES)
 	PYTHONPATH=.types:build/gpu $(PYTHON) deploy/gpu/check.py $(ARGS)
+
+bench-gpu:  ## what the engine costs on a GPU: steps, snapshots, memory; needs what test-gpu needs
+	$(GPU_PACKAGES)
+	PYTHONPATH=.types:build/gpu $(PYTHON) deploy/gpu/bench.py $(ARGS)
 
 bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch.distributed.checkpoint
 	$(BIN)/python tests/bench/snapshots.py $(ARGS)

@@ -1,12 +1,29 @@
-"""midstride's engine: exact, resumable PyTorch training. It knows nothing of any orchestrator."""
+"""midstride's engine: exact, resumable PyTorch training. It knows nothing of any orchestrator.
+
+Packages are drawn on their floors in docs/architecture.md, and draw their files themselves. Beside them stand:
+
+world            the world a process belongs to: read from the environment once, then handed on whole
+slurm            a step of Slurm's, as `srun` describes it to its tasks
+seeds            seeds: hashed, never drawn; and the state of the main generators
+lanes            equal parts of every global batch, which any number of ranks computes alike
+trees            nests of containers: batches moved and rebuilt, trees of state mapped leaf by leaf
+user_code        calls of the user's code: an exception in it is the user's, and says where
+code_origin      whose code it is: the user's, a library's, Python's, or ours
+errors           every error the engine raises on purpose
+fault_injection  faults on purpose: kill, raise or hang at a rank, a step and a phase
+formatting       numbers and tables as a person reads them
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from midstride.engine.processes.preload import collector_paused
 
 if TYPE_CHECKING:
     from midstride.engine.config.job import TrainingJob
     from midstride.engine.data.combined import CombinedLoader
     from midstride.engine.launch.launchers.base import Launcher
+    from midstride.engine.loggers.base import Logger
     from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import DataModule, TrainingModule
@@ -26,6 +43,7 @@ __all__ = [
     "EarlyStopping",
     "Launcher",
     "LearningRateMonitor",
+    "Logger",
     "Store",
     "Strategy",
     "Trainer",
@@ -46,6 +64,7 @@ _HOMES = {
     "EarlyStopping": "modules.callbacks",
     "Launcher": "launch.launchers.base",
     "LearningRateMonitor": "modules.callbacks",
+    "Logger": "loggers.base",
     "Store": "storage.store",
     "Strategy": "strategies.base",
     "Trainer": "training.trainer",
@@ -64,7 +83,8 @@ def __getattr__(name: str) -> Any:
         return version("midstride")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"midstride.engine.{_HOMES[name]}"), name)
+    with collector_paused():
+        return getattr(import_module(f"midstride.engine.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

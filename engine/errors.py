@@ -96,7 +96,7 @@ class UserCodeError(UserError):
         shown = TracebackException.from_exception(error)
         for link in _chain(shown):
             theirs = [frame for frame in link.stack if not _is_ours(frame.filename)]
-            others = [] if isinstance(error, SyntaxError) else list(link.stack)  # its place is in its own words
+            others = [] if isinstance(error, SyntaxError) else list(link.stack)  # its message says where
             link.stack = StackSummary.from_list(theirs or others)
         return cls(f"{''.join(shown.format())}raised in {where}")
 
@@ -154,7 +154,7 @@ class SnapshotError(EngineError):
 
 
 class SnapshotMissing(SnapshotError):
-    """No committed snapshot at the given place."""
+    """No committed snapshot at the given URL or step."""
 
 
 class SnapshotDamaged(SnapshotError):

@@ -17,7 +17,7 @@ __all__ = ["PHASES", "Fault", "FaultPlan", "InjectedFault"]
 
 VARIABLE = "MIDSTRIDE_FAULTS"
 
-#: the places in a run at which a fault can strike
+#: the points of a run at which a fault can strike
 PHASES = (
     "fetch",
     "forward",

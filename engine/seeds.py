@@ -70,11 +70,11 @@ def seed_everything(seed: int, device: DeviceGenerator | None = None) -> None:
 class Generators:
     """The main process's generators: torch on the CPU and on this rank's GPUs, numpy, `random`.
 
-    A GPU's state goes by its place among those of the rank, not by its index: another attempt may have others.
+    A GPU's state goes by its position among those of the rank, not by its index: another attempt may have others.
 
     Args:
         device: a further one, if there is one.
-        alike: they stand at one place on every rank.
+        alike: they are the same on every rank.
         devices: of this rank, in order; those that are no GPUs have no generator of their own.
     """
 

@@ -30,8 +30,8 @@ def local_tasks(environment: Mapping[str, str]) -> int:
     1
     """
     counts: list[int] = []
-    for part in environment["SLURM_STEP_TASKS_PER_NODE"].split(","):
-        tasks, _, times = part.partition("(x")
+    for group in environment["SLURM_STEP_TASKS_PER_NODE"].split(","):
+        tasks, _, times = group.partition("(x")
         counts += [int(tasks)] * int(times.rstrip(")") or 1)
     return counts[int(environment.get("SLURM_NODEID", "0"))]
 
@@ -53,4 +53,4 @@ def _first_host(nodes: str) -> str:
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
     if match is None:
         raise ValueError(f"SLURM_STEP_NODELIST={nodes!r} names no machine")
-    return "".join(part or "" for part in match.groups())
+    return "".join(text or "" for text in match.groups())

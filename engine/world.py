@@ -25,6 +25,8 @@ class World:
 
     #: environment variable in which a Trainer that starts ranks says so
     STARTED: ClassVar[str] = "MIDSTRIDE_STARTED"
+    #: that in which a rank on one of several nodes finds the number of the round that it belongs to
+    ROUND: ClassVar[str] = "MIDSTRIDE_ROUND"
 
     rank: int = 0
     size: int = 1
@@ -45,7 +47,7 @@ class World:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables in which this place is written down, as torchrun writes it."""
+        """The variables that describe this rank, as torchrun writes it."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),

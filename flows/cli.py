@@ -17,6 +17,7 @@ from midstride.engine.cli.champions import listeners
 from midstride.engine.cli.output import busy, say_stopping, show_error
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
+from midstride.engine.processes.preload import collector_paused
 from midstride.engine.registry.nightly import nightly_errors
 from midstride.engine.runs.run import Run
 from midstride.flows.rollback_event import emit_rollback
@@ -179,7 +180,7 @@ def _run_flow(name: str, arguments: tuple[Any, ...], screen: Any) -> Any:
     """Return the report of the flow called `name`, or what ended it: an exception or a signal."""
     try:
         with _signals():
-            with screen.busy("starting Prefect"):
+            with screen.busy("starting Prefect"), collector_paused():
                 from midstride.flows.server import api
 
                 flow = getattr(import_module(f"midstride.flows.{name}"), name)

@@ -49,11 +49,11 @@ def _night(job: TrainingJob, date: str | None, if_new_data: bool) -> NightlyRepo
         night = NightlyRun.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
         if decision := night.decision():
             return publish_nightly_report(night, decision)
-        forgiven = attempts_so_far(night.job, night.run.name)
+        forgiven = attempts_so_far(night.run)
         data = run_prepare(night.job)
         if if_new_data and not night.is_new(data):
             return publish_nightly_report(night)
-        run_launch(night.job, night.run.name, forgiven)
+        run_launch(night.run, forgiven)
         decision = compare_and_promote(night, data)
-        publish_report(night.job, night.run.name, decision.challenger)
+        publish_report(night.run, decision.challenger)
         return publish_nightly_report(night, decision)

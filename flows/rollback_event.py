@@ -7,7 +7,7 @@ __all__ = ["emit_rollback"]
 _TELLING_S = 10.0
 
 
-def emit_rollback(line: ModelRegistry, left: Champion, back: Champion) -> None:
+def emit_rollback(registry: ModelRegistry, left: Champion, back: Champion) -> None:
     """Let automations know which champion is back, where a server is configured; the roll-back is done in any case."""
     from midstride.flows.terminal import quiet_prefect
 
@@ -26,5 +26,5 @@ def emit_rollback(line: ModelRegistry, left: Champion, back: Champion) -> None:
     except ServerError as error:
         print(f"no event says so: {error}")
         return
-    emit(ModelRolledBack(run=back.run, weights=line.weights_url(back), after=left.run), model(line.name))
+    emit(ModelRolledBack(run=back.run, weights=registry.weights_url(back), after=left.run), model(registry.name))
     EventsWorker.drain_all(timeout=_TELLING_S)

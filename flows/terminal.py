@@ -53,14 +53,14 @@ class FlowView(TerminalView):
 
 def show_nightly_report(console: Console, report: NightlyReport) -> None:
     """Print what a night came to: the decision, both tests, the champion."""
-    parts: list[RenderableType] = [escape(report.verdict)]
+    rows: list[RenderableType] = [escape(report.verdict)]
     if report.decision:
-        parts += ["", _tests(report.decision)]
+        rows += ["", _tests(report.decision)]
     promoted = report.decision is not None and report.decision.promoted
     title = f"[bold]{escape(report.job)}[/] {report.date}: [bold]{'promoted' if promoted else 'champion kept'}[/]"
     style = "green" if promoted else "none"
     console.print(
-        Panel(Group(*parts), title=title, title_align="left", border_style=style, padding=(1, 2), expand=False)
+        Panel(Group(*rows), title=title, title_align="left", border_style=style, padding=(1, 2), expand=False)
     )
     if report.champion:
         console.print(f"{'champion':>12}  {escape(report.weights)}", highlight=False, soft_wrap=True)

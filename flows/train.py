@@ -38,10 +38,11 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
     try:
         prepare_deployed_run(job)
         with credentials_of(job):
-            forgiven = attempts_so_far(job, name)
+            this = Run(job, name)
+            forgiven = attempts_so_far(this)
             run_prepare(job)
-            run_launch(job, name, forgiven)
-            return publish_report(job, name, evaluate_best(job, name))
+            run_launch(this, forgiven)
+            return publish_report(this, evaluate_best(this))
     except EngineError as error:
         return cast(Report, failed(error))
 
@@ -61,7 +62,7 @@ def prepare_deployed_run(job: TrainingJob) -> None:
     hide_engine_tracebacks()
 
 
-def attempts_so_far(job: TrainingJob, run: str) -> int:
+def attempts_so_far(run: Run) -> int:
     """Return how many attempts of `run` are forgiven: all, since to start a flow is to ask for another try.
 
     What the server's automation started again no person has asked for: there none are.
@@ -69,15 +70,14 @@ def attempts_so_far(job: TrainingJob, run: str) -> int:
     Raises:
         WorldError: the automation would go on for ever with attempts that bring no newer snapshot.
     """
-    this = Run(job, run)
     automatic = is_automatic_retry()
-    with this.store.errors_explained("read"):
-        if automatic:
-            recover_orphaned_attempts(this)
-        tried = this.attempts.attempts()
+    with run.store.errors_explained("read"):
+        if automatic:  # its server, or its machine, may have ended the launcher; else a new attempt does it
+            recover_orphaned_attempts(run)
+        tried = run.attempts.attempts()
     if not automatic:
         return tried[-1].number if tried else 0
-    verdict = this.attempts.verdict(job.retries_without_progress)
+    verdict = run.attempts.verdict(run.job.retries_without_progress)
     if tried and tried[-1].failed and not verdict.retry:
         raise WorldError(f"the run crashed, and the automation does not resume it again: {verdict.reason}. Retry does.")
     return 0
@@ -91,13 +91,13 @@ def run_prepare(job: TrainingJob) -> Manifest:
     return prepare_data.with_options(refresh_cache=True)(job)  # it came from a cache, the data are gone
 
 
-def run_launch(job: TrainingJob, run: str, forgiven: int) -> None:
+def run_launch(run: Run, forgiven: int) -> None:
     """Train `run` to its end; where that fails, report what came of it."""
     try:
-        launch_world(job, run, after=forgiven)
+        launch_world(run, after=forgiven)
     except Exception:
-        publish_report(job, run)
+        publish_report(run)
         raise
     except BaseException:  # asked to stop: no task begins any more
-        emit_stopped(job, run)
+        emit_stopped(run)
         raise

@@ -39,10 +39,12 @@ def compare_and_promote(night: NightlyRun, data: Manifest) -> PromotionDecision:
     """
     compared = run_operation("compare", night.run, on_line=get_run_logger().info)
     decision = night.decide(compared)
-    if decision.promoted and (champion := night.line.promoted(night.run.name)):
+    if decision.promoted and (champion := night.registry.promoted(night.run.name)):
         # Before the night is closed: an automation hears of it once more rather than not at all.
         why = decision.model_dump(exclude={"promoted"})
-        promoted = ModelPromoted(run=night.run.name, weights=night.line.weights_url(champion), date=night.date, **why)
+        promoted = ModelPromoted(
+            run=night.run.name, weights=night.registry.weights_url(champion), date=night.date, **why
+        )
         emit(promoted, model(night.job.name))
     night.close(decision, data)
     return decision

@@ -12,6 +12,7 @@ __all__ = [
     "Event",
     "ModelPromoted",
     "ModelRolledBack",
+    "RoundBegun",
     "RunFailed",
     "RunFinished",
     "RunResumed",
@@ -40,6 +41,17 @@ class RunResumed(Event):
     generation: int = Field(description="Number of the attempt's lease: 1, and one more with each resume.")
     snapshot: str = Field(description="Name of the snapshot it goes on from.")
     step: int = Field(description="Optimizer steps taken by then.")
+
+
+class RoundBegun(Event):
+    """Other nodes train from now on than before, in a world on several machines."""
+
+    event = "midstride.round.begun"
+
+    number: int = Field(description="Of the round, from 1 in each attempt.")
+    nodes: list[str] = Field(description="Host names of the nodes that train.")
+    ranks: int = Field(description="How many ranks they have together.")
+    why: str = Field(description="Why the round before ended; empty for the first.")
 
 
 class SnapshotCommitted(Event):
@@ -128,6 +140,7 @@ class ModelRolledBack(Event):
 
 EVENTS: tuple[type[Event], ...] = (
     RunResumed,
+    RoundBegun,
     SnapshotCommitted,
     StoreAwaited,
     RunFinished,

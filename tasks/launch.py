@@ -7,10 +7,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 
-from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested, UserError, WorldError
 from midstride.engine.launch.launch import launch
+from midstride.engine.processes.preload import importing
 from midstride.engine.runs.cause import cause_of
+from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Verdict
 from midstride.engine.session.outcome import raise_for_outcome
@@ -28,11 +29,12 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
     context, error = TaskRunContext.get(), state.data
     if context is None or isinstance(error, UserError):
         return False
-    job, run, after = (context.parameters[name] for name in ("job", "run", "after"))
+    run: Run = context.parameters["run"]
+    patience = run.job.retries_without_progress
     if isinstance(error, (WorldError, StopRequested)):
-        verdict = Run(job, run).attempts.verdict(job.retries_without_progress, after=after)
+        verdict = run.attempts.verdict(patience, after=context.parameters["after"])
     else:  # no world came to be: the store or this machine has a problem
-        count, most = task_run.run_count, job.retries_without_progress + 1
+        count, most = task_run.run_count, patience + 1
         verdict = Verdict(count < most, f"attempt {count} of {most} to launch a world")
     warn(f"{cause_of(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
     return verdict.retry
@@ -46,19 +48,17 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
     retry_delay_seconds=_DELAYS_S,
     retry_condition_fn=_may_resume,
 )
-def launch_world(job: TrainingJob, run: str, after: int = 0) -> int | None:
+def launch_world(run: Run, after: int = 0) -> int | None:
     """Train until the run is done; return its last step.
 
     A retry resumes: the world looks for the newest committed snapshot itself, so running this twice is the same as
     once. Call it directly, never by `submit`: signals reach the main thread only.
 
     Args:
-        job: what is trained.
-        run: name of the run.
+        run: what is trained, under its name.
         after: attempts up to this number are forgiven: another try was asked for, with them known.
     """
-    this = Run(job, run)
-    with RunMonitor(this) as watch:
-        outcome = launch(this, on_line=watch.line, on_event=watch.event)
+    with importing(LIBRARY), RunMonitor(run) as watch:
+        outcome = launch(run, on_line=watch.line, on_event=watch.event)
     raise_for_outcome(outcome)
     return outcome.step

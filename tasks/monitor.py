@@ -16,7 +16,7 @@ from prefect.transactions import CommitMode, transaction
 from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
 from midstride.tasks.curves import show_curves
-from midstride.tasks.events import RunResumed, StoreAwaited, emit
+from midstride.tasks.events import RoundBegun, RunResumed, StoreAwaited, emit
 from midstride.tasks.progress import Progress
 from midstride.tasks.snapshot import record_snapshot
 from midstride.tasks.validations import Validations
@@ -112,11 +112,10 @@ class RunMonitor:
             self._taken.append({**event.fields, "time": event.time})
         elif event.kind == "validation":
             self._log.info("%s", self._validations.line(event))
-        elif event.kind == "waiting":
-            self._try(lambda: self._waiting(event.fields))
         elif event.kind == "resumed" and event.fields.get("resumed_from"):
             self._log.info("resumed from snapshot %(resumed_from)s, step %(step)s", event.fields)
-            self._try(lambda: self._resumed(**event.fields))
+        if event.kind in ("waiting", "round", "resumed"):
+            self._try(lambda: self._tell(event))
         self._progress.follow(event)
         if self._progress.is_due:
             self._try(self._show)
@@ -130,6 +129,15 @@ class RunMonitor:
     def _end(self) -> None:
         with _once():
             self._progress.close()
+
+    def _tell(self, event: Event) -> None:
+        """Let automations know of it."""
+        if event.kind == "waiting":
+            self._waiting(event.fields)
+        elif event.kind == "round":
+            emit(RoundBegun(run=self._url, **event.fields))
+        elif event.kind == "resumed" and event.fields.get("resumed_from"):
+            self._resumed(**event.fields)
 
     def _resumed(self, generation: int, resumed_from: str, step: int, **others: Any) -> None:
         emit(RunResumed(run=self._url, generation=generation, snapshot=resumed_from, step=step))
@@ -155,13 +163,13 @@ class RunMonitor:
             show_curves(self._run)
             self._curves_at = time.monotonic()
 
-    def _try(self, part: Callable[[], object]) -> None:
-        """Do `part`; an orchestrator that does not answer is no reason to stop training, nor to wait."""
+    def _try(self, act: Callable[[], object]) -> None:
+        """Do `act`; an orchestrator that does not answer is no reason to stop training, nor to wait."""
         if time.monotonic() < self._silent_until:
             return
         with _uninterrupted():
             try:
-                part()
+                act()
                 self._silent_until = _NEVER
             except Exception as error:
                 if self._silent_until == _NEVER:  # once for each time it goes away

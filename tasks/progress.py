@@ -27,7 +27,7 @@ class Progress:
         self._artifact: UUID | None = None
         self._shown_at = float("-inf")
         self._shown = self._now = (0.0, "")
-        self._resumed = self._metrics = self._step = ""
+        self._resumed = self._metrics = self._step = self._nodes = ""
         self._over = False
 
     @property
@@ -40,11 +40,13 @@ class Progress:
         fields = event.fields
         if event.kind == "resumed" and fields.get("resumed_from"):
             self._resumed = f"resumed at step {fields['step']:,}"
+        elif event.kind == "round":
+            self._nodes = f"round {fields['number']} on {', '.join(fields['nodes'])}"
         elif event.kind == "validation":
             self._metrics = ", ".join(f"{name} {format_number(value)}" for name, value in fields["metrics"].items())
         elif event.kind == "step":
             self._step = f"step {fields['step']:,}"
-            self._now = _percent(fields), self._sentence(*_place_lines(fields))
+            self._now = _percent(fields), self._sentence(*_progress_lines(fields))
         elif event.kind == "finished":
             self._over = True
             self._now = 100.0, self._sentence(f"done, {fields['step']:,} steps")
@@ -69,7 +71,7 @@ class Progress:
             self.show()
 
     def _sentence(self, *clauses: str) -> str:
-        return "; ".join(filter(None, [", ".join(clauses), self._metrics, self._resumed]))
+        return "; ".join(filter(None, [", ".join(clauses), self._metrics, self._resumed, self._nodes]))
 
 
 def _percent(fields: dict[str, Any]) -> float:
@@ -77,8 +79,8 @@ def _percent(fields: dict[str, Any]) -> float:
     return min(100.0, 100.0 * fields["step"] / total) if total else 0.0  # data without a length end when they end
 
 
-def _place_lines(fields: dict[str, Any]) -> list[str]:
+def _progress_lines(fields: dict[str, Any]) -> list[str]:
     step, total, rate = fields["step"], fields.get("steps_total"), fields["rate"]
-    place = [f"epoch {fields['epoch']}", f"step {step:,} of {total:,}" if total else f"step {step:,}"]
-    place.append(f"{format_number(rate)} steps/s")
-    return [*place, f"{format_seconds((total - step) / rate)} left"] if total and rate else place
+    lines = [f"epoch {fields['epoch']}", f"step {step:,} of {total:,}" if total else f"step {step:,}"]
+    lines.append(f"{format_number(rate)} steps/s")
+    return [*lines, f"{format_seconds((total - step) / rate)} left"] if total and rate else lines

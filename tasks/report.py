@@ -7,9 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events.worker import EventsWorker
 
-from midstride.engine.config.job import TrainingJob
 from midstride.engine.formatting import format_run_name
-from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.markdown import headline, markdown_of
 from midstride.engine.runs.publication import write_report
@@ -25,22 +23,20 @@ _TELLING_S = 5.0
 
 
 @task(name="publish report", task_run_name="publish report", cache_policy=NO_CACHE)
-def publish_report(job: TrainingJob, run: str, test: dict[str, float] | None = None) -> Report:
+def publish_report(run: Run, test: dict[str, float] | None = None) -> Report:
     """Write report.md and curves.png into the run's folder, show both as an artifact, and return the report."""
-    this = Run(job, run)
-    recover_orphaned_attempts(this)
-    report, picture = write_report(this, test)
-    title = f"{job.name}, run {format_run_name(run)}: {headline(report)}"
+    report, picture = write_report(run, test)
+    title = f"{report.job}, run {format_run_name(report.run)}: {headline(report)}"
     text = markdown_of(report, inline(picture) if picture else None)
-    create_markdown_artifact(text, key=artifact_key(this.url, "report"), description=title)
+    create_markdown_artifact(text, key=artifact_key(run.url, "report"), description=title)
     emit(_emit_end(report))
     return report
 
 
-def emit_stopped(job: TrainingJob, run: str) -> None:
+def emit_stopped(run: Run) -> None:
     """Let automations know of a run that was asked to stop, while its flow is on the way out: it is no task."""
     with suppress(Exception):  # what ends the flow goes on, whatever store and server say
-        report = report_of(Run(job, run))
+        report = report_of(run)
         if report.outcome == "stopped":
             emit(_emit_end(report))
             EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit

@@ -1,12 +1,10 @@
 """What holds for every test: one thread, repeatable, in a folder of its own, and nothing left behind."""
 
+import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import threading
-import time
 import uuid
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
@@ -23,6 +21,7 @@ TOKEN = os.environ["MIDSTRIDE_TESTS"] = uuid.uuid4().hex
 import hypothesis
 import pytest
 from support.durations import Durations
+from support.leaks import LASTING_PROCESSES, Surroundings
 from support.run_folders import DISK, MEMORY, has_room_in_memory, make_run_folder
 from support.seaweed import Seaweed
 
@@ -34,14 +33,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
-#: seconds that threads and processes get to end after the test that started them, on a busy machine
-GRACE_S = 30.0
-#: set by pytest for each test, and by torch (its compiler) and scikit-learn when they are first imported
-ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
-#: threads of libraries that live as long as the process and belong to no test
-LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_", "AnyIO worker thread", "seaweed")
-#: processes that live as long as the tests and belong to none
-LASTING_PROCESSES: set[int] = set()
+# What is imported before the tests run stays: collecting it would take seconds, again and again.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -137,14 +130,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort by folders, and mark what is fast."""
     folders = {item: item.path.relative_to(config.rootpath).parts for item in items}
-    items.sort(key=lambda item: (_place(folders[item]), not item.nodeid.startswith(AUTOMATED)))
+    items.sort(key=lambda item: (_folder_number(folders[item]), not item.nodeid.startswith(AUTOMATED)))
     for item in items:
         if "unit" in folders[item] and item.path.name not in SLOW_UNITS and "s3" not in f"{item.nodeid} {_uses(item)}":
             item.add_marker("fast")
 
 
-def _place(folders: tuple[str, ...]) -> int:
-    return next((place for place, folder in enumerate(ORDER) if folder in folders[:2]), 0)
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on."""
+    gc.freeze()
+    gc.enable()
+
+
+def _folder_number(folders: tuple[str, ...]) -> int:
+    return next((number for number, folder in enumerate(ORDER) if folder in folders[:2]), 0)
 
 
 def _uses(item: pytest.Item) -> list[str]:
@@ -278,72 +277,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(_own_folder: None) -> Iterator[None]:
     """Fail a test that leaks an environment variable, a thread, a process or a process group."""
-    environment, threads, processes = _environment(), _threads(), set(_processes())
+    surroundings = Surroundings(f"MIDSTRIDE_TESTS={TOKEN}")
     yield
-    leaks = _differences(environment, _environment())
-    leaks += [f"thread {thread.name}" for thread in _outlived(threads)]
-    leaks += [f"process {pid}: {command}" for pid, command in _surviving(processes).items()]
-    if (distributed := sys.modules.get("torch.distributed")) and distributed.is_initialized():
-        distributed.destroy_process_group()
-        leaks.append("the default process group")
+    leaks = surroundings.leaks()
     assert not leaks, "left behind: " + "; ".join(leaks)
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ALLOWED_VARIABLES}
-
-
-def _differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
-    for name in changed:
-        # Put it back, so that one leak is one failure.
-        os.environ.pop(name, None)
-        if name in before:
-            os.environ[name] = before[name]
-    return [f"environment variable {name}={after.get(name)!r}, was {before.get(name)!r}" for name in changed]
-
-
-def _threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)}
-
-
-def _outlived(before: set[threading.Thread]) -> set[threading.Thread]:
-    deadline = time.monotonic() + GRACE_S
-    for thread in _threads() - before:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return _threads() - before
-
-
-def _surviving(before: set[int]) -> dict[int, str]:
-    """Return the processes that are still alive and were not `before`, once they had time to end."""
-    deadline = time.monotonic() + GRACE_S
-    while (alive := {pid: command for pid, command in _processes().items() if pid not in before}) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
-    return alive
-
-
-def _processes() -> dict[int, str]:
-    """Return what lives and comes from here, orphans included: process id -> command."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(folder.name) not in {os.getpid(), *LASTING_PROCESSES} and _is_ours(folder):
-                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
-        except OSError:
-            continue  # it has ended meanwhile
-    return found
-
-
-def _is_ours(folder: Path) -> bool:
-    # After the name, which may hold anything and stands in brackets: state, parent, process group.
-    state, parent, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-    if state in "ZX":
-        return False
-    if int(parent) == os.getpid():
-        return True
-    # Orphans of this process group: other programs in it (a second pytest) have their parent in it, too.
-    if int(group) == os.getpgrp() != os.getpgid(int(parent)):
-        return True
-    return f"MIDSTRIDE_TESTS={TOKEN}".encode() in (folder / "environ").read_bytes()

@@ -6,12 +6,14 @@ Each check prints a line. Without a GPU (`--cpu`, to try this script) those of a
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.errors import UserError
 
-STEPS, DEATH = 24, 13
+STEPS, DEATH = 24, 9
+SHARDED = ("sharded", "fully_sharded")
 
 
 class Net(TrainingModule):
@@ -49,7 +52,7 @@ class Die(Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Die after the batch chosen."""
-        if batch_idx == DEATH:
+        if batch_idx == DEATH and trainer.world.rank == trainer.world.size - 1:
             os._exit(9)
 
 
@@ -71,16 +74,18 @@ def fit(run: str | None, *extra: nn.Module, callbacks: Any = (), **options: Any)
         max_epochs=1, seed=7, enable_progress_bar=False, snapshots={"every_steps": 5}, callbacks=callbacks, **options
     )
     drawn = torch.Generator().manual_seed(1)
-    data = TensorDataset(torch.randn(STEPS * 8, 1, 8, 8, generator=drawn), torch.arange(STEPS * 8) % 10)
+    samples = STEPS * 8
+    data = TensorDataset(torch.randn(samples, 1, 8, 8, generator=drawn), torch.arange(samples) % 10)
     trainer.fit(Net(*extra), DataLoader(data, batch_size=8, shuffle=True), run=run)
 
 
-def life(run: Path, *, dies: bool, devices: dict[str, Any], precision: str) -> int:
-    """Return the exit code of a process that fits `run`."""
-    here = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import check"
-    callbacks = "[check.Die()]" if dies else "[]"
-    call = f"check.fit({str(run)!r}, callbacks={callbacks}, precision={precision!r}, **{devices!r})"
-    return subprocess.run([sys.executable, "-c", f"{here}; {call}"], check=False).returncode
+def life(run: Path, *, dies: bool, ranks: int = 0, **options: Any) -> int:
+    """Return the exit code of what fits `run`: one process, or as many ranks under torchrun; its words go to a file."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+    wanted = json.dumps({"run": str(run), "dies": dies, **options})
+    with run.with_suffix(".log").open("a") as log:
+        command = [sys.executable, *torchrun, __file__, "--fit", wanted]
+        return subprocess.run(command, check=False, stdout=log, stderr=log).returncode
 
 
 def files(run: Path) -> list[bytes]:
@@ -88,14 +93,22 @@ def files(run: Path) -> list[bytes]:
     return [(run / "metrics.csv").read_bytes(), *(p.read_bytes() for p in sorted(run.glob("last/*.safetensors")))]
 
 
-def resumes(folder: Path, precision: str, first: dict[str, Any], second: dict[str, Any]) -> None:
-    """Compare a run that was killed on `first` and resumed on `second` with one that was not."""
+def resumes(folder: Path, first: dict[str, Any], second: dict[str, Any] | None = None) -> None:
+    """Compare a run that was killed with options `first` and resumed with `second` with one that was not."""
     whole, killed = folder / "whole", folder / "killed"
-    assert life(whole, dies=False, devices=first, precision=precision) == 0
-    assert life(killed, dies=True, devices=first, precision=precision) == 9
-    assert life(killed, dies=False, devices=second, precision=precision) == 0
+    assert life(whole, dies=False, **first) == 0
+    assert life(killed, dies=True, **first) != 0
+    assert not list(killed.glob("last/*")), "the run was not killed"
+    assert life(killed, dies=False, **(second or first)) == 0
     assert files(whole) == files(killed), "other bits"
     assert len(files(whole)) == 2
+
+
+def hears_of_a_lost_rank(folder: Path, *, cpu: bool) -> None:
+    """Have one of a script's two ranks end without a word; the other may not wait for it."""
+    began_s = time.monotonic()
+    assert life(folder / "run", dies=True, devices=2, **({"accelerator": "cpu"} if cpu else {})) != 0
+    assert time.monotonic() - began_s < 120, "the rank that was left waited on"
 
 
 def names_the_operation(folder: Path) -> None:
@@ -113,14 +126,24 @@ def checks(*, cpu: bool) -> dict[str, Callable[[Path], None] | None]:
     """Return every check by its name; None where there is too little to try it on."""
     gpus = 0 if cpu else torch.cuda.device_count()
     one: dict[str, Any] = {"gpus": [0]} if gpus else {"accelerator": "cpu"}
-    other: dict[str, Any] = {"gpus": [1]}
-    found: dict[str, Callable[[Path], None] | None] = {
-        f"killed and resumed, precision {precision}": lambda folder, precision=precision: resumes(
-            folder, precision, one, one
-        )
-        for precision in ("32", "bf16", "16")
+    many = {"accelerator": "cpu"} if cpu else {}
+    size = 2 if cpu else min(gpus, 2)
+    runs = {f"precision {precision}": {"precision": precision, **one} for precision in ("32", "bf16", "16")}
+    runs |= {f"{name}, ranks: {size}": {"strategy": name, "ranks": size, **many} for name in ("ddp", *SHARDED)}
+    runs["fully_sharded, bf16 gathered"] = {
+        **runs[f"fully_sharded, ranks: {size}"],
+        "precision": "bf16",
+        "strategy_args": {"param_dtype": "bf16"},
     }
-    found["resumed on another GPU"] = (lambda folder: resumes(folder, "32", one, other)) if gpus > 1 else None
+    found: dict[str, Callable[[Path], None] | None] = {
+        f"killed and resumed, {name}": partial(resumes, first=options) for name, options in runs.items()
+    }
+    offload = {**runs[f"fully_sharded, ranks: {size}"], "strategy_args": {"cpu_offload": True}}
+    found["killed and resumed, offload to the host"] = partial(resumes, first=offload) if gpus else None
+    two_devices = {"strategy": "dp", "gpus": 2}
+    found["killed and resumed, dp on 2"] = partial(resumes, first=two_devices) if gpus > 1 else None
+    found["resumed on another GPU"] = partial(resumes, first=one, second={"gpus": [1]}) if gpus > 1 else None
+    found["a rank is lost"] = partial(hears_of_a_lost_rank, cpu=cpu) if cpu or gpus > 1 else None
     found["an operation that is not repeatable"] = names_the_operation if gpus else None
     found["no wait in a step"] = (lambda folder: fit(None, callbacks=[NoWait()])) if gpus else None
     return found
@@ -130,7 +153,11 @@ def main() -> None:
     """Run every check; end with 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true")
-    cpu = parser.parse_args().cpu
+    parser.add_argument("--fit", type=json.loads, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.fit:
+        return fit(callbacks=[Die()] if arguments.fit.pop("dies") else [], **arguments.fit)
+    cpu = arguments.cpu
     if not cpu and not torch.cuda.is_available():
         sys.exit("there is no GPU here (torch.cuda.is_available() is False): say --cpu to try the script itself")
     print(f"torch {torch.__version__} on {'the CPU' if cpu else torch.cuda.get_device_name()}", flush=True)
@@ -145,7 +172,8 @@ def main() -> None:
                 check(Path(folder))
                 said = "good    "
             except Exception as error:
-                failed, said = failed + 1, f"FAILED   {type(error).__name__}: {error}:"
+                logs = "".join(log.read_text() for log in Path(folder).glob("*.log"))
+                failed, said = failed + 1, f"{logs}FAILED   {type(error).__name__}: {error}:"
         print(f"{said}  {name} ({time.monotonic() - began_s:.1f} s)", flush=True)
     sys.exit(failed > 0)
 

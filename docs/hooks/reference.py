@@ -47,20 +47,20 @@ def _group(schema: dict[str, Any], models: dict[str, Any], path: str) -> Iterato
     yield f"## {heading}\n\n{schema['description']}\n\n| key | value | default | meaning |\n|---|---|---|---|"
     below = []
     for name, field in schema["properties"].items():
-        place = f"{path}.{name}" if path else name
+        key = f"{path}.{name}" if path else name
         if group := _model(field, models):
-            below.append((place, group))
+            below.append((key, group))
             keys = f"[keys of its own](#{path.replace('.', '')}{name})"
             what = f"a list, each with {keys}" if "items" in field else keys
         else:
             what = _what(field)
         needed = name in schema.get("required", ())
-        default = _IN_A_FILE.get(place) or ("**needed**" if needed else _default(field, group))
+        default = _IN_A_FILE.get(key) or ("**needed**" if needed else _default(field, group))
         meaning = field.get("description") or (group or {}).get("description", "")
         yield f"| `{name}` | {what} | {default} | {field.get('title', name)}. {meaning} |"
     yield ""
-    for place, group in below:
-        yield from _group(group, models, place)
+    for key, group in below:
+        yield from _group(group, models, key)
 
 
 def _model(field: dict[str, Any], models: dict[str, Any]) -> dict[str, Any] | None:

@@ -62,13 +62,16 @@ app.register_install_completion_command(help="Let the shell complete midstride's
 def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
     """Train, in processes of its own, resuming the run if it has been started before."""
     from midstride.engine.launch.launch import launch
+    from midstride.engine.processes.preload import importing
+    from midstride.engine.runs.curves import LIBRARY
     from midstride.engine.runs.publication import write_report
 
     loaded = load(job, overrides, accepted)
     with stoppable(), TerminalView(bar=loaded.trainer.enable_progress_bar) as view:
         this = Run(loaded, run)
         view.begin(this.url)
-        outcome = launch(this, on_line=view.line, on_event=view.event)
+        with importing(LIBRARY):  # for the report
+            outcome = launch(this, on_line=view.line, on_event=view.event)
         show_outcome(outcome)
         with suppress(OSError, SnapshotError):  # the store has gone: what is to be said has been said
             written, _ = write_report(this)
@@ -95,6 +98,24 @@ def rank(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, a
     return train_as_rank(Run(load(job, overrides, accepted), run), world).code
 
 
+@app.command
+def join(
+    address: Annotated[str, Parameter(help="HOST:PORT, as world.rendezvous of the job that is trained there.")],
+    /,
+    *,
+    wait: Annotated[float, Parameter(help="Seconds to wait for it, at first and between its attempts.")] = 300.0,
+) -> int:
+    """Be one machine of a world on several: train what `midstride fit` or `train` says at that address.
+
+    It ends with the run: 0 done, 2 the job or the code is wrong, 75 stopped. Stopped itself, it has the world take a
+    snapshot and go on without it. Started again, it is let in again.
+    """
+    from midstride.engine.launch.nodes.join import join as take_part
+
+    with stoppable():
+        return take_part(address, wait, lambda text: print(text, flush=True))
+
+
 def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:
     """Return the job in a file, with what the command line says on top."""
     extra = [f"accept_change=[{', '.join(accepted)}]"] if accepted else []
@@ -117,6 +138,8 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     if resume and (faults := resume_errors(loaded)):
         raise JobError.of(job, faults)
     print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
+    if loaded.world.nodes != "1":
+        print("\n".join(loaded.world.machines.sentences()))
     if (lanes := loaded.world.lanes) is not None:
         *some, most = allowed_sizes(lanes)
         print(f"{lanes} lanes: {', '.join(map(str, some))} or {most} processes end with the same bits")

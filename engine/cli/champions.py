@@ -21,7 +21,7 @@ Url = Annotated[str, Parameter(help="The store of all runs: a folder or an fsspe
 Job = Annotated[str | None, Parameter(help="Name of the job, where the store has champions of several.")]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
 
-#: who else hears of a roll-back: the line, who left, who is back. `midstride` tells Prefect's server
+#: who else hears of a roll-back: the registry, who left, who is back. `midstride` tells Prefect's server
 listeners: list[Callable[[ModelRegistry, Champion, Champion], object]] = []
 
 champion = App(name="champion", help="See whose weights are in charge of a job, or go back to those before.")
@@ -30,7 +30,9 @@ champion = App(name="champion", help="See whose weights are in charge of a job, 
 @champion.command(name="list")
 def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
     """List the champions of each job, oldest first."""
-    found = {line.name: [_described(line, one) for one in line.champions()] for line in _lines(url, job)}
+    found = {
+        registry.name: [_described(registry, one) for one in registry.champions()] for registry in _registries(url, job)
+    }
     if as_json:
         print(json.dumps(found, indent=1))
         return 0
@@ -48,8 +50,8 @@ def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int
 @champion.command
 def show(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
     """Show the champion, why it is, and where its weights are."""
-    line = _only(url, job)
-    fields = _described(line, _current(line))
+    registry = _only_registry(url, job)
+    fields = _described(registry, _current(registry))
     if as_json:
         print(json.dumps(fields, indent=1))
         return 0
@@ -61,15 +63,15 @@ def show(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
 @champion.command
 def rollback(url: Url, *, job: Job = None) -> int:
     """Make the champion before this one champion again; given once more, the one before that."""
-    line = _only(url, job)
-    left, back = _current(line), line.roll_back()
-    print(f"{back.run} is champion of {line.name} again, after {left.run}: {line.weights_url(back)}")
+    registry = _only_registry(url, job)
+    left, back = _current(registry), registry.roll_back()
+    print(f"{back.run} is champion of {registry.name} again, after {left.run}: {registry.weights_url(back)}")
     for tell in listeners:
-        tell(line, left, back)
+        tell(registry, left, back)
     return 0
 
 
-def _lines(url: str, job: str | None) -> list[ModelRegistry]:
+def _registries(url: str, job: str | None) -> list[ModelRegistry]:
     store = Store.open(url)
     with store.errors_explained("read"):
         names = store.list(FOLDER)
@@ -80,25 +82,25 @@ def _lines(url: str, job: str | None) -> list[ModelRegistry]:
     return [ModelRegistry(store.at(f"{FOLDER}/{name}")) for name in names if job in (None, name)]
 
 
-def _only(url: str, job: str | None) -> ModelRegistry:
-    lines = _lines(url, job)
-    if len(lines) > 1:
+def _only_registry(url: str, job: str | None) -> ModelRegistry:
+    registries = _registries(url, job)
+    if len(registries) > 1:
         raise UserError(
-            f"{url} has champions of several jobs: say --job, one of {', '.join(one.name for one in lines)}."
+            f"{url} has champions of several jobs: say --job, one of {', '.join(one.name for one in registries)}."
         )
-    return lines[0]
+    return registries[0]
 
 
-def _current(line: ModelRegistry) -> Champion:
-    found = line.current()
+def _current(registry: ModelRegistry) -> Champion:
+    found = registry.current()
     if found is None:  # its weights were copied, and then it was killed
-        raise UserError(f"{line.name} has no champion yet")
+        raise UserError(f"{registry.name} has no champion yet")
     return found
 
 
-def _described(line: ModelRegistry, one: Champion) -> dict[str, Any]:
+def _described(registry: ModelRegistry, one: Champion) -> dict[str, Any]:
     why = one.decision.why if one.decision else "rolled back to"
     promoted = datetime.fromtimestamp(one.time).strftime("%Y-%m-%d %H:%M:%S")
     decision = one.decision and one.decision.model_dump()
     fields = {**asdict(one), "decision": decision}
-    return {**fields, "promoted": promoted, "why": why, "weights": line.weights_url(one)}
+    return {**fields, "promoted": promoted, "why": why, "weights": registry.weights_url(one)}

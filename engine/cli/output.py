@@ -84,4 +84,4 @@ def _verdict(epoch: "EpochAudit") -> str:
     over = "" if epoch.is_over else ", under way"
     if not epoch.is_counted:
         return "each batch once, samples not counted" + over + left_out
-    return ("as its sampler gave them" if epoch.expected is None else "each sample once") + over + left_out
+    return ("each sample as it was given" if epoch.expected is None else "each sample once") + over + left_out

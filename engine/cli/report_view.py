@@ -28,11 +28,11 @@ _LOOKS = {
 def show_report(console: Console, report: Report, again: str = "") -> None:
     """Print what a run came to; `again` is what, added to the command, resumes a run that is not done."""
     colour, state = _LOOKS.get(report.outcome, ("red", "failed"))
-    parts: list[RenderableType] = [_summary_table(report)]
+    rows: list[RenderableType] = [_summary_table(report)]
     if report.failures:
-        parts += ["", "[dim]interrupted attempts[/]", _interruptions(report)]
+        rows += ["", "[dim]interrupted attempts[/]", _interruptions(report)]
     title = f"[bold]{escape(report.job)}[/] {escape(report.run)}: [bold {colour}]{state}[/]"
-    panel = Panel(Group(*parts), title=title, title_align="left", border_style=colour, padding=(1, 2), expand=False)
+    panel = Panel(Group(*rows), title=title, title_align="left", border_style=colour, padding=(1, 2), expand=False)
     console.print(panel)
     for name in ("curves", "report", "metric log", "metric log so far", "best weights"):
         if name in report.files:
@@ -63,13 +63,13 @@ def _interruptions(report: Report) -> Table:
 
 def _cost(failure: Interruption) -> str:
     lost = lost_steps(failure)
-    parts = [
+    clauses = [
         "" if failure.step is None else f"after step {failure.step}",
         "" if failure.resumed_step is None else f"went on from step {failure.resumed_step}",
         lost and f"steps lost: {lost}",
         "" if failure.seconds_lost is None else f"time lost: {format_seconds(failure.seconds_lost)}",
     ]
-    said = ", ".join(filter(None, parts))
+    said = ", ".join(filter(None, clauses))
     return f"\n{said}" if said else ""
 
 

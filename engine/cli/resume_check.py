@@ -10,7 +10,7 @@ from midstride.engine.testing.resume_check import assert_resumes_exactly
 
 __all__ = ["resume_errors"]
 
-#: what the check says itself, or what has no place in a few steps
+#: what the check says itself, or what takes longer than a few steps
 _LEFT_OUT = frozenset(
     {"max_epochs", "max_steps", "limit_train_batches", "limit_val_batches", "val_check_interval", "enable_progress_bar"}
 )

@@ -23,10 +23,10 @@ from midstride.engine.config.options import (
     TrainerOptions,
 )
 from midstride.engine.config.plugins import CallbackOptions, ImportPath
-from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, conflicts
+from midstride.engine.config.strategies import STRATEGIES, conflicts
+from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.config.world import WorldOptions
-from midstride.engine.config.yaml_file import apply_overrides, read_mapping
 from midstride.engine.errors import JobError
 from midstride.engine.storage.store import StoreOptions
 
@@ -119,7 +119,7 @@ class TrainingJob(Options):
     @model_validator(mode="after")
     def _goes_together(self) -> "TrainingJob":
         world = self.world
-        given = world.strategy, world.strategy_args, self.trainer.precision, world.processes
+        given = world.strategy, world.strategy_args, self.trainer.precision, world.ranks
         choice = StrategyRequest(*given, lanes=world.lanes)
         if faults := [*(conflicts(choice) if world.strategy in STRATEGIES else []), *lane_conflicts(choice)]:
             raise ValueError("; ".join(faults))
@@ -136,6 +136,9 @@ class TrainingJob(Options):
         Raises:
             JobError: with every fault of the file and of the overrides at once.
         """
+        # Ranks are given a job as JSON: they read no YAML.
+        from midstride.engine.config.yaml_file import apply_overrides, read_mapping
+
         path = Path(path)
         document, faults = read_mapping(path)
         if faults:
@@ -171,7 +174,7 @@ class TrainingJob(Options):
 
     @property
     def store_url(self) -> str:
-        """Where all runs of this job live; a run has a place also when it takes no snapshots."""
+        """Where all runs of this job live; a run has a folder also when it takes no snapshots."""
         url = (self.snapshots or SnapshotOptions.model_validate({})).url
         return _absolute(url, Path(self.folder)).rstrip("/")
 

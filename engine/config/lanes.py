@@ -1,10 +1,11 @@
 """What lanes do not go together with. Reading it needs no torch."""
 
-from midstride.engine.config.strategies import STRATEGIES, StrategyRequest
+from midstride.engine.config.strategies import STRATEGIES
+from midstride.engine.config.strategy_spec import StrategyRequest
 
 __all__ = ["MOST_LANES", "lane_conflicts"]
 
-#: a batch of more has more parts than anybody has devices
+#: a batch of more has more lanes than there are devices to run them
 MOST_LANES = 1024
 
 

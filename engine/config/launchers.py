@@ -6,6 +6,7 @@ __all__ = ["LAUNCHERS"]
 LAUNCHERS: dict[str, str] = {
     "horovodrun": "midstride.engine.launch.launchers.horovodrun:Horovodrun",
     "inline": "midstride.engine.launch.launchers.inline:Inline",
+    "join": "midstride.engine.launch.launchers.join:Join",
     "spawn": "midstride.engine.launch.launchers.spawn:Spawn",
     "torchrun": "midstride.engine.launch.launchers.torchrun:Torchrun",
 }

@@ -3,85 +3,11 @@
 Reading the table imports neither torch nor any strategy's own library: an orchestrator reads jobs without them.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-__all__ = ["STRATEGIES", "Conflict", "StrategyRequest", "StrategySpec", "conflicts"]
+from midstride.engine.config.strategy_spec import Conflict, StrategyRequest, StrategySpec
 
-#: who starts the ranks of a Trainer that finds no launcher in its environment: none is started, the script run again,
-#: or processes started from within the caller
-Start = Literal["none", "subprocess", "spawn", "fork"]
-
-
-@dataclass(frozen=True)
-class StrategyRequest:
-    """A strategy as it was asked for, and where; None where that is not known yet, as in a job read far from its GPUs.
-
-    Args:
-        strategy: its name.
-        options: its `strategy_args`.
-        precision: as the Trainer has it.
-        ranks: processes of the world.
-        accelerator: "cpu" or "cuda".
-        launcher: what started this process as a rank; None if nothing did.
-        interactive: there is no script to run again.
-        cuda_in_use: this process has initialised CUDA.
-        lanes: equal parts that every batch is cut in; None if it is not.
-    """
-
-    strategy: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    precision: str = "32"
-    ranks: int = 1
-    accelerator: str | None = None
-    launcher: str | None = None
-    interactive: bool = False
-    cuda_in_use: bool = False
-    lanes: int | None = None
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """Two things that do not go together.
-
-    Args:
-        applies: whether a request has both.
-        message: what, why, and what to use instead; {} are fields of the request.
-    """
-
-    applies: Callable[[StrategyRequest], bool]
-    message: str
-
-
-@dataclass(frozen=True)
-class StrategySpec:
-    """One strategy.
-
-    Args:
-        target: "package.module:Class".
-        start: who starts its ranks when no launcher has.
-        launcher: who starts them in a job.
-        splits_batches: a process has several devices and splits its batch over them.
-        devices: what its processes train on, as text, where that is neither the CPU nor a GPU.
-        options: `strategy_args` by name: a type, or the values there are, among which may be types.
-        conflicts: what it cannot go together with.
-        shards_weights: no rank has the whole of the weights.
-        in_lanes: "package.module:Class" of the same strategy with `lanes`; "" if it has none.
-        remedy: what to do when its library is missing.
-    """
-
-    target: str
-    start: Start = "none"
-    launcher: str = "torchrun"
-    splits_batches: bool = False
-    devices: str = ""
-    options: Mapping[str, type | tuple[str | type, ...]] = field(default_factory=dict)
-    conflicts: tuple[Conflict, ...] = ()
-    shards_weights: bool = False
-    in_lanes: str = ""
-    remedy: str = "install torch with distributed support"
-
+__all__ = ["STRATEGIES", "conflicts", "default_launcher"]
 
 _ALONE = Conflict(lambda c: c.ranks > 1, "strategy single has one process, not {ranks}; for more choose ddp")
 _ONE_PROCESS = Conflict(
@@ -173,10 +99,38 @@ _OTHER_STAGES = Conflict(
     "stages out",
 )
 _NOT_SO_MANY = Conflict(
-    lambda c: (c.accelerator is None or c.launcher is not None or c.ranks > 1) and _stages(c) not in _divisors(c.ranks),
+    lambda c: _knows_ranks(c) and _stages(c) not in _divisors(c.ranks),
     "strategy pipeline on {ranks} processes, strategy_args {options}: at least 2 stages are needed, and as many "
     "processes as stages, or a multiple of them",
 )
+
+_NO_SUCH_REPLICAS = Conflict(
+    lambda c: _knows_ranks(c) and c.options.get("replicas", 1) not in (1, *_proper_divisors(c.ranks)),
+    "strategy_args.replicas: {options[replicas]} with {ranks} ranks: groups of several ranks each are needed, so a "
+    "divisor of the number of ranks that is smaller; for a whole copy of the weights on every rank use ddp",
+)
+_PARAM_DTYPE_NEEDS_BF16 = Conflict(
+    lambda c: c.options.get("param_dtype") is not None and c.precision != "bf16",
+    "strategy_args.param_dtype bf16 with precision {precision}: weights gathered in 16 bits are for precision bf16: "
+    "choose that, or leave param_dtype out",
+)
+_OFFLOAD_NEEDS_GPU = Conflict(
+    lambda c: bool(c.options.get("cpu_offload")) and c.accelerator == "cpu",
+    "strategy_args.cpu_offload on the CPU: the weights are on the host already: leave it out, or train on GPUs",
+)
+_OFFLOAD_NOT_16 = Conflict(
+    lambda c: bool(c.options.get("cpu_offload")) and c.precision == "16",
+    "strategy_args.cpu_offload with precision 16: the scaler of gradients is for those on the GPU: use precision bf16",
+)
+
+
+def _knows_ranks(request: StrategyRequest) -> bool:
+    """Whether the number of ranks is final; a script that has not seen its devices may start more."""
+    return request.accelerator is None or request.launcher is not None or request.ranks > 1
+
+
+def _proper_divisors(ranks: int) -> list[int]:
+    return [number for number in range(2, ranks) if ranks % number == 0]
 
 
 def _are_counts(values: list[Any]) -> bool:
@@ -201,6 +155,14 @@ _DDP_OPTIONS: dict[str, type | tuple[str | type, ...]] = {
     "gradient_as_bucket_view": bool,
     "bucket_cap_mb": int,
 }
+
+_SHARDED_OPTIONS: dict[str, type | tuple[str | type, ...]] = {
+    "blocks": bool,
+    "replicas": int,
+    "param_dtype": ("bf16",),
+    "cpu_offload": bool,
+}
+_SHARDED_CONFLICTS = (_NO_SUCH_REPLICAS, _PARAM_DTYPE_NEEDS_BF16, _OFFLOAD_NEEDS_GPU, _OFFLOAD_NOT_16, _NO_SCRIPT)
 
 _ORDERED = "midstride.engine.strategies.ordered_ddp:OrderedDdp"
 
@@ -235,15 +197,15 @@ STRATEGIES: dict[str, StrategySpec] = {
     "sharded": StrategySpec(
         "midstride.engine.strategies.sharded:Sharded",
         "subprocess",
-        options={"blocks": bool},
-        conflicts=(_NO_SCRIPT,),
+        options=_SHARDED_OPTIONS,
+        conflicts=_SHARDED_CONFLICTS,
         shards_weights=True,
     ),
     "fully_sharded": StrategySpec(
         "midstride.engine.strategies.sharded:FullySharded",
         "subprocess",
-        options={"blocks": bool},
-        conflicts=(_NO_SCRIPT,),
+        options=_SHARDED_OPTIONS,
+        conflicts=_SHARDED_CONFLICTS,
         shards_weights=True,
     ),
     "horovod": StrategySpec(

@@ -38,11 +38,11 @@ def validation_errors(error: ValidationError, model: type[BaseModel], group: str
         model: a group of options, which may hold others.
         group: the key that `model` stands under, where the messages name it.
     """
-    places = _locations(model)
+    known_paths = _locations(model)
     messages: dict[str, list[str]] = {}
     for detail in error.errors():
-        path = _path(detail["loc"], places)
-        for message in _reasons(detail, path, places):
+        path = _path(detail["loc"], known_paths)
+        for message in _reasons(detail, path, known_paths):
             if message not in messages.setdefault(path, []):
                 messages[path].append(message)
     named = [(".".join(filter(None, (group, path))), _joined(several)) for path, several in messages.items()]
@@ -57,52 +57,52 @@ def _joined(messages: Sequence[str]) -> str:
     return f"{'; or '.join(heads)}, not {messages[-1].rpartition(', not ')[2]}"
 
 
-def _reasons(detail: Mapping[str, Any], path: str, places: Sequence[str]) -> list[str]:
+def _reasons(detail: Mapping[str, Any], path: str, known_paths: Sequence[str]) -> list[str]:
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "missing":
         return ["is missing"]
     if detail["type"] == "extra_forbidden":
-        return [_unknown(path, places)]
+        return [_unknown(path, known_paths)]
     if detail["type"] == "value_error":
         return [message]
     given = "null" if detail["input"] is None else repr(detail["input"])
     if detail["type"] in ("model_type", "dict_type"):
-        below = [_leaf(place) for place in places if path and place.rpartition(".")[0] == path]
+        below = [_leaf(inner) for inner in known_paths if path and inner.rpartition(".")[0] == path]
         return [f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)]
     for theirs, ours in _MESSAGES.items():
         message = message.replace(theirs, ours)
     return [f"{message}, not {given}"]
 
 
-def _unknown(path: str, places: Sequence[str]) -> str:
-    """Say where a key that has no place here belongs, or what may stand here."""
+def _unknown(path: str, known_paths: Sequence[str]) -> str:
+    """Say where a key that is unknown here belongs, or what may stand here."""
     group, _, name = path.rpartition(".")
-    group = ".".join(part for part in group.split(".") if not part.isdigit())  # the keys of a list's items are alike
-    if homes := [place for place in places if _leaf(place) == name]:
+    group = ".".join(key for key in group.split(".") if not key.isdigit())  # the keys of a list's items are alike
+    if homes := [known for known in known_paths if _leaf(known) == name]:
         above = homes[0].rpartition(".")[0]
         return f"has its place {f'under {above}' if above else 'at the top of the job'}: {homes[0]}"
     if name in _OLD_NAMES:
         return f"is the old name of {_OLD_NAMES[name]}, which is given too: leave it out"
     if name in LIGHTNING_OPTIONS:
         return f"is unknown here: {LIGHTNING_OPTIONS[name]}"
-    here = [place for place in places if place.rpartition(".")[0] == group]
-    for near, cutoff in ((here, 0.6), (places, 0.8)):
-        if close := get_close_matches(name, [_leaf(place) for place in near], n=1, cutoff=cutoff):
-            return f"is unknown, did you mean {next(place for place in near if _leaf(place) == close[0])}?"
+    here = [known for known in known_paths if known.rpartition(".")[0] == group]
+    for near, cutoff in ((here, 0.6), (known_paths, 0.8)):
+        if close := get_close_matches(name, [_leaf(known) for known in near], n=1, cutoff=cutoff):
+            return f"is unknown, did you mean {next(known for known in near if _leaf(known) == close[0])}?"
     return f"is unknown; here may stand {', '.join(sorted(map(_leaf, here)))}"
 
 
-def _leaf(place: str) -> str:
-    return place.rpartition(".")[2]
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _locations(model: type[BaseModel]) -> list[str]:
     """Every key path of the job; groups come before what is in them."""
-    places: list[str] = []
+    known_paths: list[str] = []
     for name, field in model.model_fields.items():
         below = [inner for group in _models(field.annotation) for inner in group.model_fields]
-        places += [name, *(f"{name}.{inner}" for inner in below)]
-    return places
+        known_paths += [name, *(f"{name}.{inner}" for inner in below)]
+    return known_paths
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -110,11 +110,11 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     return [one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)]
 
 
-def _path(location: Sequence[int | str], places: Sequence[str]) -> str:
+def _path(location: Sequence[int | str], known_paths: Sequence[str]) -> str:
     """The key path of a fault, without what pydantic adds to a key: the names of a union's branches."""
-    names = [str(part) for part in location]
+    names = [str(name) for name in location]
     for length in range(len(names) - 1, 0, -1):
         path = ".".join(names[:length])
-        if path in places and not any(place.startswith(f"{path}.") for place in places):
+        if path in known_paths and not any(inner.startswith(f"{path}.") for inner in known_paths):
             return path
     return ".".join(names)

@@ -12,8 +12,10 @@ from midstride.engine.config.json_schema import class_schema
 from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.launchers import LAUNCHERS
 from midstride.engine.config.lightning_names import LIGHTNING_STRATEGIES, STRATEGY_ALIASES
+from midstride.engine.config.nodes import Nodes
 from midstride.engine.config.options import Count, Options
-from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, StrategySpec, conflicts, default_launcher
+from midstride.engine.config.strategies import STRATEGIES, conflicts, default_launcher
+from midstride.engine.config.strategy_spec import StrategyRequest, StrategySpec
 
 __all__ = ["WorldOptions"]
 
@@ -43,12 +45,6 @@ def _known_launcher(name: str) -> str:
     raise ValueError(f'there is no launcher {name!r}; there are: {known}, and your own as "package.module:Class"')
 
 
-def _one_node(nodes: str) -> str:
-    if nodes != "1":
-        raise ValueError(f'a world on several nodes cannot be started from here yet: "1" is needed, not {nodes!r}')
-    return nodes
-
-
 def _text(value: Any) -> Any:
     """`nodes: 1` means the text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -56,6 +52,10 @@ def _text(value: Any) -> Any:
 
 #: host:slots of each, by commas
 _HOSTS = r"^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$"
+#: a number, or the least and the most
+_NODES = r"^[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?$"
+#: host:port; port 0 is any that is free
+_ADDRESS = r"^[A-Za-z0-9._-]+:[0-9]{1,5}$"
 
 TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
 
@@ -98,8 +98,23 @@ class WorldOptions(Options):
     auto_select_gpus: bool = Field(
         False, title="Free GPUs", description="Take GPUs that are not in use, as many as the processes need."
     )
-    nodes: Annotated[str, BeforeValidator(_text), AfterValidator(_one_node)] = Field(
-        "1", title="Nodes", description="How many machines.", json_schema_extra={"pattern": "^1$"}
+    nodes: Annotated[str, Field(pattern=_NODES), BeforeValidator(_text)] = Field(
+        "1",
+        title="Nodes",
+        description='How many machines: "4", or with lanes "1:4" for at least one and at most four.',
+    )
+    rendezvous: Annotated[str, Field(pattern=_ADDRESS)] | None = Field(
+        None,
+        title="Rendezvous",
+        description="HOST:PORT of the machine that launches, where the nodes meet: what `midstride join` is given.",
+    )
+    node_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        5.0, title="Node time-out", description="Seconds of silence after which a node is left out."
+    )
+    grow_after_s: Annotated[float, Field(ge=0)] | None = Field(
+        60.0,
+        title="Grow after",
+        description="Seconds of training after which nodes that wait are let in, after a snapshot; never if empty.",
     )
     hang_timeout_s: TimeoutS = Field(
         600.0, title="Hang", description="Seconds without a batch after which the world is ended and retried."
@@ -112,6 +127,12 @@ class WorldOptions(Options):
         title="Hang in validation",
         description="The same for a batch of validation, and at the end of an epoch.",
     )
+    preemption_notice: Literal["aws", "gcp", "azure"] | None = Field(
+        None,
+        title="Preemption notice",
+        description="The cloud whose spot machine this is: a snapshot is taken when it announces that it takes the "
+        "machine away.",
+    )
     hosts: Annotated[str, Field(pattern=_HOSTS)] | None = Field(
         None,
         title="Hosts",
@@ -121,20 +142,31 @@ class WorldOptions(Options):
     launcher: LauncherName | None = Field(
         None,
         title="Launcher",
-        description="What starts the processes: torchrun, spawn, inline, horovodrun, or your own as "
-        '"package.module:Class"; follows from the strategy if empty.',
+        description="What starts the processes: torchrun, spawn, inline, horovodrun, join (others join), or your own "
+        'as "package.module:Class"; follows from nodes and the strategy if empty.',
     )
 
     @property
     def launched_by(self) -> str:
-        """The launcher's name, chosen or following from the strategy."""
-        return self.launcher or default_launcher(self.strategy)
+        """The launcher's name, chosen or following from the nodes and the strategy."""
+        return self.launcher or ("join" if self.nodes != "1" else default_launcher(self.strategy))
+
+    @property
+    def machines(self) -> Nodes:
+        """The nodes, and which numbers of them will do."""
+        return Nodes.parse(self.nodes, processes=self.processes, lanes=self.lanes)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are at most."""
+        return max(self.machines.usable, default=1) * self.processes
 
     @model_validator(mode="after")
     def _fits(self) -> "WorldOptions":
         spec = STRATEGIES.get(self.strategy)
-        request = StrategyRequest(self.strategy, self.strategy_args, ranks=self.processes, lanes=self.lanes)
+        request = StrategyRequest(self.strategy, self.strategy_args, ranks=self.ranks, lanes=self.lanes)
         faults = conflicts(request) if spec is not None else []
+        faults += self._nodes_faults(spec)
         faults += lane_conflicts(request)
         if spec is not None and self.devices is not None and not spec.splits_batches:
             faults.append(f"devices is for dp and ddp2; with {self.strategy} say processes: {self.devices}")
@@ -145,6 +177,24 @@ class WorldOptions(Options):
             raise ValueError(f"launcher inline starts one process, not {self.processes}; leave it out, or say spawn")
         self._fits_horovodrun(spec)
         return self
+
+    def _nodes_faults(self, spec: StrategySpec | None) -> list[str]:
+        """Return messages on nodes that cannot come together."""
+        faults, joined = self.machines.errors, self.launched_by == "join"
+        if self.nodes != "1" and not joined:
+            faults.append(
+                f"nodes {self.nodes} with launcher {self.launched_by}, which starts one machine: leave it out"
+            )
+        if joined and spec is not None and spec.launcher != "torchrun":
+            faults.append(f"nodes that join with strategy {self.strategy}: {spec.launcher} starts it: say ddp")
+        if joined and self.rendezvous is None:
+            faults.append(
+                "nodes that join need an address: say rendezvous: HOST:PORT, by which they reach this machine, such as "
+                "rendezvous: head:29400"
+            )
+        if self.rendezvous is not None and not joined:
+            faults.append(f'rendezvous {self.rendezvous} is for nodes that join: say nodes: "2", or leave it out')
+        return faults
 
     def _gpu_faults(self, spec: StrategySpec | None) -> list[str]:
         """Return messages on GPUs that do not go with what else was said."""

@@ -77,22 +77,22 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str], option: 
         except YAMLError as error:
             faults.append(f"{option} {override}: the value is not YAML: {getattr(error, 'problem', error)}")
             continue
-        place = _group(document, path)
-        if place is None:
+        group = _group(document, path)
+        if group is None:
             faults.append(f"{option} {override}: {'.'.join(path)} has no keys")
         else:
-            place[last] = value
+            group[last] = value
     return faults
 
 
 def _group(document: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
     """The mapping at `path`, made if it is not there; None if something else is."""
-    place: Any = document
+    group: Any = document
     for name in path:
-        if place.get(name) is None:
-            place[name] = {}
-        place = place[name]
-        if not isinstance(place, dict):
+        if group.get(name) is None:
+            group[name] = {}
+        group = group[name]
+        if not isinstance(group, dict):
             return None
-    found: dict[str, Any] = place
+    found: dict[str, Any] = group
     return found

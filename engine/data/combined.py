@@ -6,8 +6,8 @@ max_size_cycle    with the longest                starts over, in another order
 max_size          with the longest                gives None
 sequential        after the last one's last       is followed by the next
 
-The place is one integer as long as every length is known: a loader of n batches stands at batch `place % n` of its
-pass number `place // n`.
+The position is one integer as long as every length is known: a loader of n batches stands at batch `position % n` of
+its pass number `position // n`.
 """
 
 import copy
@@ -109,8 +109,8 @@ class CombinedResumableLoader(ResumableLoader):
 
     Args:
         name: for messages.
-        parts: what is read, in the order of the nest.
-        nest: makes a batch of the parts' batches.
+        loaders: what is read, in the order of the nest.
+        nest: makes a batch of the loaders' batches.
         mode: see the table above.
         limit: a share of the batches, or a number of them.
     """
@@ -120,23 +120,23 @@ class CombinedResumableLoader(ResumableLoader):
     def __init__(
         self,
         name: str,
-        parts: Sequence[ResumableLoader],
+        loaders: Sequence[ResumableLoader],
         nest: Callable[[Sequence[Any]], Any],
         mode: Mode,
         limit: float,
     ) -> None:
-        self.name, self.parts, self.mode = name, list(parts), mode
+        self.name, self.loaders, self.mode = name, list(loaders), mode
         self._nest, self._limit = nest, limit
-        self.is_sized = all(part.is_sized for part in parts)
+        self.is_sized = all(loader.is_sized for loader in loaders)
         self.fixed_world = "several loaders are read at once, each in batches of its own"
-        if mode == "max_size_cycle" and any(part.estimated_batches == 0 for part in parts):
+        if mode == "max_size_cycle" and any(loader.estimated_batches == 0 for loader in loaders):
             raise UserError(f"{name}: a loader without a batch cannot start over. Leave it out, or use mode max_size.")
         if not (self.is_sized or isinstance(limit, int) or limit in (0.0, 1.0)):
             raise UserError(
                 f"{name}: a limit of {limit} is a share of its batches, and how many there are, only reading to the "
                 "end tells. Give a number of batches, or 1.0 for all."
             )
-        self._streams = [_Stream(part, 0) for part in self.parts]
+        self._streams = [_Stream(loader, 0) for loader in self.loaders]
         self.max_batches = len(self) if self.is_sized else 0
 
     def __len__(self) -> int:
@@ -147,8 +147,8 @@ class CombinedResumableLoader(ResumableLoader):
 
     @property
     def estimated_batches(self) -> int | None:
-        """The batches of an epoch, if every part says."""
-        lengths = [part.estimated_batches for part in self.parts]
+        """The batches of an epoch, if every loader says."""
+        lengths = [loader.estimated_batches for loader in self.loaders]
         known = [length for length in lengths if length is not None]
         most = self._limit if isinstance(self._limit, int) else None
         if len(known) < len(lengths):
@@ -158,14 +158,14 @@ class CombinedResumableLoader(ResumableLoader):
 
     def order_identity(self) -> dict[str, Any]:
         """Return what decides the order of samples."""
-        return {"combined": self.mode, "loaders": [part.order_identity() for part in self.parts]}
+        return {"combined": self.mode, "loaders": [loader.order_identity() for loader in self.loaders]}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on."""
         most = len(self) if self.is_sized else self._limit if isinstance(self._limit, int) else None
         if self._limit == 0 or (most is not None and start >= most):
             return
-        self._streams = self._placed(epoch, start)
+        self._streams = self._streams_at(epoch, start)
         number = start
         self.at_end = False
         while not self.at_end:
@@ -191,37 +191,37 @@ class CombinedResumableLoader(ResumableLoader):
         ended = [stream.has_ended for stream in self._streams]
         return any(ended) if self.mode == "min_size" else all(ended)
 
-    def _placed(self, epoch: int, start: int) -> list[_Stream]:
-        """Return where every part stands at batch `start`; where lengths are unknown, that was loaded."""
+    def _streams_at(self, epoch: int, start: int) -> list[_Stream]:
+        """Return where every loader stands at batch `start`; where lengths are unknown, that was loaded."""
         if not self.is_sized:
             if start:
                 return self._streams
             return [_Stream(stream.loader, stream.next_first) for stream in self._streams]
         streams, before = [], 0
-        for part in self.parts:
-            length = len(part)
+        for loader in self.loaders:
+            length = len(loader)
             laps = -(-len(self) // length) if self.mode == "max_size_cycle" else 1
-            place = start - before if self.mode == "sequential" else start
-            lap, position = divmod(place, length) if place > 0 and length else (int(length == 0), 0)
-            streams.append(_Stream(part, epoch * laps, lap, position))
+            offset = start - before if self.mode == "sequential" else start
+            lap, position = divmod(offset, length) if offset > 0 and length else (int(length == 0), 0)
+            streams.append(_Stream(loader, epoch * laps, lap, position))
             before += length
         return streams
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the parts, and where each stands if lengths do not tell."""
+        """Return the states of the loaders, and where each stands if lengths do not tell."""
         streams = [] if self.is_sized else [stream.state_dict() for stream in self._streams]
-        return {"streams": streams, "parts": [part.state_dict() for part in self.parts]}
+        return {"streams": streams, "parts": [loader.state_dict() for loader in self.loaders]}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take them back."""
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
+        for loader, state in zip(self.loaders, state_dict["parts"], strict=True):
+            loader.load_state_dict(state)
         if not self.is_sized:
-            streams = zip(self.parts, state_dict["streams"], strict=True)
-            self._streams = [_Stream(part, **state) for part, state in streams]
+            streams = zip(self.loaders, state_dict["streams"], strict=True)
+            self._streams = [_Stream(loader, **state) for loader, state in streams]
 
     def clone(self) -> "CombinedResumableLoader":
         """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)
-        clone.parts = [part.clone() for part in self.parts]
+        clone.loaders = [loader.clone() for loader in self.loaders]
         return clone

@@ -152,11 +152,11 @@ def _shards_itself(loader: DataLoader[Any], world: World, what: str) -> bool:
     """
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None:
-        place = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
-        if None not in place:
-            if place != (world.rank, world.size):
+        shard = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+        if None not in shard:
+            if shard != (world.rank, world.size):
                 raise UserError(
-                    f"the {what} loader's {type(sampler).__name__} is for rank {place[0]} of {place[1]}, this is rank "
+                    f"the {what} loader's {type(sampler).__name__} is for rank {shard[0]} of {shard[1]}, this is rank "
                     f"{world.rank} of {world.size}: leave rank= and num_replicas= out, or give it those of the world."
                 )
             return True

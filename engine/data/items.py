@@ -54,7 +54,7 @@ def unpack_items(packed: dict[str, Any]) -> Items:
     if "sizes" not in packed:
         return indices
     ends = np.cumsum(packed["sizes"].astype(np.int64))
-    return [part.tolist() for part in np.split(indices, ends[:-1])]
+    return [batch.tolist() for batch in np.split(indices, ends[:-1])]
 
 
 def _smallest(indices: NDArray[np.int64]) -> NDArray[Any]:

@@ -20,7 +20,7 @@ class LaneLoader(MapLoader):
     """A map-style DataLoader whose batches are dicts, from each lane of this rank to its batch.
 
     Data set, workers and collate are one for all lanes; a sample, its random numbers and those of collate are
-    functions of the lane. So any number of ranks may go on from any place.
+    functions of the lane. So any number of ranks may go on from any position.
     """
 
     order: LaneOrder

@@ -1,4 +1,4 @@
-"""What a loop reads: batches from any place of any epoch, and what decides their order."""
+"""What a loop reads: batches from any position of any epoch, and what decides their order."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -9,9 +9,9 @@ __all__ = ["FitLoaders", "ResumableLoader"]
 
 
 class ResumableLoader(ABC):
-    """Batches of one rank, the same ones whether it came to a place by walking or by resuming there.
+    """Batches of one rank, the same ones whether it came to a position by walking or by resuming there.
 
-    Its place is not its own: the loop counts, and says where to start.
+    It keeps no position: the loop counts, and says where to start.
     """
 
     #: the batches of an epoch on the rank that has the most; see `set_longest`
@@ -24,6 +24,10 @@ class ResumableLoader(ABC):
     is_sized: bool = True
     #: indices in the data set of the samples last handed out, in order; None where they have none
     last_indices: Sequence[int] | None = None
+    #: digest of the samples last handed out and of where they stand in the epoch, where they have no indices
+    last_mark: int | None = None
+    #: whether what is read, when it is resumed, goes on from a state that it gave
+    had_states: bool = False
     #: why a run cannot go on with another number of ranks, as text; None if it can
     fixed_world: str | None = None
 
@@ -62,6 +66,10 @@ class ResumableLoader(ABC):
         """
         return None
 
+    def read_digest(self) -> int | None:
+        """Return the sum of `last_mark` over the epoch so far, as those say that have read it; None if they cannot."""
+        return None
+
     def shared_order(self) -> str | None:
         """Return a digest of the order that all ranks share in the epoch that is open, where training may change it."""
         return None
@@ -74,7 +82,7 @@ class ResumableLoader(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what cannot be found from a place alone, on this rank, as of the last batch handed out."""
+        """Return what cannot be found from a position alone, on this rank, as of the last batch handed out."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.order import BatchOrder, BatchRequest, StridedOrder
 from midstride.engine.data.rng.isolation import RngIsolation
-from midstride.engine.data.rng.per_sample import Rng, SampleSeeder
+from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import SeededCollate, SeededDataset, few
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
@@ -36,7 +36,7 @@ def limited(batches: int, limit: float) -> int:
 
 
 class _BatchSampler:
-    """The batch sampler: what to fetch, from a place that is set before each pass."""
+    """The batch sampler: what to fetch, from a position that is set before each pass."""
 
     def __init__(self, order: BatchOrder, key: int, *, probe: bool) -> None:
         self.order, self.key, self._probe = order, key, PROBED if probe else 0
@@ -85,6 +85,7 @@ class MapLoader(ResumableLoader):
         self._sampler = _BatchSampler(order, key, probe=rng == "lazy")
         self._in_main = loader.num_workers == 0
         self._rng_isolation = RngIsolation()
+        self._isolated = self._isolated_reads()
         self._loader = self._rebuilt(loader, key)
         self.max_batches = len(self)
         self.batch_size = order.batch_size
@@ -127,7 +128,7 @@ class MapLoader(ResumableLoader):
         return [n for n in range(1, whole + 1) if whole % n == 0 and batches(n) == batches(size)]
 
     def resize(self, batch_size: int) -> None:
-        """Read `batch_size` samples at once on this rank, at places as if it had always been so."""
+        """Read `batch_size` samples at once on this rank, at positions as if it had always been so."""
         if not isinstance(self.order, StridedOrder):
             raise TypeError("batches that the user's own code makes have no size to set")
         self.order = self._sampler.order = replace(self.order, batch_size=batch_size)
@@ -156,7 +157,7 @@ class MapLoader(ResumableLoader):
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
         """Return the next batch, which is in batch `number` of the epoch, and the indices of its samples."""
         if self._in_main:
-            with self._seeds.isolated(self._rng_isolation, self.source.dataset, self.source.collate_fn):
+            with self._isolated:
                 batch = next_batch(iterator, self._where, number)
         else:
             batch = next_batch(iterator, self._where, number)
@@ -203,7 +204,11 @@ class MapLoader(ResumableLoader):
         clone = copy.copy(self)
         clone.order = self.order.clone()
         clone._seeds = copy.copy(self._seeds)
+        clone._isolated = clone._isolated_reads()
         return clone
+
+    def _isolated_reads(self) -> IsolatedReads:
+        return IsolatedReads(self._seeds, self._rng_isolation, self.source.dataset, self.source.collate_fn)
 
     def _rebuilt(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:
         batches: Any = self._sampler

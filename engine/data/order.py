@@ -24,8 +24,8 @@ class BatchRequest(NamedTuple):
 
     Args:
         key: of epoch and loader.
-        first: place of its first sample in the epoch, over all ranks.
-        stride: places from one sample to the next.
+        first: position of its first sample in the epoch, over all ranks.
+        stride: positions from one sample to the next.
         indices: what the data set is asked for.
         probe: samples for which to find out whether the data set gives the same again.
     """
@@ -54,8 +54,8 @@ class SampleOrder(ABC):
         """Get ready for `epoch`; `resumed` in the middle of it, in another attempt."""
 
     @abstractmethod
-    def indices_at(self, places: Positions) -> list[Any]:
-        """Return the indices at `places` of the epoch that is open."""
+    def indices_at(self, positions: Positions) -> list[Any]:
+        """Return the indices at `positions` of the epoch that is open."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the epoch's number does not say."""
@@ -86,9 +86,9 @@ class InOrder(SampleOrder):
     def open(self, epoch: int, *, resumed: bool) -> None:
         """Every epoch is the same."""
 
-    def indices_at(self, places: Positions) -> list[Any]:
-        """Return the places themselves."""
-        return list(places.tolist())
+    def indices_at(self, positions: Positions) -> list[Any]:
+        """Return the positions themselves."""
+        return list(positions.tolist())
 
 
 class Shuffled(InOrder):
@@ -110,9 +110,9 @@ class Shuffled(InOrder):
         if epoch != self._epoch:
             self._epoch, self._permutation = epoch, permutation(len(self), self._seed + epoch)
 
-    def indices_at(self, places: Positions) -> list[Any]:
-        """Return the samples at `places`."""
-        return list(self._permutation(places).tolist())
+    def indices_at(self, positions: Positions) -> list[Any]:
+        """Return the samples at `positions`."""
+        return list(self._permutation(positions).tolist())
 
 
 class BatchOrder(ABC):
@@ -202,8 +202,8 @@ class StridedOrder(BatchOrder):
             indices = self._indices(numbers)
             for batch in range(block, end):
                 first = (batch - block) * batch_size
-                place = batch * self.global_batch_size + self.rank
-                yield BatchRequest(key, place, self.size, indices[first : first + batch_size])
+                first_position = batch * self.global_batch_size + self.rank
+                yield BatchRequest(key, first_position, self.size, indices[first : first + batch_size])
 
     def _indices(self, numbers: Positions) -> list[Any]:
         if self.own:

@@ -17,10 +17,10 @@ Positions = NDArray[np.int64]
 
 
 class Permutation(Protocol):
-    """Which sample stands at which place of an epoch."""
+    """Which sample stands at which position of an epoch."""
 
-    def __call__(self, places: Positions) -> Positions:
-        """Return the samples at `places`, both of shape (n,)."""
+    def __call__(self, positions: Positions) -> Positions:
+        """Return the samples at `positions`, both of shape (n,)."""
         ...
 
 
@@ -29,15 +29,15 @@ def permutation(samples: int, seed: int) -> Permutation:
     if samples >= LARGE:
         return Feistel(samples, seed)
     drawn: Positions = torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).numpy()
-    return lambda places: drawn[places]
+    return lambda positions: drawn[positions]
 
 
 class Feistel:
-    """A permutation that needs no memory and starts anywhere: a few rounds of mixing in place of a shuffled list.
+    """A permutation that needs no memory and starts anywhere: a few rounds of mixing instead of a shuffled list.
 
-    Places are split into two halves that are added to each other in turn, each time through a hash. That maps
-    2**(2 h) places one to one; a place that lands beyond `samples` is mapped on until it lands within. About 50 ns
-    a place in blocks of some thousands.
+    Positions are split into two halves that are added to each other in turn, each time through a hash. That
+    maps 2**(2 h) positions one to one; one that lands beyond `samples` is mapped on until it lands within. About 50 ns
+    a position in blocks of some thousands.
 
     Source:
         Luby and Rackoff 1988, "How to construct pseudorandom permutations from pseudorandom functions"; walking
@@ -54,17 +54,17 @@ class Feistel:
         self._adds = np.array(keys[: self.ROUNDS], dtype=np.uint64)
         self._factors = np.array(keys[self.ROUNDS :], dtype=np.uint64) | np.uint64(1)
 
-    def __call__(self, places: Positions) -> Positions:
-        """Return the samples at `places`."""
-        found = self._mapped(places.astype(np.uint64))
+    def __call__(self, positions: Positions) -> Positions:
+        """Return the samples at `positions`."""
+        found = self._mapped(positions.astype(np.uint64))
         beyond = np.flatnonzero(found >= self._samples)
         while len(beyond):
             found[beyond] = self._mapped(found[beyond])
             beyond = beyond[found[beyond] >= self._samples]
         return found.astype(np.int64)
 
-    def _mapped(self, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = places >> self._half, places & self._mask
+    def _mapped(self, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = positions >> self._half, positions & self._mask
         for add, factor in zip(self._adds, self._factors, strict=True):
             hashed = (right + add) * factor
             hashed ^= hashed >> np.uint64(29)

@@ -26,7 +26,7 @@ _STAGES = tuple(_METHODS)
 
 
 class RankAgreement(Protocol):
-    """How ranks compare what they have; every rank calls each method at the same place."""
+    """How ranks compare what they have; every rank calls each method at the same point."""
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
@@ -93,9 +93,11 @@ class LoaderResolver:
             given = CombinedLoader(given, "max_size_cycle")
         if isinstance(given, CombinedLoader):
             named, nest = leaves(given.loaders, "the training loader")
-            parts = [self._train(loader, name, i, 1.0) for i, (name, loader) in enumerate(named)]
+            loaders = [self._train(loader, name, i, 1.0) for i, (name, loader) in enumerate(named)]
             nest = nest if self._settings.lanes is None or given.mode == "sequential" else nest_in_lanes(nest)
-            resumable: ResumableLoader = CombinedResumableLoader("the training loaders", parts, nest, given.mode, limit)
+            resumable: ResumableLoader = CombinedResumableLoader(
+                "the training loaders", loaders, nest, given.mode, limit
+            )
         else:
             resumable = self._train(given, "the training loader", 0, limit)
         if resumable.estimated_batches == 0 and limit != 1.0:
@@ -200,7 +202,7 @@ class LoaderResolver:
 def _is_loader(source: Any) -> bool:
     """Return whether `source` is a loader or a nest of them, and not something that has loaders."""
     if isinstance(source, (dict, list, tuple)):
-        return any(_is_loader(part) for part in (source.values() if isinstance(source, dict) else source))
+        return any(_is_loader(inner) for inner in (source.values() if isinstance(source, dict) else source))
     return isinstance(source, (DataLoader, CombinedLoader))
 
 

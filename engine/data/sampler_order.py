@@ -146,11 +146,11 @@ class SamplerOrder(SampleOrder):
                 self._what,
             )
 
-    def indices_at(self, places: Positions) -> list[Any]:
-        """Return the items at `places`."""
+    def indices_at(self, positions: Positions) -> list[Any]:
+        """Return the items at `positions`."""
         if isinstance(self._items, list):
-            return [self._items[place] for place in places.tolist()]
-        return list(self._items[places].tolist())
+            return [self._items[position] for position in positions.tolist()]
+        return list(self._items[positions].tolist())
 
     def items(self) -> list[Any]:
         """Return all items of the epoch that is open."""
@@ -251,7 +251,7 @@ class BatchSamplerOrder(BatchOrder):
         batches = [list(batch) for batch in self.sequence.items()]
         firsts = np.cumsum([0, *map(len, batches)])
         for number in range(start, len(self)):
-            if self.own:  # places of ranks alternate
+            if self.own:  # positions of ranks alternate
                 yield BatchRequest(key, int(firsts[number]) * self.size + self.rank, self.size, batches[number])
             else:
                 batch = (number * self.size + self.rank) % len(batches)

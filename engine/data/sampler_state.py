@@ -111,10 +111,10 @@ class SamplerState:
         return owners
 
 
-def _there(parts: dict[str, Any], name: str) -> Any:
-    if name not in parts:
+def _there(found: dict[str, Any], name: str) -> Any:
+    if name not in found:
         raise NotExact(f"there is no {name} yet when it is built")
-    return parts[name]
+    return found[name]
 
 
 def wrapped(sampler: Any) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.per_sample import SampleSeeder
-from midstride.engine.errors import EngineError, UserCodeError, UserError
+from midstride.engine.errors import EngineError, NotExact, UserCodeError, UserError
 
 __all__ = ["SeededCollate", "SeededDataset", "WorkerFailure", "few"]
 
@@ -96,6 +96,8 @@ class SeededCollate:
         samples, fetch = fetched
         try:
             return self.seeds.collate(fetch, samples[0] if self.single else samples, self.collate)
+        except NotExact as error:
+            return WorkerFailure(NotExact, str(error))
         except Exception as error:
             name = getattr(self.collate, "__name__", type(self.collate).__name__)
             where = f"{name}, collating samples {few(fetch.indices)}{_worker()}"

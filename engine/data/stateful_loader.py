@@ -25,7 +25,7 @@ class StatefulDataLoader(DataLoader[T_co]):
     """A `DataLoader` that goes on at the batch at which it stood, in any process.
 
     It takes what `torch.utils.data.DataLoader` takes. Order and random numbers are functions of `seed`, epoch and
-    the place of a sample, so the state is small, resuming reads nothing again, and the number of workers may be
+    the position of a sample, so the state is small, resuming reads nothing again, and the number of workers may be
     another one. Each pass is an epoch: its batches are those of `torch.utils.data.DistributedSampler(seed=seed)`.
 
     Args:
@@ -109,7 +109,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         """Have the next pass begin where `state_dict` was taken; a pass under way is left.
 
         Raises:
-            NotExact: this loader would read other samples, or cannot begin at that place.
+            NotExact: this loader would read other samples, or cannot begin at that position.
             UserError: it is no state of such a loader.
         """
         if set(state_dict) != _KEYS or state_dict["version"] != _VERSION:

@@ -56,13 +56,13 @@ def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
     return iterator
 
 
-def next_batch(iterator: Iterator[Any], where: Callable[..., str], *place: Any) -> Any:
+def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: Any) -> Any:
     """Return what `iterator` gives next.
 
     Args:
         iterator: over a loader.
-        where: words for `place`, to end an error with.
-        place: of the batch.
+        where: makes of `position` the end of an error's message.
+        position: of the batch.
 
     Raises:
         WorldError: a worker was lost.
@@ -74,10 +74,10 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *place: Any) 
         # Ended now: a reference to the error would keep them, by its traceback.
         lost = ", ".join(lost_workers(iterator)) or str(error)
         end_workers(iterator)
-        raise WorldError(f"{lost}{where(*place)}. No sample is lost: a retry reads them again.") from error
+        raise WorldError(f"{lost}{where(*position)}. No sample is lost: a retry reads them again.") from error
     if isinstance(batch, WorkerFailure):
         end_workers(iterator)
-        raise batch.kind(f"{batch.text}{where(*place)}")
+        raise batch.kind(f"{batch.text}{where(*position)}")
     return batch
 
 

@@ -42,10 +42,10 @@ def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
     return [*dict.fromkeys(faults)]  # a file that cannot be imported fails for module and data alike
 
 
-def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
-    """Return what `part` gives; if it raises, add that to `faults`."""
+def _collect(faults: list[str], doing: str, act: Callable[[], T]) -> T | None:
+    """Return what `act` gives; if it raises, add that to `faults`."""
     try:
-        return part()
+        return act()
     except JobError as error:  # the first line counts them
         head, *lines = str(error).splitlines()
         faults += [line.strip() for line in lines] or [head]
@@ -58,5 +58,5 @@ def _collect(faults: list[str], doing: str, part: Callable[[], T]) -> T | None:
 
 def _training_faults(job: TrainingJob, module: TrainingModule, data: DataModule, judged_by: str) -> list[str]:
     data.prepare_data()
-    refused = build_trainer(job).check(module, data, processes=job.world.processes)
+    refused = build_trainer(job).check(module, data, processes=job.world.ranks)
     return refused or dry_run(job, module, data, judged_by=judged_by)

@@ -50,7 +50,7 @@ def _fitted(job: TrainingJob, module: TrainingModule, data: DataModule) -> Train
             trainer.fit(module, data)
             break
         except NoLoss:
-            if batches > 1 or job.world.processes > 1:
+            if batches > 1 or job.world.ranks > 1:
                 raise
     return trainer
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.processes.lifetime import tie_to_parent
+from midstride.engine.processes.preload import preload
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.run import Run
 from midstride.engine.session.outcome import Outcome, decide, raise_for_outcome
@@ -87,6 +88,7 @@ def main() -> None:
         run = Run.from_document(session.document())
         make_importable(run.job.folder)
         module, _, name = OPERATIONS[operation].partition(":")
+        preload(module)
         result = getattr(import_module(module), name)(run)
         _result(session).write_text(json.dumps(result), encoding="utf-8")
         outcome = Outcome("done")

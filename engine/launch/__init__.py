@@ -6,10 +6,13 @@ horovod_rank      a rank under horovodrun: `python -m midstride.engine.launch.ho
 horovodrun_agent  horovodrun, without the traceback it ends with
 launch            launch one world, watch it to its end, and leave nothing of it behind
 log_lines         which lines of a world are worth a person's time; the attempt's log file has them all
+preemption        notices that a spot machine is about to be taken away: a snapshot is asked for while there
+                  is time
 rank              what each rank of a world runs: `python -m midstride.engine.launch.rank SESSION`
 recovery          attempts without a record: their launcher was killed, but its session may still be here
 torchrun_agent    torchrun's agent for this machine alone, whose ranks end with it
 watchdog          watch the heartbeats of a world: does it get on, and does one rank hold all the
                   others up?
 launchers/        the commands that start a world, by name
+nodes/            a world on several machines: nodes that come and go
 """

@@ -4,18 +4,17 @@ It imports torch once, forks the ranks, and watches them: when one fails, the ot
 torch runs in the server itself, so there are no threads that a fork would lose.
 """
 
-import gc
 import os
 import signal
 import sys
 import time
-from importlib import import_module
 
 from midstride.engine.errors import StopRequested
 from midstride.engine.launch.rank import main as be_a_rank
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.processes.loopback import free_port, rank_environments
+from midstride.engine.processes.preload import preload
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.session import Session
 
@@ -44,9 +43,7 @@ class ForkServer:
     def run(self) -> int:
         """Return 0 if every rank ended well, else 1."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)  # they wait until there is a process to pass them on to
-        for module in _PRELOAD:
-            import_module(module)
-        gc.freeze()  # a collection in a rank would touch, and so copy, every page of what stands here
+        preload(*_PRELOAD)
         if set(_STOPS) & signal.sigpending():
             return self._stopped_early()
         environments = rank_environments(self._size, free_port(), is_served=False)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from types import FrameType
 from midstride.engine.errors import JobError, StoreUnsafe, WorldError
 from midstride.engine.launch.launchers.build import build_launcher
 from midstride.engine.launch.log_lines import without_noise
+from midstride.engine.launch.preemption import PreemptionWatch
 from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.launch.watchdog import Watchdog
 from midstride.engine.processes.supervised_process import SupervisedProcess
@@ -83,12 +85,13 @@ def launch(
         environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
         with (
             watch.snapshots_on_signal(),
+            PreemptionWatch(job.world.preemption_notice, watch.snapshot_on_notice, watch.announce),
             SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
         ):
             watch.until_end(group)
     finally:
         # Also on the way out of an exception: what the world did until then is worth knowing.
-        outcome = watch.outcome(job.world.processes, grace_s)
+        outcome = watch.outcome(session.ranks or job.world.processes, grace_s)
         _record_attempt(attempt_log, watch.attempt, outcome, session, run.store, on_line)
     return outcome
 
@@ -116,6 +119,7 @@ class _WorldMonitor:
         self._hang: Outcome | None = None
         self._code: int | None = None
         self._snapshot_asked = False
+        self._announced: deque[str] = deque()
         self._tail = EventTail(session.events)
         self._on_line = on_line
         self._on_event = on_event
@@ -136,6 +140,15 @@ class _WorldMonitor:
 
     def _request_snapshot(self, number: int, frame: FrameType | None) -> None:
         self._snapshot_asked = True
+
+    def snapshot_on_notice(self, notice: str) -> None:
+        """Have a snapshot taken, and say why; called by any thread."""
+        self.announce(f"{notice}: a snapshot is taken now; training goes on until it is asked to stop")
+        self._snapshot_asked = True
+
+    def announce(self, line: str) -> None:
+        """Hand on a line of this process's own with the next ones of the world; called by any thread."""
+        self._announced.append(line)
 
     def until_end(self, group: SupervisedProcess) -> None:
         """Watch `group` until it ends."""
@@ -176,6 +189,8 @@ class _WorldMonitor:
 
     def _lines(self) -> None:
         self._lines_at = time.monotonic()
+        while self._announced:
+            self._on_line(self._announced.popleft())
         lines = without_noise(self._process.lines()) if self._process else []
         for start in range(0, len(lines), _LINES_AT_ONCE):
             self._on_line("\n".join(lines[start : start + _LINES_AT_ONCE]))

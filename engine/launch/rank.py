@@ -17,6 +17,7 @@ from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import SnapshotError, StopSignal
 from midstride.engine.launch.watchdog import DUMP_STACKS
 from midstride.engine.processes.lifetime import die_with_parent, tie_to_parent
+from midstride.engine.processes.preload import preload
 from midstride.engine.runs.run import Run
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.session.outcome import Outcome
@@ -115,7 +116,8 @@ class RankProcess:
 def _built(run: Run) -> "tuple[TrainingModule, DataModule, Trainer]":
     """Return what the job of `run` names."""
     make_importable(run.job.folder)
-    # Torch is imported here: who reads this module without training needs none.
+    # Torch is imported here: who reads this module without training needs none. Any optimizer needs its compiler.
+    preload("midstride.engine.jobs.build", "midstride.engine.training.trainer", "torch._dynamo")
     from midstride.engine.jobs.build import build_data, build_module, build_trainer
     from midstride.engine.seeds import seed_everything
 

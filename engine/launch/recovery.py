@@ -27,8 +27,8 @@ _STARTING_S = 5.0  # a launcher that has made its session has started its world 
 def recover_orphaned_attempts(run: Run) -> list[Attempt]:
     """Complete the attempt log with what killed launchers of this run left on this machine; return those attempts.
 
-    Their supervisors stopped those worlds, which wrote how far they got. Call it before a new attempt, or before a
-    report.
+    Their supervisors stopped those worlds, which wrote how far they got. `launch` calls it before a new
+    attempt.
     """
     attempt_log = run.attempts
     lost = {attempt.number: attempt for attempt in attempt_log.attempts() if attempt.outcome == "lost"}
@@ -70,7 +70,7 @@ def _outcome_of(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[A
     """Return what the world in `session` made of `attempt`, how it ended, and when."""
     events, outcomes = EventTail(session.events).new(), session.outcomes()
     ended = max([event.time for event in events] + [said.time for said in outcomes], default=None)
-    outcome = decide(outcomes, None, job.world.processes)
+    outcome = decide(outcomes, None, session.ranks or job.world.processes)
     why = "the process that launched this world was killed"
     outcome = replace(outcome, error=f"{why}; then {outcome.error}" if outcome.error else why)
     return functools.reduce(Attempt.after, events, attempt), outcome, ended

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from midstride.engine.processes.lifetime import PARENT, children, signal_all
 from midstride.engine.processes.loopback import ADDRESS
+from midstride.engine.processes.preload import preload
 from midstride.engine.strategies.rendezvous import serve_store
 
 __all__ = ["main"]
@@ -28,13 +29,14 @@ def main() -> None:
     # torchrun gives its ranks a session each, so its death by SIGKILL would go unnoticed by them.
     os.environ[PARENT] = str(os.getpid())
     signal.signal(signal.SIGUSR1, _pass_on)
+    preload("torch.distributed.run")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     store = serve_store()  # torchrun's own listens on every interface
     try:
-        torchrun([*_meeting_at(store.port), *(part for part in sys.argv[1:] if part != "--standalone")])
+        torchrun([*_meeting_at(store.port), *(argument for argument in sys.argv[1:] if argument != "--standalone")])
     except (ChildFailedError, SignalException):
         sys.exit(1)  # why is in the ranks' outcomes; a traceback of the agent would only hide it
 

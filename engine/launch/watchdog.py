@@ -72,7 +72,11 @@ class Watchdog:
 
     def heartbeats(self) -> list[HeartbeatReading]:
         """Return the heartbeat of every rank."""
-        return [HeartbeatReading.read(self._session.heartbeat(rank)) for rank in range(self._options.processes)]
+        return [HeartbeatReading.read(self._session.heartbeat(rank)) for rank in range(self._ranks)]
+
+    @property
+    def _ranks(self) -> int:
+        return self._session.ranks or self._options.processes
 
     def hang_message(self) -> str:
         """Say what has not happened for too long; nothing while the world gets on, or waits for a store."""
@@ -100,12 +104,14 @@ class Watchdog:
 
     def straggler(self) -> Straggler | None:
         """Return the rank that is much slower than the others, if there is one that was not named before."""
-        if self._options.processes == 1 or self._clock() - self._window < WINDOW_S:
+        if self._ranks == 1 or self._clock() - self._window < WINDOW_S:
             return None
         pulses, before, self._window = self.heartbeats(), self._before, self._clock()
         self._before = pulses
-        batches = [now.batches - then.batches for now, then in zip(pulses, before, strict=bool(before))]
-        if not batches or min(batches) < _BATCHES:
+        if len(before) != len(pulses):  # none yet, or nodes have come or gone
+            return None
+        batches = [now.batches - then.batches for now, then in zip(pulses, before, strict=True)]
+        if min(batches) < _BATCHES:
             return None
         own = [(now.worked_s - then.worked_s) / n for now, then, n in zip(pulses, before, batches, strict=True)]
         rank = max(range(len(own)), key=own.__getitem__)

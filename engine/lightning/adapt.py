@@ -36,12 +36,12 @@ def is_lightning(kind: type) -> bool:
 
 def adapt(value: Any) -> Any:
     """Return `value`; what of it is of Lightning's classes, modules within it too, has become ours."""
-    for part in value.modules() if isinstance(value, nn.Module) else [value]:
-        kind: Any = type(part)
+    for owner in value.modules() if isinstance(value, nn.Module) else [value]:
+        kind: Any = type(owner)
         if not issubclass(kind, tuple(_ROLES.values())) and (base := _base(kind)) is not None:
-            part.__class__ = _adapted(kind)
+            owner.__class__ = _adapted(kind)
             if base.__name__ != "Callback":
-                attach(part, None)
+                attach(owner, None)
     return value
 
 

@@ -48,7 +48,7 @@ class LightningTrainer:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the fit ends at the next boundary; True may be set, at the same place on every rank."""
+        """Whether the fit ends at the next boundary; True may be set, at the same point on every rank."""
         return self._trainer.progress.stop
 
     @should_stop.setter

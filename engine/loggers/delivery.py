@@ -145,9 +145,9 @@ def _segments(catalog: SnapshotCatalog, after: str) -> dict[str, str]:
 
 
 def _logged_run(store: Store) -> LoggedRun:
-    facts: dict[str, Any] = json.loads(store.read("run.json"))
+    document: dict[str, Any] = json.loads(store.read("run.json"))
     name = store.url.rstrip("/").rpartition("/")[2]
-    return LoggedRun(name, store.url, Lineage.of(store).run_id, dict(_flat(facts.get("identity", {}))))
+    return LoggedRun(name, store.url, Lineage.of(store).run_id, dict(_flat(document.get("identity", {}))))
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -31,13 +31,13 @@ class LaneLogger(MetricLogger):
     def __init__(self, gather: Callable[[object], list[Any]], metrics: LaneMetrics, lanes: Lanes) -> None:
         super().__init__(gather, metrics, lanes.count)
         self._lanes = lanes
-        self._kept: dict[int, dict[str, Any]] = {}
+        self._by_lane: dict[int, dict[str, Any]] = {}
         for lane in lanes.own:
             own = MetricLogger(gather, metrics, lanes.count)
-            self._kept[lane] = {name: vars(own)[name] for name in _OF_A_LANE}
+            self._by_lane[lane] = {name: vars(own)[name] for name in _OF_A_LANE}
         self._lane: int | None = None
-        self.rows = _LaneRows([kept["rows"] for kept in self._kept.values()])
-        self._kept[lanes.own.start]["rows"] = self.rows
+        self.rows = _LaneRows([values["rows"] for values in self._by_lane.values()])
+        self._by_lane[lanes.own.start]["rows"] = self.rows
 
     @contextmanager
     def lane(self, lane: int) -> Iterator[None]:
@@ -49,11 +49,11 @@ class LaneLogger(MetricLogger):
     def _in(self, lane: int) -> Iterator[None]:
         before = {name: vars(self)[name] for name in _OF_A_LANE}
         outer, self._lane = self._lane, lane
-        vars(self).update(self._kept[lane])
+        vars(self).update(self._by_lane[lane])
         try:
             yield
         finally:
-            self._kept[lane] = {name: vars(self)[name] for name in _OF_A_LANE}
+            self._by_lane[lane] = {name: vars(self)[name] for name in _OF_A_LANE}
             vars(self).update(before)
             self._lane = outer
 
@@ -66,12 +66,12 @@ class LaneLogger(MetricLogger):
             with self._in(lane):
                 super().log(asked, value, batch_size)
 
-    def _everyones(self, part: Callable[[], Any]) -> list[Any]:
-        """Return what `part` gives in every lane, in their order."""
+    def _everyones(self, share: Callable[[], Any]) -> list[Any]:
+        """Return what `share` gives in every lane, in their order."""
         own = {}
         for lane in self._lanes.own:
             with self._in(lane):
-                own[lane] = part()
+                own[lane] = share()
         return self._lanes.by_lane(self._gather(own))
 
     def _forget(self, stage: str) -> None:

@@ -76,13 +76,13 @@ class LaneMetrics(TorchmetricsState):
         for collection in self._collections.values():
             link_groups(collection)
 
-    def _everyones(self, part: Callable[[], Any]) -> list[Any]:
-        """Return what `part` gives in every lane, in their order."""
+    def _everyones(self, share: Callable[[], Any]) -> list[Any]:
+        """Return what `share` gives in every lane, in their order."""
         now = {path: seen_by(metric) for path, metric in self._metrics.items()}
         own = {}
         for lane in self._lanes.own:
             with self.lane(lane):
-                own[lane] = part()
+                own[lane] = share()
         self._be(now)
         return self._lanes.by_lane(self._gather(own))
 

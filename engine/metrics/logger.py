@@ -78,6 +78,7 @@ class MetricLogger:
         self._micro_batches: dict[str, Accumulator] | None = None
         #: whether what is logged here counts; see `muted`
         self.is_recording = True
+        self._plain = nullcontext[None]()
 
     def begin(self, stage: str, loader: int | None = None) -> None:
         """Take what is logged from now on for `stage`: "train", "validate" or "test"; "predict" and "over" refuse it.
@@ -232,29 +233,29 @@ class MetricLogger:
 
     def recording(self) -> AbstractContextManager[None]:
         """Return the context of a step of the user's: where it is muted, it leaves nothing behind."""
-        return nullcontext() if self.is_recording else self.muted()
+        return self._plain if self.is_recording else self.muted()
 
     @contextmanager
     def micro_batches(self) -> Iterator[None]:
-        """Make one value for the step of what the parts of its batch log within, means weighted by samples."""
-        parts = self._micro_batches = {}
+        """Make one value for the step of what the micro-batches of its batch log within, means weighted by samples."""
+        logged = self._micro_batches = {}
         try:
             yield
         finally:
             self._micro_batches = None
-        for key, running in parts.items():
+        for key, running in logged.items():
             self._log_step(key, running.pending_value, running.weight, running.sync, running.reduce_fx)
 
     def drain_rows(self) -> str:
         """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
         shares = self._everyones(lambda: self.rows.shares())
-        places = dict.fromkeys(place for rank in shares for place in rank)
-        for place in places:
-            having = [rank[place] for rank in shares if place in rank]
+        cells = dict.fromkeys(cell for rank in shares for cell in rank)
+        for cell in cells:
+            having = [rank[cell] for rank in shares if cell in rank]
             running = Accumulator(having[0][2], sync=True)
             for value, weight, _ in having:
                 running.add(value, weight)
-            self.rows.set_reduced(place, running.value)
+            self.rows.set_reduced(cell, running.value)
         return self.rows.drain()
 
     def close_epoch(self) -> dict[str, float]:
@@ -286,9 +287,9 @@ class MetricLogger:
         """Return what was logged for each step of an evaluation, with its weight."""
         return {name: [(float(value), weight) for value, weight in steps] for name, steps in self._steps.items()}
 
-    def _everyones(self, part: Callable[[], Any]) -> list[Any]:
-        """Return what `part` gives on every rank, in the order of ranks."""
-        return self._gather(part())
+    def _everyones(self, share: Callable[[], Any]) -> list[Any]:
+        """Return what `share` gives on every rank, in the order of ranks."""
+        return self._gather(share())
 
     def _forget(self, stage: str) -> None:
         """Begin another epoch, or evaluation."""

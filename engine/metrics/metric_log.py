@@ -78,9 +78,9 @@ class MetricLog:
         shares, self._shares = self._shares, {}
         return _on_host(shares)
 
-    def set_reduced(self, place: Cell, value: float) -> None:
+    def set_reduced(self, cell: Cell, value: float) -> None:
         """Write the reduced value where its shares stood."""
-        step, name = place
+        step, name = cell
         for row in (*reversed(self._closed), self._open):
             if row.get("step") == step:
                 row[name] = value

@@ -74,22 +74,22 @@ class TorchmetricsState:
         self._metrics: dict[str, Metric] = {}
         self._collections: dict[str, Any] = {}
         self._reported: set[str] = set()
-        part: Any
-        for path, part in self._modules.items():
-            if library is not None and isinstance(part, library.MetricTracker):
+        submodule: Any
+        for path, submodule in self._modules.items():
+            if library is not None and isinstance(submodule, library.MetricTracker):
                 raise NotExact(
                     f"the module's {path} is a MetricTracker, which grows by a metric each epoch: a resumed module "
                     "has none to put its state into. Log the metric itself; the metric log keeps every epoch's value."
                 )
-            if library is not None and isinstance(part, library.Metric):
-                self._metrics[path] = part
-                _sync_through(part, self._everyones, size)
-            elif library is not None and isinstance(part, library.MetricCollection):
-                self._collections[path] = part
+            if library is not None and isinstance(submodule, library.Metric):
+                self._metrics[path] = submodule
+                _sync_through(submodule, self._everyones, size)
+            elif library is not None and isinstance(submodule, library.MetricCollection):
+                self._collections[path] = submodule
 
-    def _everyones(self, part: Callable[[], Any]) -> list[Any]:
-        """Return what `part` gives on every rank, in the order of ranks."""
-        return self._gather(part())
+    def _everyones(self, share: Callable[[], Any]) -> list[Any]:
+        """Return what `share` gives on every rank, in the order of ranks."""
+        return self._gather(share())
 
     def path(self, metric: object) -> str | None:
         """Return where `metric` is in the module; None if it is not there."""

@@ -70,6 +70,8 @@ def _is_users(kind: type) -> bool:
 
 def bind_step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any]:
     """Return the module's `..._step_end`, to be called with a step's outputs and its batch, which it need not take."""
+    if getattr(getattr(module, f"{step}_end"), "__func__", None) is getattr(TrainingModule, f"{step}_end"):
+        return lambda outputs, batch: outputs
     method, where = getattr(module, f"{step}_end"), f"{type(module).__name__}.{step}_end"
     if len(inspect.signature(method).parameters) > 1:
         return lambda outputs, batch: call_user_code(where, method, outputs, batch)

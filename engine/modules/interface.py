@@ -101,7 +101,7 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def gather(self, value: object) -> list[Any]:
-        """Return every rank's `value`, in the order of ranks; every rank calls this at the same place."""
+        """Return every rank's `value`, in the order of ranks; every rank calls this at the same point."""
 
     @abstractmethod
     def clip_gradients(self, optimizer: Optimizer, largest: float, algorithm: Literal["norm", "value"]) -> None:
@@ -125,7 +125,7 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def stop(self) -> None:
-        """Let the fit end at the next boundary, as its own end; every rank calls this at the same place."""
+        """Let the fit end at the next boundary, as its own end; every rank calls this at the same point."""
 
     @property
     def callback_metrics(self) -> dict[str, float]:

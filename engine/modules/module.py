@@ -229,10 +229,10 @@ class DataModule:
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:
     """Let `owner`, a module with those in it, or data that ask for it, be with `trainer`, or with none."""
-    part: Any
-    for part in owner.modules() if isinstance(owner, nn.Module) else [owner]:
-        if part is owner or isinstance(part, TrainingModule):
-            part._trainer = [] if trainer is None else [trainer]
+    holder: Any
+    for holder in owner.modules() if isinstance(owner, nn.Module) else [owner]:
+        if holder is owner or isinstance(holder, TrainingModule):
+            holder._trainer = [] if trainer is None else [trainer]
 
 
 def set_device(module: TrainingModule, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The hooks of a module, called at set places of a fit, a validation, a test and a prediction."""
+"""The hooks of a module, called at set points of a fit, a validation, a test and a prediction."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ __all__ = ["ModuleHooks"]
 
 
 class ModuleHooks:
-    """Places where a module may act; each does nothing unless it is written."""
+    """Points at which a module may act; each does nothing unless it is written."""
 
     def on_fit_start(self) -> None:
         """At the start of `fit`, in every attempt, before the state of a snapshot is given back."""

@@ -1,4 +1,4 @@
-"""Progress: where a run stands. The only thing in the engine that counts."""
+"""Progress: where a run stands, by counts of what was consumed."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any

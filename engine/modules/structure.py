@@ -116,11 +116,11 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name, those of metrics left out."""
     return {
         f"{path}.{name}" if path else name: tensor
-        for path, part in module.named_modules()
-        if not is_metric(part)
-        for kind in (parameters_of(part), buffers_of(part))
+        for path, submodule in module.named_modules()
+        if not is_metric(submodule)
+        for kind in (parameters_of(submodule), buffers_of(submodule))
         for name, tensor in kind.items()
-        if tensor is not None and name not in transient_buffers(part)
+        if tensor is not None and name not in transient_buffers(submodule)
     }
 
 

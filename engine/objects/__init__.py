@@ -1,7 +1,9 @@
 """The object graph: what Python objects hold, taken once by identity and put back in place.
 
+attributes        the attributes of an object, wherever its class keeps them
 code_changes      what the code of an attempt builds, beside what that of the snapshot's attempt built: it may
                   have been mended since
+code_state        what user code keeps beside objects: on its classes, in globals of its files, in its functions
 containers        how values, tensors and containers are put back: a filler for each type of node
 digest            A digest of what a module, its data, their classes and their files' globals hold at the end
                   of a training

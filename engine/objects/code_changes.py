@@ -32,11 +32,11 @@ def _inside(node: Any, path: str) -> Iterator[tuple[str, dict[str, str]]]:
     if isinstance(node, Instance) and node.form == "object":
         yield from built_by(node.state["attributes"], path).items()
     elif isinstance(node, dict):
-        for key, part in node.items():
-            yield from _inside(part, step(path, key))
+        for key, child in node.items():
+            yield from _inside(child, step(path, key))
     elif isinstance(node, (list, tuple, deque)) and not PLAIN.issuperset(map(type, node)):
-        for index, part in enumerate(node):
-            yield from _inside(part, f"{path}/{index}")
+        for index, child in enumerate(node):
+            yield from _inside(child, f"{path}/{index}")
 
 
 def _brief(node: Any) -> str:

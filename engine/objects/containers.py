@@ -110,7 +110,7 @@ def _list(filling: Filler, node: list[Any], live: Any, path: str) -> Any:
 
 
 def items_of(filling: Filler, nodes: Any, before: Any, path: str) -> list[Any]:
-    """Return the items that `nodes` describe, each filled in the one that stood at its place before."""
+    """Return the items that `nodes` describe, each filled in the one that stood at its index before."""
     if PLAIN.issuperset(map(type, nodes)):
         return list(nodes)
     padded = itertools.chain(before, itertools.repeat(MISSING))
@@ -148,13 +148,13 @@ def _dict(filling: Filler, node: dict[Any, Any], live: Any, path: str) -> Any:
 
 def fill_dict(filling: Filler, node: dict[Any, Any], target: Any, before: dict[Any, Any], path: str) -> None:
     """Let `target` hold what `node` describes, in its order, each value filled in the one its key had before."""
-    by_place = list(before)
+    live_keys = list(before)
     pairs = []
-    for place, (key, part) in enumerate(node.items()):
+    for index, (key, item) in enumerate(node.items()):
         found = filling.put(key, MISSING, f"{path} (a key)") if not _is_unknown_key(filling, key) else None
         if found is None and key is not None:  # only the live object knows it
-            found = by_place[place] if place < len(by_place) else None
-        pairs.append((found, filling.put(part, before.get(found, MISSING), step(path, found))))
+            found = live_keys[index] if index < len(live_keys) else None
+        pairs.append((found, filling.put(item, before.get(found, MISSING), step(path, found))))
     dict.clear(target) if not hasattr(target, "move_to_end") else target.clear()
     for key, value in pairs:
         target[key] = value

@@ -3,11 +3,10 @@
 What differs between two digests is where a training kept what no snapshot holds.
 """
 
-import inspect
 import io
 import itertools
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from midstride.engine.code_origin import is_users
+from midstride.engine.objects.code_state import class_and_global_state, is_data
 from midstride.engine.objects.generators import Generator, get_state
 
-__all__ = ["class_and_global_state", "differing_lines", "digest_lines", "object_digest"]
+__all__ = ["differing_lines", "digest_lines", "object_digest"]
 
 DEPTH = 5
 _WHOLE_BYTES = 1 << 26
@@ -37,21 +36,8 @@ def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] =
     return lines
 
 
-def class_and_global_state(objects: Iterable[object]) -> Iterator[tuple[str, object]]:
-    """Yield what the user's classes of `objects` hold, and the globals of their files, by name."""
-    kinds = {kind for value in objects for kind in type(value).__mro__ if is_users(kind)}
-    for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
-        for name, value in vars(kind).items():
-            if not name.startswith("__") and _is_data(value):
-                yield f"class {kind.__qualname__}: {name}", value
-    for file in sorted({kind.__module__ for kind in kinds} & set(sys.modules)):
-        for name, value in vars(sys.modules[file]).items():
-            if not name.startswith("_") and _is_data(value):
-                yield f"global {file}.{name}", value
-
-
 def digest_lines(name: str, value: object) -> dict[str, str]:
-    """Return what can be said in a line of each part of `value`, by name."""
+    """Return what can be said in a line of each item in `value`, by name."""
     return dict(_walk(name, value, 3, {}))
 
 
@@ -61,40 +47,32 @@ def differing_lines(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) 
     return [f"{name}: {resumed.get(name, 'missing')} resumed, {undisturbed[name]} undisturbed" for name in names]
 
 
-def _is_data(value: object) -> bool:
-    return not (callable(value) or inspect.ismodule(value) or inspect.isdatadescriptor(value) or _is_wrapper(value))
-
-
-def _is_wrapper(value: object) -> bool:
-    return isinstance(value, (classmethod, staticmethod, property))
-
-
 def _walk(name: str, value: Any, depth: int, seen: dict[int, object]) -> Iterator[tuple[str, str]]:
     if (told := _describe(value)) is not None:
         yield name, told
     elif id(value) not in seen and depth:
         seen[id(value)] = value
-        for part, item in itertools.islice(_parts(value), 1000):
-            yield from _walk(name + part, item, depth - 1, seen)
+        for step, item in itertools.islice(_items(value), 1000):
+            yield from _walk(name + step, item, depth - 1, seen)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what `value` consists of, and how each part is reached from it."""
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what `value` consists of, and how each item is reached from it."""
     if isinstance(value, nn.Module):
-        for path, part in value.named_modules():
+        for path, submodule in value.named_modules():
             prefix = f".{path}." if path else "."
-            yield from ((prefix + key, item) for key, item in vars(part).items() if key not in _INTERNAL)
+            yield from ((prefix + key, item) for key, item in vars(submodule).items() if key not in _INTERNAL)
     elif isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, (list, tuple)):
         yield " holds", f"{len(value)} items"
-        yield from ((f"[{place}]", item) for place, item in enumerate(value))
-    elif _is_data(value) and hasattr(value, "__dict__"):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif is_data(value) and hasattr(value, "__dict__"):
         yield from ((f".{key}", item) for key, item in vars(value).items())
 
 
 def _describe(value: Any) -> str | None:
-    """Return what `value` is in a few words; None if only its parts can be told."""
+    """Return what `value` is in a few words; None if only its items can be described."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
@@ -108,6 +86,8 @@ def _describe(value: Any) -> str | None:
     if isinstance(value, Generator):
         state = get_state(value)
         return f"{type(value).__name__} in state {_short(repr(state.tolist() if isinstance(state, Tensor) else state))}"
+    if isinstance(value, ContextVar):
+        return repr(value.get(None))
     if isinstance(value, itertools.count) or hasattr(value, "__length_hint__"):
         return repr(value) if isinstance(value, itertools.count) else f"{value.__length_hint__()} items left"
     return None

@@ -55,7 +55,7 @@ def find_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
         if isinstance(value, _GENERATORS) or callable(getattr(type(value), "reseed", None)):
             found[path.removeprefix(".") or type(value).__name__] = value
         elif depth < _DEEP:
-            queue += [(f"{path}{step}", part, depth + 1) for step, part in _parts(value)]
+            queue += [(f"{path}{step}", item, depth + 1) for step, item in _items(value)]
     return found
 
 
@@ -74,19 +74,19 @@ def attributes_of(value: object) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(value, name)
 
 
-def _parts(value: object) -> Iterator[tuple[str, object]]:
+def _items(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
         items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
         if len(value) > _MANY:
             items = _unlike_data(value, items)
-        yield from ((f"[{key!r}]", part) for key, part in items)
+        yield from ((f"[{key!r}]", item) for key, item in items)
     elif isinstance(value, types.FunctionType):
         yield from _used_by(value)
     elif isinstance(value, (types.MethodType, partial)):
         names = ("__self__", "__func__") if isinstance(value, types.MethodType) else ("func", "args", "keywords")
         yield from ((f".{name}", getattr(value, name)) for name in names)
     else:
-        yield from ((f".{name}", part) for name, part in attributes_of(value))
+        yield from ((f".{name}", item) for name, item in attributes_of(value))
         yield from _used_by_class(type(value))
 
 
@@ -94,7 +94,7 @@ def _unlike_data(value: Collection[Any], items: Iterable[tuple[Any, Any]]) -> It
     """Return the items of a long container that may be or hold generators; containers in it hold data."""
     kinds = {*map(type, value.values() if isinstance(value, dict) else value)}
     looked_at = tuple(kind for kind in kinds if not issubclass(kind, (*_LEAVES, *_CONTAINERS)))
-    found = ((key, part) for key, part in items if isinstance(part, looked_at)) if looked_at else iter(())
+    found = ((key, item) for key, item in items if isinstance(item, looked_at)) if looked_at else iter(())
     return islice(found, _LONG)
 
 
@@ -127,16 +127,16 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     yield " (its defaults)", (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     names = _names_in(function.__code__)
     for name in names:
-        part = function.__globals__.get(name)
-        if isinstance(part, types.ModuleType) and not _is_library(part.__name__):
-            inner = ((f"{name}.{other}", vars(part).get(other)) for other in names)
+        used = function.__globals__.get(name)
+        if isinstance(used, types.ModuleType) and not _is_library(used.__name__):
+            inner = ((f"{name}.{other}", vars(used).get(other)) for other in names)
             yield from ((f" (global {path})", value) for path, value in inner if value is not None)
-        elif isinstance(part, type):
-            yield from ((f" (global {name}){path}", value) for path, value in _called_on(part, names))
-        elif isinstance(part, (*_GENERATORS, *_CONTAINERS, types.FunctionType)) or not _is_library(
-            type(part).__module__
+        elif isinstance(used, type):
+            yield from ((f" (global {name}){path}", value) for path, value in _called_on(used, names))
+        elif isinstance(used, (*_GENERATORS, *_CONTAINERS, types.FunctionType)) or not _is_library(
+            type(used).__module__
         ):
-            yield f" (global {name})", part
+            yield f" (global {name})", used
 
 
 def _called_on(kind: type, names: Iterable[str]) -> Iterator[tuple[str, object]]:

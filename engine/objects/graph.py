@@ -16,6 +16,9 @@ from midstride.engine.state.nodes import Instance, Same, View
 
 __all__ = ["GraphWalk"]
 
+#: no object stands at an address below it
+_LOW = 1 << 16
+
 
 class GraphWalk:
     """One walk over live objects.
@@ -39,7 +42,7 @@ class GraphWalk:
         """Return the node of `value`, which stands at `path`."""
         kind = type(value)
         if kind in PLAIN:
-            return value
+            return self._address(value) if self.is_address(value) else value
         if (name := self.anchors.get(id(value))) is not None:
             return Same(name)
         if (met := self.seen.get(id(value))) is not None:
@@ -62,9 +65,18 @@ class GraphWalk:
     def attributes(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
         """Return the nodes of attributes, in an order that does not depend on when each was set."""
         return {
-            name: value if type(value := values[name]) in PLAIN else self.node(value, step(path, name))
+            name: value
+            if type(value := values[name]) in PLAIN and not self.is_address(value)
+            else self.node(value, step(path, name))
             for name in sorted(values)
         }
+
+    def is_address(self, value: Any) -> bool:
+        """Return whether `value` is the `id` of what another part of the state keeps: in each attempt another one."""
+        return type(value) is int and value > _LOW and value in self.anchors
+
+    def _address(self, value: int) -> Instance:
+        return Instance("address", kind_name(int), {"of": Same(self.anchors[value])})
 
     def base_of(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter or buffer in whose memory `tensor` lies."""

@@ -1,7 +1,7 @@
 """The nodes that a `GraphWalk` made, put back into live objects.
 
 Containers, tensors, generators and objects are filled in place, so that what else holds them (a data set, a hook's
-closure, a view of weights) holds what training goes on with. A live object is used for one place only: what was apart
+closure, a view of weights) holds what training goes on with. A live object is used for one path only: what was apart
 when the snapshot was taken stays apart, and what was shared is shared again.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["StateFilling"]
 
 
 class StateFilling:
-    """One pass over nodes and the live objects that stand at the same places.
+    """One pass over nodes and the live objects that stand at the same paths.
 
     Args:
         walk: of the live objects as they are.

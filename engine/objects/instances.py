@@ -1,5 +1,6 @@
 """How instances are put back: a filler for each form of node."""
 
+import copy
 import itertools
 import random
 import sys
@@ -20,10 +21,12 @@ import torch
 from torch import nn
 
 from midstride.engine.code_origin import is_users
+from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.containers import MISSING, Filler, fill_dict, items_of, made_by_function, on_device
 from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.node_writers import attributes_of, kind_name, step
+from midstride.engine.objects.node_writers import kind_name, step
+from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance, fill_set, kind_text
 
 __all__ = ["FORMS"]
@@ -38,8 +41,10 @@ _GENERATORS: dict[str, Callable[[], Any]] = {
 
 
 def _set(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    items = node.state["items"]
-    if isinstance(live, (set, frozenset)) and list(live) == items and kind_name(type(live)) == node.kind:
+    items = items_of(filling, node.state["items"], (), path)
+    has_addresses = items != node.state["items"]  # which have no order that two attempts share
+    fits = isinstance(live, (set, frozenset)) and kind_name(type(live)) == node.kind
+    if fits and (list(live) == items or (has_addresses and live == set(items))):
         return live
     is_set = node.kind == "builtins:set"
     target: Any = live if is_set and filling.use(live, path, fits=type(live) is set) else set()
@@ -68,10 +73,10 @@ def _function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         return filling.give_up(path, node.kind, live)
     filling.set(live, path)
     cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))
-    for name, part in node.state.get("cells", {}).items():
+    for name, child in node.state.get("cells", {}).items():
         cell = cells.get(name, types.CellType())
         before = cell.cell_contents if cell != types.CellType() else MISSING
-        after = filling.put(part, before, step(path, name))
+        after = filling.put(child, before, step(path, name))
         if after is not before:
             cell.cell_contents = after
     return live
@@ -113,12 +118,12 @@ def _cursor(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     source = filling.put(node.state["of"], under, step(path, "of"))
     if not (fits and source is under and filling.use(live, path, fits=True)):
         live = filling.set(iter(source), path)
-    place = node.state["place"]
-    if place is None:
+    position = node.state["place"]
+    if position is None:
         for _ in live:
             pass
     else:
-        live.__setstate__(place)
+        live.__setstate__(position)
     return live
 
 
@@ -128,8 +133,8 @@ def _class(kind: str, live: Any, base: type) -> Any:
         return type(live)
     module, _, name = kind.partition(":")
     found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    for inner in name.split("."):
+        found = getattr(found, inner, None)
     known = isinstance(found, type) and issubclass(found, base)
     return found if known and (is_users(found) or issubclass(found, nn.Module)) else None
 
@@ -170,11 +175,11 @@ def _object(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 def _fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str) -> None:
     before = attributes_of(live)
-    for name, part in nodes.items():
-        if filling.change.drops(path, name) or filling.change.replaces(path, name, part):
-            filling.skip(part, step(path, name))
+    for name, child in nodes.items():
+        if filling.change.drops(path, name) or filling.change.replaces(path, name, child):
+            filling.skip(child, step(path, name))
             continue
-        after = filling.put(part, before.get(name, MISSING), step(path, name))
+        after = filling.put(child, before.get(name, MISSING), step(path, name))
         if after is not before.get(name, MISSING):
             try:
                 _set_attribute(live, name, after)
@@ -221,6 +226,19 @@ def _fill_base(filling: Filler, node: Any, live: Any, path: str) -> None:
         deque.extend(live, items)
 
 
+def _stateful(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    if live is MISSING or kind_name(type(live)) != node.kind or not filling.use(live, path, fits=True):
+        return filling.give_up(path, node.kind, live)
+    if differences(live.state_dict(), node.state["state"]):
+        live.load_state_dict(copy.deepcopy(node.state["state"]))
+    return live
+
+
+def _address(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    found = filling.find(node.state["of"].path)
+    return filling.give_up(path, node.state["of"].path, live) if found is MISSING else id(found)
+
+
 def _opaque(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     walk = GraphWalk({}, {})
     if live is MISSING or walk.node(live, path) != node:
@@ -236,4 +254,5 @@ FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
     **{"object": _object, "generator": _generator, "set": _set, "function": _function, "method": _method},
     **{"partial": _partial, "count": _count, "cursor": _cursor, "enum": _enum, "named tuple": _named_tuple},
     **{"value": _value, "on device": on_device, "opaque": _opaque, "dict": made_by_function, "large": _large},
+    **{"stateful": _stateful, "address": _address},
 }

@@ -15,15 +15,18 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
 from midstride.engine.code_origin import is_users, is_users_file
+from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.generators import get_state
 from midstride.engine.state.arrays import describe_dtype
+from midstride.engine.state.codec import encode
 from midstride.engine.state.nodes import Instance, Same, View, kind_text
+from midstride.engine.state.stateful import Stateful
 
-__all__ = ["INTERNAL", "PLAIN", "VALUES", "attributes_of", "has_memory", "is_large", "kind_name", "step", "writer_of"]
+__all__ = ["DATA", "PLAIN", "VALUES", "has_memory", "is_large", "kind_name", "step", "writer_of"]
 
 #: values that never change, written as they are
 PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
@@ -34,13 +37,13 @@ _NAMESPACES = frozenset(
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
     }
 )
-#: of nn.Module's own attributes, those that hold state of a module that no other part keeps
-_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 #: what is larger than this is data, which is watched and not written
 LARGE_BYTES, LARGE_ITEMS = 1 << 20, 1000
-#: what nn.Module keeps of its own
-INTERNAL = frozenset(vars(nn.Module()))
+#: forms of what stands for a key, and is that key anew
+_KEYS = ("enum", "value", "named tuple", "address")
 _CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, weakref.ref, property, RemovableHandle)
+#: of libraries, and known not to change by themselves: data sets are watched
+DATA = (Dataset, DataLoader, Sampler)
 #: immutable values of the standard library -> what makes them anew
 VALUES: dict[str, Callable[[Any], list[Any]]] = {
     "builtins:range": lambda value: [value.start, value.stop, value.step],
@@ -73,6 +76,10 @@ class Walk(Protocol):
         """Return the nodes of attributes."""
         ...
 
+    def is_address(self, value: Any) -> bool:
+        """Return whether `value` is the `id` of what another part of the state keeps."""
+        ...
+
     def view(self, tensor: Tensor) -> View | None:
         """Return how `tensor` lies in a parameter's memory, if it does."""
         ...
@@ -88,35 +95,11 @@ def kind_name(kind: type) -> str:
     return kind_text(kind.__module__, kind.__qualname__)
 
 
-def attributes_of(value: object) -> dict[str, Any]:
-    """Return the attributes of an object by name, those in slots included; of a module, those that hold its state."""
-    found = {name: value for name, value in getattr(value, "__dict__", {}).items() if not _is_own(value)}
-    if isinstance(value, nn.Module):
-        internal = INTERNAL - _OF_MODULES
-        return {name: part for name, part in vars(value).items() if name not in internal}
-    for name in _slots(type(value)):
-        try:
-            found[name] = getattr(value, name)
-        except AttributeError:  # not set
-            continue
-    return found
-
-
 def is_large(value: Any) -> bool:
     """Return whether `value` alone is so large that it is data rather than state."""
     if isinstance(value, (Tensor, np.ndarray)):
         return bool(value.nbytes > LARGE_BYTES)
     return isinstance(value, (list, tuple, dict, set, frozenset, deque)) and len(value) > LARGE_ITEMS
-
-
-def _is_own(value: object) -> bool:
-    return type(value).__module__.startswith("midstride.engine")
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    found = [vars(base).get("__slots__", ()) for base in kind.__mro__[:-1]]
-    named = itertools.chain.from_iterable([slots] if isinstance(slots, str) else slots for slots in found)
-    return tuple(name for name in named if name not in ("__dict__", "__weakref__"))
 
 
 def has_memory(tensor: Tensor) -> bool:
@@ -153,7 +136,7 @@ def _scalar(walk: Walk, value: Any, path: str) -> Any:
 
 
 def _items(walk: Walk, values: Any, path: str) -> Iterator[Any]:
-    if PLAIN.issuperset(map(type, values)):
+    if PLAIN.issuperset(map(type, values)) and not (values and walk.is_address(next(iter(values)))):
         yield from values
     else:
         yield from (walk.node(value, f"{path}/{index}") for index, value in enumerate(values))
@@ -178,8 +161,8 @@ def _dict(walk: Walk, value: dict[Any, Any], path: str) -> Any:
     made: Any = type(value)()
     if isinstance(value, defaultdict) and isinstance(value.default_factory, type):
         made = defaultdict(value.default_factory)
-    for key, part in value.items():
-        made[_key(walk, key, path)] = walk.node(part, step(path, key))
+    for key, item in value.items():
+        made[_key(walk, key, path)] = walk.node(item, step(path, key))
     if isinstance(value, defaultdict) and made.default_factory is not value.default_factory:
         return Instance("dict", kind_name(defaultdict), {"items": dict(made)})
     return made
@@ -187,7 +170,7 @@ def _dict(walk: Walk, value: dict[Any, Any], path: str) -> Any:
 
 def _key(walk: Walk, key: Any, path: str) -> Any:
     node = walk.node(key, f"{path} (a key)")
-    if isinstance(node, Tensor) or (isinstance(node, Instance) and node.form not in ("enum", "value", "named tuple")):
+    if isinstance(node, Tensor) or (isinstance(node, Instance) and node.form not in _KEYS):
         walk.opaque[f"{path} (a key)"] = key
         return Same(f"a key of {path}, {kind_name(type(key))} {len(walk.opaque)}")
     return node
@@ -197,7 +180,7 @@ def _set(walk: Walk, value: Any, path: str) -> Any:
     if not all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
         return _opaque(walk, value, path)
     walk.meet(value, path)
-    return _of(value, "set", items=list(value))
+    return _of(value, "set", items=list(_items(walk, value, path)))
 
 
 def _is_plain_tuple(value: Any) -> bool:
@@ -235,8 +218,8 @@ def _method(walk: Walk, value: types.MethodType, path: str) -> Any:
 
 def _partial(walk: Walk, value: partial[Any], path: str) -> Any:
     walk.meet(value, path)
-    parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
-    return _of(value, "partial", **{n: walk.node(part, step(path, n)) for n, part in parts.items()})
+    held = {"func": value.func, "args": value.args, "keywords": value.keywords}
+    return _of(value, "partial", **{n: walk.node(item, step(path, n)) for n, item in held.items()})
 
 
 def _count(walk: Walk, value: Any, path: str) -> Any:
@@ -247,8 +230,8 @@ def _count(walk: Walk, value: Any, path: str) -> Any:
 def _cursor(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
     reduced = value.__reduce__()
-    place = reduced[2] if len(reduced) > 2 else None  # None: read to its end
-    return _of(value, "cursor", of=walk.node(reduced[1][0], step(path, "of")), place=place)
+    position = reduced[2] if len(reduced) > 2 else None  # None: read to its end
+    return _of(value, "cursor", of=walk.node(reduced[1][0], step(path, "of")), place=position)
 
 
 def _enum(walk: Walk, value: enum.Enum, path: str) -> Any:
@@ -271,6 +254,17 @@ def _object(walk: Walk, value: Any, path: str) -> Any:
     elif isinstance(value, (list, set, deque)):
         node.state["items"] = _list(walk, list(value), step(path, "items"))
     return node
+
+
+def _stateful(walk: Walk, value: Any, path: str) -> Any:
+    """Describe an object of a library, such as a gradient scaler, by its own `state_dict`."""
+    try:
+        state = value.state_dict()
+        encode(state)
+    except Exception:  # it has none yet, or none that can be written
+        return _opaque(walk, value, path)
+    walk.meet(value, path)
+    return _of(value, "stateful", state=state)
 
 
 def _opaque(walk: Walk, value: Any, path: str) -> Any:
@@ -314,11 +308,12 @@ def _writer(kind: type) -> Writer:
         return _value
     if issubclass(kind, tuple):
         return _named_tuple if hasattr(kind, "_fields") and is_users(kind) else _opaque
-    if issubclass(kind, (*_CONSTANT, Tensor, IterableDataset)) or (
-        _is_library(kind) and not issubclass(kind, nn.Module)
-    ):
+    if issubclass(kind, (*_CONSTANT, Tensor, IterableDataset)):
         return _opaque
-    return _object
+    if issubclass(kind, nn.Module) or not _is_library(kind):
+        return _object
+    is_ours = kind_name(kind).startswith("midstride.engine")  # kept elsewhere in the state
+    return _stateful if issubclass(kind, Stateful) and not (is_ours or issubclass(kind, DATA)) else _opaque
 
 
 def _is_library(kind: type) -> bool:

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 
 from midstride.engine.code_origin import is_users
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
+from midstride.engine.objects.attributes import INTERNAL
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import StateFilling
-from midstride.engine.objects.node_writers import INTERNAL, PLAIN, kind_name
+from midstride.engine.objects.node_writers import DATA, PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
 from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 _OURS = frozenset({"_trainer", "device", "_is_replica"}) | INTERNAL
 #: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each attempt sets it up
 _COMPOSABLE = "__composable_api_state_key"
-#: of libraries, and known not to change by themselves: data sets are watched
-_DATA = (Dataset, DataLoader, Sampler)
+#: of those of other classes, what stands in their attributes is their class's own
+_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
 Nodes = dict[str, dict[str, dict[str, Any]]]
 
@@ -69,23 +70,27 @@ class Root:
 
 def module_roots(module: nn.Module) -> Iterator[Root]:
     """Yield the attributes of `module` and of all modules in it, and the hooks that their users gave them."""
-    for path, part in module.named_modules():
-        if is_metric(part):  # what else it holds is in a part of its own
-            yield Root("metrics", path, objects_in(part), part, is_setup=True)
+    for path, submodule in module.named_modules():
+        if is_metric(submodule):  # what else it holds is in a part of its own
+            yield Root("metrics", path, objects_in(submodule), submodule, is_setup=True)
             continue
-        ours = _OURS | getattr(type(part), "not_state", frozenset())
-        set_by_users = (name for name in vars(part) if name not in ours and not name.startswith(_COMPOSABLE))
-        own = {name: vars(part)[name] for name in set_by_users}
-        yield Root("module", path, own, part, is_setup=not is_users(type(part)))
-        if hooks := user_hooks(part, _HOOKS):
+        ours = _OURS | getattr(type(submodule), "not_state", frozenset())
+        set_by_users = (name for name in vars(submodule) if name not in ours and not name.startswith(_COMPOSABLE))
+        own = {name: vars(submodule)[name] for name in set_by_users}
+        yield Root("module", path, own, submodule, is_setup=not is_users(type(submodule)))
+        if hooks := user_hooks(submodule, _HOOKS):
             yield Root("hooks", path, hooks)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if type(tensor) in _TENSORS:
+            set_on = {key: value for key, value in vars(tensor).items() if not key.startswith("_")}
+            yield Root("tensors", name, set_on, tensor, is_setup=True)
 
 
 def module_anchors(module: nn.Module) -> dict[str, object]:
     """Return what other parts of the state keep of `module`, by name."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    parts = {f"module {path}": part for path, part in module.named_modules()}
-    return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **parts}
+    modules = {f"module {path}": submodule for path, submodule in module.named_modules()}
+    return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **modules}
 
 
 class Objects:
@@ -261,7 +266,7 @@ class Objects:
             self._reported.add(path)
             if path.startswith("module/"):
                 found.setdefault(kind_name(type(value)), []).append(_attribute(path))
-            elif not isinstance(value, _DATA):
+            elif not isinstance(value, DATA):
                 beside.append(f"{_shown(path)}, a {type(value).__name__}")
         if beside:
             log.warning(
@@ -325,11 +330,11 @@ def _copied(node: Any) -> Any:
 
 def _attribute(path: str) -> str:
     """Return how code calls what stands at `path` of the module: without the group."""
-    return ".".join(part for part in path.split("/")[1:] if part)
+    return ".".join(name for name in path.split("/")[1:] if name)
 
 
 def _shown(path: str) -> str:
-    return ".".join(part for part in path.split("/") if part)
+    return ".".join(name for name in path.split("/") if name)
 
 
 def _few(lines: Sequence[str]) -> str:

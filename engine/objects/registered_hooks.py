@@ -56,7 +56,7 @@ class RegisteredHooks:
 
 
 def _counted(hooks: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
-    """Return how often each hook stands at each place; in which order does not count."""
+    """Return how often each hook is registered under each name; the order does not count."""
     return Counter(
         f"{_kind(hook)} in {path.removeprefix('hooks').strip('/') or 'the module'}.{name.rpartition('_')[0].strip('_')}"
         for path, owned in hooks.items()

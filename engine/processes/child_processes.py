@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn
 
-from midstride.engine.processes.lifetime import die_with_parent, signal_all
+from midstride.engine.processes.lifetime import die_with, signal_all
 
 __all__ = ["ChildProcesses", "end_within"]
 
@@ -20,8 +20,7 @@ __all__ = ["ChildProcesses", "end_within"]
 class ChildProcesses:
     """One call in several processes: the ranks of a world on this machine, mostly.
 
-    They run inside the `with` block; whatever ends it ends them. If this process is killed, the kernel ends those that
-    are its own children, which those of "forkserver" are not.
+    They run inside the `with` block; whatever ends it ends them. If this process is killed, they end too.
 
     Args:
         target: called in each. What it prints is flushed and its process ends without tearing down what it inherited:
@@ -39,9 +38,9 @@ class ChildProcesses:
         method: Literal["fork", "spawn", "forkserver"] = "fork",
     ) -> None:
         context: Any = multiprocessing.get_context(method)
-        parent = None if method == "forkserver" else os.getpid()
+        starter = os.getpid()
         self._processes: list[BaseProcess] = [
-            context.Process(target=_run, args=(parent, dict(environment), target, tuple(arguments)))
+            context.Process(target=_run, args=(starter, dict(environment), target, tuple(arguments)))
             for environment in environments
         ]
 
@@ -85,12 +84,11 @@ class ChildProcesses:
                 process.join()
 
 
-def _run(parent: int | None, environment: dict[str, str], target: Callable[..., object], arguments: Any) -> NoReturn:
+def _run(starter: int, environment: dict[str, str], target: Callable[..., object], arguments: Any) -> NoReturn:
     # First of all: after a fork, the parent's threads are gone, and a wait for one hangs. So would the destructor of
     # what the parent has left to its garbage collector, such as the store of an earlier fit.
     gc.freeze()
-    if parent is not None:
-        die_with_parent(parent)
+    die_with(starter)
     os.environ.clear()
     os.environ.update(environment)
     code: object = 1

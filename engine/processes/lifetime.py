@@ -22,9 +22,11 @@ __all__ = [
     "become_subreaper",
     "children",
     "descendants",
+    "die_with",
     "die_with_parent",
     "exit_with",
     "exit_with_ancestors",
+    "parent_of",
     "processes_with_env",
     "signal_all",
     "tie_to_parent",
@@ -56,6 +58,14 @@ def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, by)
     if _LINUX and os.getppid() != parent:
         os._exit(1)
+
+
+def die_with(process: int) -> None:
+    """End this process when `process` ends: its parent, or one that had a fork server start it."""
+    if os.getppid() == process:
+        die_with_parent(process)
+    else:
+        exit_with(process)
 
 
 def tie_to_parent() -> None:
@@ -137,6 +147,12 @@ def descendants(ancestor: int) -> list[int]:
         below += new
         queue += new
     return [pid for pid in below if pid not in dead]
+
+
+def parent_of(process: int) -> int:
+    """Return the parent of `process`; 0 if it has ended, or cannot be looked at."""
+    found = _parent_and_state(Path(f"/proc/{process}"))
+    return 0 if found is None else found[0]
 
 
 def _ancestors(process: int) -> list[int]:

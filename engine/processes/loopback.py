@@ -3,23 +3,42 @@
 Neither torch's store nor gloo ask who is there: a process that reaches them takes part.
 """
 
+import fcntl
 import os
 import socket
+import struct
 from collections.abc import Mapping
 
 from midstride.engine.world import World
 
-__all__ = ["ADDRESS", "free_port", "interfaces", "is_loopback", "rank_environments"]
+__all__ = ["ADDRESS", "free_port", "interface_towards", "interfaces", "is_loopback", "rank_environments"]
 
 ADDRESS = "127.0.0.1"
+_SIOCGIFADDR = 0x8915  # asks for an interface's address
 #: what tells gloo, NCCL, tensorpipe and Horovod by which interface ranks talk
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-def interfaces(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that have ranks of one machine talk over its loopback, but for those that are set."""
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    return {name: loopback for name in _VARIABLES if name not in environment} if loopback else {}
+def interfaces(environment: Mapping[str, str] = os.environ, by: str | None = None) -> dict[str, str]:
+    """Return the variables that have ranks talk over the loopback, or over `by`, but for those that are set."""
+    names = [name for _, name in socket.if_nameindex()]
+    chosen = by or next((name for name in names if name in ("lo", "lo0")), None)
+    return {name: chosen for name in _VARIABLES if name not in environment} if chosen else {}
+
+
+def interface_towards(host: str) -> str | None:
+    """Return the name of the interface by which this machine reaches `host`; None where that cannot be told."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        ours = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no address
+                continue
+            if found[20:24] == ours:
+                return name
+    return None
 
 
 def is_loopback(host: str) -> bool:

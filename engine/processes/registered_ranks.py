@@ -11,7 +11,7 @@ from midstride.engine.processes.lifetime import descendants, signal_all
 
 __all__ = ["RegisteredRanks"]
 
-_LAST_WORDS_S = 1.0  # for what a dead rank left behind
+_LEFTOVERS_S = 1.0  # for what a dead rank left behind
 _HANGS_S = 60.0  # a launcher does not need so long when its ranks have ended
 
 
@@ -19,8 +19,8 @@ class RegisteredRanks:
     """The ranks on this machine, by their heartbeats.
 
     horovodrun kills its ranks five seconds after it was asked to stop, so they are asked directly. It waits for
-    everybody who holds the output of one of its ranks, a dead rank's children too, before it tells the other ranks. And
-    once in a while it does not end.
+    every process that holds the output of one of its ranks, a dead rank's children too, before it tells the other
+    ranks. And once in a while it does not end.
 
     Args:
         folder: of the session.
@@ -52,7 +52,7 @@ class RegisteredRanks:
         said = self._registered()
         self._seen |= said if self._all_here else said & set(below)  # a rank may end before it was ever looked for
         dead = self._seen - set(below)
-        if self._seconds("left behind", bool(dead)) > _LAST_WORDS_S:
+        if self._seconds("left behind", bool(dead)) > _LEFTOVERS_S:
             # A process whose parents have died is ours now, and no longer below the launcher.
             signal_all(sorted(set(below) - {launcher, *descendants(launcher)}))
         if self._seconds("hangs", bool(dead) and dead == self._seen) > _HANGS_S:

@@ -19,7 +19,7 @@ __all__ = ["Supervisor", "main"]
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WAITED = {signal.SIGCHLD, signal.SIGUSR1, *_STOPS}
-_LAST_WORDS_S = 1.0  # for what the world's first process left behind
+_LEFTOVERS_S = 1.0  # for what the world's first process left behind
 
 
 class Supervisor:
@@ -94,7 +94,7 @@ class Supervisor:
 
     def _end_leftovers(self) -> None:
         """End what the world's first process left behind: politely, then not."""
-        patience = 0.0 if self._deadline is not None else _LAST_WORDS_S
+        patience = 0.0 if self._deadline is not None else _LEFTOVERS_S
         polite_until = time.monotonic() + patience
         signal_all(descendants(os.getpid()), signal.SIGTERM)
         while left := descendants(os.getpid()):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from midstride.engine.config.strategies import StrategySpec
+from midstride.engine.config.strategy_spec import StrategySpec
 from midstride.engine.errors import JobError
 from midstride.engine.ranks.gpus import fork_cannot_use_cuda, free_gpus_of_world, gpus_here, parse_devices, parse_gpus
 from midstride.engine.strategies.base import Strategy
@@ -140,18 +140,18 @@ def devices_of_rank(
 ) -> list[torch.device]:
     """Return the devices of this process, of those `meant`, which `devices_of_machine` gave."""
     gpus, count = meant
-    parts = count if spec.splits_batches else 1
+    per_process = count if spec.splits_batches else 1
     if not gpus:
-        return [torch.device("cpu")] * parts
+        return [torch.device("cpu")] * per_process
     if world.local_size > 1 and spec.splits_batches and request.gpus is not UNSET:
-        parts = len(gpus) // world.local_size
+        per_process = len(gpus) // world.local_size
     elif world.local_size > 1 and (spec.splits_batches or request.names_none) and not request.auto_select_gpus:
         # Each process of a machine takes the next ones.
-        gpus = [0] * world.local_size * parts if _is_given_its_gpu(hardware, world) else [*range(hardware.gpus)]
-    parts = max(1, parts)
-    if len(gpus) < world.local_size * parts and not faults:  # every rank says so, not the last ones alone
-        faults.append(_too_few_gpus(hardware, world, parts))
-    mine = gpus[world.local_rank * parts : (world.local_rank + 1) * parts]
+        gpus = [0] * world.local_size * per_process if _is_given_its_gpu(hardware, world) else [*range(hardware.gpus)]
+    per_process = max(1, per_process)
+    if len(gpus) < world.local_size * per_process and not faults:  # every rank says so, not the last ones alone
+        faults.append(_too_few_gpus(hardware, world, per_process))
+    mine = gpus[world.local_rank * per_process : (world.local_rank + 1) * per_process]
     return [torch.device("cuda", gpu) for gpu in mine] or [torch.device("cpu")]
 
 
@@ -168,12 +168,12 @@ def _uuid(gpu: torch.device) -> str:
     return str(torch.cuda.get_device_properties(gpu).uuid)
 
 
-def _too_few_gpus(hardware: Hardware, world: World, parts: int) -> str:
-    each = "a GPU each" if parts == 1 else f"{parts} GPUs each"
+def _too_few_gpus(hardware: Hardware, world: World, per_process: int) -> str:
+    each = "a GPU each" if per_process == 1 else f"{per_process} GPUs each"
     return (
         f"{world.local_size} processes with {each} were started on this machine, and {gpus_here(hardware.gpus)}: "
-        f'start {hardware.gpus // parts or "no more than there are GPUs for"}, or say accelerator="cpu" (in a job '
-        "world.accelerator: cpu)"
+        f'start {hardware.gpus // per_process or "no more than there are GPUs for"}, or say accelerator="cpu" (in a '
+        "job world.accelerator: cpu)"
     )
 
 

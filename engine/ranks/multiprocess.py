@@ -31,7 +31,8 @@ from midstride.engine.world import World
 __all__ = ["RankResult", "TrainerCall", "run_in_children"]
 
 #: for ranks whose peer has died: to notice, and to say so
-_LAST_WORDS_S = 10.0
+#: after one rank has failed, for the others to write what they raised
+_OTHERS_S = 10.0
 
 
 @dataclass
@@ -126,7 +127,7 @@ def _watch(children: ChildProcesses) -> bool:
         while children.running() and time.monotonic() <= deadline:
             children.wait(0.2)
             if deadline == float("inf") and any(children.exit_codes()):
-                deadline = time.monotonic() + _LAST_WORDS_S
+                deadline = time.monotonic() + _OTHERS_S
         return bool(stops)
 
 

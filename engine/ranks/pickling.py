@@ -27,17 +27,17 @@ def _innermost(value: Any, path: str, seen: set[int]) -> str | None:
     try:
         pickle.dumps(value)
     except Exception as error:
-        inner = (_innermost(part, f"{path}{place}", seen) for place, part in _parts(value))
+        inner = (_innermost(item, f"{path}{key}", seen) for key, item in _items(value))
         return next(filter(None, inner), f"{path}: {error}")
     return None
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
     """What is directly in `value`, and how it is reached."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"[{place}]", item) for place, item in enumerate(value))
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         if isinstance(value, nn.Module):
             yield from ((f".{name}", child) for name, child in children_of(value).items())

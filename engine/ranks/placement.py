@@ -6,7 +6,8 @@ import torch
 
 from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.lightning_names import STRATEGY_ALIASES
-from midstride.engine.config.strategies import STRATEGIES, Start, StrategyRequest, StrategySpec, conflicts
+from midstride.engine.config.strategies import STRATEGIES, conflicts
+from midstride.engine.config.strategy_spec import Start, StrategyRequest, StrategySpec
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, devices_of_machine, devices_of_rank
 from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.slurm import is_one_task
@@ -39,7 +40,7 @@ class Placement:
 
 
 def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Placement, list[str]]:
-    """Return where a Trainer trains, and every fault of what it was asked for: with one, the place is not to be used.
+    """Return where a Trainer trains, and every fault of what it was asked for; with one, the placement is not used.
 
     Raises:
         StrategyUnavailable: no such strategy, or its library is not installed.
@@ -73,7 +74,7 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
     if name in STRATEGIES:
         faults += conflicts(replace(choice, strategy=name))
     devices = devices_of_rank(request, hardware, world, spec, (gpus, count), faults)
-    if faults:  # what stands in its place need not be here
+    if faults:  # what is used instead need not be here
         own = build_strategy("single")
     strategy = own if own is not None else build_strategy(name, request.strategy_args, request.lanes)
     start: Start = spec.start if to_start > 1 else "none"
@@ -189,6 +190,6 @@ def _summary(
     by_itself = request.strategy is None and processes > 1
     who = f"{name} (default: several devices and no strategy given)" if by_itself else name
     where = "GPUs" if devices[0].type == "cuda" else "the CPU" if hardware.gpus else "the CPU (there is no GPU here)"
-    parts = f", each batch in {len(devices)} parts" if len(devices) > 1 else ""
+    chunks = f", each batch in {len(devices)} parts" if len(devices) > 1 else ""
     lanes = "" if request.lanes is None else f", {request.lanes} lanes"
-    return f"{who}, {processes} process{'es' if processes > 1 else ''} on {spec.devices or where}{lanes}{parts}"
+    return f"{who}, {processes} process{'es' if processes > 1 else ''} on {spec.devices or where}{lanes}{chunks}"

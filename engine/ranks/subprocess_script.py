@@ -24,8 +24,8 @@ __all__ = ["ended_early", "ranks_watched", "start_other_ranks"]
 
 #: at the end of the script, for ranks that still do what stands after its last call
 _PATIENCE_S = 60.0
-#: after an error in this process, for the others to say theirs
-_LAST_WORDS_S = 5.0
+#: after an error in this process or another, for the others to print theirs
+_OTHERS_S = 5.0
 #: between two looks at the other ranks
 _POLL_S = 0.5
 
@@ -83,19 +83,19 @@ def ranks_watched(patience_s: float) -> Iterator[None]:
 def _watch(over: threading.Event, patience_s: float) -> None:
     while not over.wait(_POLL_S):
         if lines := ended_early():
-            if over.wait(min(_LAST_WORDS_S, patience_s)):
+            if over.wait(min(_OTHERS_S, patience_s)):
                 return
-            words = f"midstride: {'; '.join(lines)}; rank 0 waits for it"
-            print(f"{words} at most {patience_s:g} s (collective_timeout_s)", file=sys.stderr, flush=True)
+            message = f"midstride: {'; '.join(lines)}; rank 0 waits for it"
+            print(f"{message} at most {patience_s:g} s (collective_timeout_s)", file=sys.stderr, flush=True)
             if not over.wait(patience_s):
-                print(f"{words} no longer: the same run again resumes", file=sys.stderr, flush=True)
+                print(f"{message} no longer: the same run again resumes", file=sys.stderr, flush=True)
                 os._exit(1)
             return
 
 
 def _end() -> None:
     failed = getattr(sys, "last_value", None) is not None
-    until = time.monotonic() + (_LAST_WORDS_S if failed else _PATIENCE_S)
+    until = time.monotonic() + (_OTHERS_S if failed else _PATIENCE_S)
     for rank, process in _processes.items():
         if not end_within(process, until - time.monotonic()) and not failed:
             print(f"midstride: rank {rank} was still running {_PATIENCE_S:.0f} s after rank 0: ended", file=sys.stderr)

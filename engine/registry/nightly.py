@@ -38,7 +38,7 @@ class NightlyRun:
 
     def __init__(self, run: Run, date: str) -> None:
         self.run, self.date = run, date
-        self.line = ModelRegistry.of(run.job)
+        self.registry = ModelRegistry.of(run.job)
         self._store = run.store
 
     @property
@@ -57,12 +57,12 @@ class NightlyRun:
             raise JobError.of(f"job {job.name}", faults)
         night = cls(Run(with_date(job, date), f"{job.name}-{date}"), date)
         with night._store.errors_explained("written"):
-            champion = night.line.current() if job.nightly.warm_start else None
+            champion = night.registry.current() if job.nightly.warm_start else None
             plan = {"date": date, "champion": champion and champion.number, "time": time.time()}
             night._store.create("night.json", encode_document(plan))
             begun = decode_document(night._store.read("night.json"), f"{night._store.url}/night.json")
             if begun["champion"] is not None:
-                weights = night.line.weights_url(night.line.champion(begun["champion"]))
+                weights = night.registry.weights_url(night.registry.champion(begun["champion"]))
                 return cls(Run(night.job.model_copy(update={"weights": weights}), night.run.name), date)
         return night
 
@@ -86,7 +86,7 @@ class NightlyRun:
             Overtaken: the champion is another one by now; compare again.
         """
         assert self.job.monitor is not None  # `begin` saw to it
-        if done := self.line.promoted(self.run.name):
+        if done := self.registry.promoted(self.run.name):
             assert done.decision is not None
             return done.decision
         decision = compare(
@@ -98,7 +98,7 @@ class NightlyRun:
             over=compared["over"],
         )
         if decision.promoted:
-            self.line.promote(self.run, compared["weights"], decision)
+            self.registry.promote(self.run, compared["weights"], decision)
         return decision
 
     def close(self, decision: PromotionDecision, data: Manifest) -> None:

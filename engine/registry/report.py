@@ -33,7 +33,7 @@ class NightlyReport(Options):
 
 def nightly_report(night: NightlyRun, decision: PromotionDecision | None) -> NightlyReport:
     """Return the report of `night`, with the champion as of now."""
-    champion = night.line.current()
+    champion = night.registry.current()
     return NightlyReport(
         job=night.job.name,
         date=night.date,
@@ -41,20 +41,22 @@ def nightly_report(night: NightlyRun, decision: PromotionDecision | None) -> Nig
         url=night.url,
         decision=decision,
         champion=champion.run if champion else "",
-        weights=night.line.weights_url(champion) if champion else "",
+        weights=night.registry.weights_url(champion) if champion else "",
     )
 
 
 def nightly_markdown(report: NightlyReport) -> str:
     """Return `report` in Markdown: the decision first, then every value of both."""
-    parts = [f"# {report.job}: night of {report.date}", f"**{report.verdict}**"]
+    paragraphs = [f"# {report.job}: night of {report.date}", f"**{report.verdict}**"]
     if decision := report.decision:
-        parts.append(_values(decision))
+        paragraphs.append(_values(decision))
         better = "larger" if decision.mode == "max" else "smaller"
-        parts.append(f"{decision.metric} decides; {better} is better, by more than {format_number(decision.margin)}.")
+        paragraphs.append(
+            f"{decision.metric} decides; {better} is better, by more than {format_number(decision.margin)}."
+        )
     if report.champion:
-        parts.append(f"Champion: {report.champion}, its weights: `{report.weights}`")
-    return "\n\n".join(parts) + "\n"
+        paragraphs.append(f"Champion: {report.champion}, its weights: `{report.weights}`")
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _values(decision: PromotionDecision) -> str:

@@ -2,8 +2,9 @@
 
 Where samples stand in an order that is a function of seed and epoch, that order is made again and compared, by
 digest, with the indices that reached the training step. What a sampler gave is compared with what reached that step.
-Elsewhere (streams, several loaders) only the places of an epoch can be counted, not the samples in them: each must
-have been trained on once, and law 3 is not said to hold. The metric log must have one row a step.
+So is what a stream gave, by digests of its samples. Elsewhere (several loaders, a resumed run over a stream whose
+own state brings it back) only the positions of an epoch can be counted, not the samples in them: each must have
+been trained on once, and law 3 is not said to hold. The metric log must have one row a step.
 """
 
 import csv
@@ -39,11 +40,11 @@ class EpochAudit:
         once: samples used once.
         repeated: samples used more often, padding aside.
         missing: samples never used, though the epoch is over.
-        padding: places at the end that repeat samples from the start, so that all ranks have the same number.
+        padding: positions at the end that repeat samples from the start, so that all ranks have the same number.
         left_over: samples that drop_last or limit_train_batches leave out.
         left_out: batches whose loss was not finite, left out of the weights.
         is_over: whether the epoch has come to its end.
-        is_counted: whether the samples were compared with those the epoch was to have; else only its places were.
+        is_counted: whether the samples were compared with those the epoch was to have; else only its positions were.
         faults: what law 3 forbids, as messages.
     """
 
@@ -107,7 +108,9 @@ def audit(url: str) -> Audit:
     account = read_part(store, newest, 0, "samples")
     facts = newest.manifest["facts"]
     stretches = [BatchRange(*one) for one in account["stretches"]]
-    planned = {one[0]: BatchRange(*one) for one in account.get("planned", ())}
+    # What an attempt read from a state on, nothing has compared with a reading from the start.
+    unread = account.get("stateful", ()) if newest.generation > 1 else ()
+    planned = {one[0]: BatchRange(*one) for one in account.get("planned", ()) if one[0] not in unread}
     epochs = []
     for number in dict.fromkeys(stretch.epoch for stretch in stretches):
         own = [stretch for stretch in stretches if stretch.epoch == number]
@@ -132,7 +135,7 @@ class _EpochAuditor:
 
     def audit(self) -> EpochAudit:
         first = self.stretches[0]
-        self._check_places()
+        self._check_batches()
         plain: dict[str, Any] = {
             "epoch": first.epoch,
             "batches": sum(stretch.end - stretch.first for stretch in self.stretches),
@@ -168,7 +171,7 @@ class _EpochAuditor:
         told = {"samples", "shuffle", "drop_last", "global_batch_size"} <= set(identity) and "sampler" not in identity
         return first.indexed and told and (first.world == 1 or identity["use_distributed_sampler"])
 
-    def _check_places(self) -> None:
+    def _check_batches(self) -> None:
         """Every batch from the first on, once, and to the end if the epoch is over."""
         at = 0
         for stretch in self.stretches:
@@ -181,14 +184,16 @@ class _EpochAuditor:
             self.faults.append(f"{_batches(at, end)} never reached the training step")
 
     def _check_planned(self) -> bool:
-        """Compare with what the epoch's sampler gave; return whether there is anything to compare."""
+        """Compare with what the epoch's sampler or stream gave; return whether there is anything to compare."""
         planned, used = self.planned, self.stretches
         if planned is None or not self.is_over or any(one.world != planned.world for one in used):
             return False
         if (at := used[-1].end) < planned.end:
             self.faults.append(f"{_batches(at, planned.end)} never reached the training step")
         samples, digest = sum(one.samples for one in used), sum(one.digest for one in used) % (1 << 64)
-        if (samples, digest) != (planned.samples, planned.digest):
+        if not planned.indexed and digest != planned.digest:
+            self.faults.append("the samples that reached the training step are not those that the stream gave")
+        elif planned.indexed and (samples, digest) != (planned.samples, planned.digest):
             self.faults.append(
                 f"the {samples} samples that reached the training step are not the {planned.samples} that the epoch's "
                 "sampler gave"
@@ -196,8 +201,8 @@ class _EpochAuditor:
         return True
 
     def _order_of(self, stretch: BatchRange, *, check: bool = True) -> tuple[Indices, int]:
-        """Return the indices that belong to `stretch`, padding aside, and how many places are padding."""
-        own, digest, places = [], 0, 0
+        """Return the indices that belong to `stretch`, padding aside, and how many positions are padding."""
+        own, digest, positions = [], 0, 0
         for rank in range(stretch.world):
             order = self._order(rank, stretch.world)
             size = order.batch_size
@@ -205,16 +210,16 @@ class _EpochAuditor:
             mine = np.array(all_of_rank[stretch.first * size : stretch.end * size], np.int64)
             at = (stretch.first * size + np.arange(len(mine))) * order.size + order.rank
             own.append(mine[at < len(order.sequence)])
-            places += len(mine)
+            positions += len(mine)
             for batch in range(stretch.first, stretch.end) if check else ():
                 digest += digest_of(all_of_rank[batch * size : (batch + 1) * size], batch, rank)
-        if check and (digest % (1 << 64), places) != (stretch.digest, stretch.samples):
+        if check and (digest % (1 << 64), positions) != (stretch.digest, stretch.samples):
             self.faults.append(
                 f"{_batches(stretch.first, stretch.end)}: the {stretch.samples} samples that reached the training step "
-                f"are not the {places} of the epoch's order"
+                f"are not the {positions} of the epoch's order"
             )
         indices = np.concatenate(own)
-        return indices, places - len(indices)
+        return indices, positions - len(indices)
 
     def _order(self, rank: int, world: int) -> StridedOrder:
         identity = self.identity

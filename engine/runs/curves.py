@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["can_draw", "draw"]
+__all__ = ["LIBRARY", "can_draw", "draw"]
+
+#: what draws; to import it takes a second
+LIBRARY = "matplotlib.figure"
 
 _PANELS = 6
 _COLOURS = {"train": "#4477aa", "val": "#ee6677", "test": "#228833"}
@@ -78,8 +81,8 @@ def _panel(axes: Any, name: str, curves: Mapping[str, Sequence[tuple[int, float]
             axes.plot(steps, _smooth(values), color=line.get_color(), linewidth=1.6)
         line.set_label("_" if many else label)
         axes.lines[-1].set_label(label)
-    for place, step in enumerate(marks):
-        axes.axvline(step, color="#bbbbbb", linestyle="--", linewidth=0.9, label="resumed" if place == 0 else None)
+    for index, step in enumerate(marks):
+        axes.axvline(step, color="#bbbbbb", linestyle="--", linewidth=0.9, label="resumed" if index == 0 else None)
     axes.set_title(name, fontsize=10)
     axes.set_xlabel("step")
     axes.grid(alpha=0.25)
@@ -91,7 +94,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
     """A moving mean that starts without a lag."""
     width = max(2, len(values) // 30)
     smooth, total = [], 0.0
-    for place, value in enumerate(values):
-        total += value - (values[place - width] if place >= width else 0.0)
-        smooth.append(total / min(place + 1, width))
+    for index, value in enumerate(values):
+        total += value - (values[index - width] if index >= width else 0.0)
+        smooth.append(total / min(index + 1, width))
     return smooth

@@ -22,25 +22,33 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
         report: of a run.
         picture: address of the curves, if there are any.
     """
-    parts = [f"# {report.job}, run {format_run_name(report.run)}: {headline(report)}"]
+    paragraphs = [f"# {report.job}, run {format_run_name(report.run)}: {headline(report)}"]
     if report.error:
-        parts += [_cause(report), f"```\n{report.error.rstrip()}\n```"]
-    parts.append(markdown_table(["", ""], summary_rows(report)))
+        paragraphs += [_cause(report), f"```\n{report.error.rstrip()}\n```"]
+    paragraphs.append(markdown_table(["", ""], summary_rows(report)))
     if picture:
-        parts.append(f"![curves]({picture})")
+        paragraphs.append(f"![curves]({picture})")
     if report.failures:
-        parts += ["## Interruptions", _interruptions(report)]
+        paragraphs += ["## Interruptions", _interruptions(report)]
+    if report.rounds:
+        paragraphs += ["## Rounds", _rounds(report)]
+    return "\n\n".join([*paragraphs, *_remarks(report)]) + "\n"
+
+
+def _remarks(report: Report) -> list[str]:
+    """Return the paragraphs that few runs have, and where the files are."""
+    paragraphs = []
     if report.left_out:
         batches = ", ".join(f"{batch} of epoch {epoch}" for epoch, batch in report.left_out)
-        parts += ["## Left out", f"The loss of these batches was not finite; they moved nothing: {batches}."]
+        paragraphs += ["## Left out", f"The loss of these batches was not finite; they moved nothing: {batches}."]
     if report.overridden:
         lines = "\n".join(f"- {name}: {values}" for name, values in report.overridden.items())
-        parts += ["## Without effect", f"The snapshot brought along what the run began with:\n\n{lines}"]
+        paragraphs += ["## Without effect", f"The snapshot brought along what the run began with:\n\n{lines}"]
     if report.slow:
-        parts += ["## Slow ranks", "\n".join(f"- {line}" for line in report.slow)]
+        paragraphs += ["## Slow ranks", "\n".join(f"- {line}" for line in report.slow)]
     if report.files:
-        parts += ["## Files", "\n".join(f"- {name}: `{where}`" for name, where in report.files.items())]
-    return "\n\n".join(parts) + "\n"
+        paragraphs += ["## Files", "\n".join(f"- {name}: `{where}`" for name, where in report.files.items())]
+    return paragraphs
 
 
 def headline(report: Report) -> str:
@@ -63,6 +71,8 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     if report.set_aside:
         rows.append(("set aside", "; ".join(f"{name}: {why}" for name, why in report.set_aside.items())))
     rows.append(("restarts", str(report.restarts)))
+    if report.rounds:
+        rows.append(("rounds", f"{len(report.rounds)}, the last on {', '.join(report.rounds[-1].nodes)}"))
     return rows
 
 
@@ -94,5 +104,17 @@ def _interruptions(report: Report) -> str:
             "" if failure.seconds_lost is None else f"{failure.seconds_lost:.1f}",
         )
         for failure in report.failures
+    ]
+    return markdown_table(head, rows)
+
+
+def _rounds(report: Report) -> str:
+    head = ("attempt", "round", "nodes", "ranks", "went on from", "since")
+    rows = [
+        (
+            *(str(one.attempt), str(one.number), ", ".join(one.nodes), str(one.ranks)),
+            *(one.resumed_from or "", one.why.replace("|", "\\|")),
+        )
+        for one in report.rounds
     ]
     return markdown_table(head, rows)

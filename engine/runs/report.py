@@ -26,6 +26,7 @@ __all__ = [
     "REPORT",
     "Interruption",
     "Report",
+    "Round",
     "metric_log",
     "metric_rows",
     "report_at",
@@ -52,6 +53,17 @@ class Interruption(Options):
     certain: bool = Field(True, description="False when a process was killed: it reports twice a second.")
 
 
+class Round(Options):
+    """What nodes trained together in, in a world on several of them."""
+
+    attempt: int
+    number: int
+    nodes: tuple[str, ...]
+    ranks: int
+    resumed_from: str | None = None
+    why: str = Field("", description="Why the round before ended; empty for the first.")
+
+
 class Report(Options):
     """What a run came to."""
 
@@ -74,6 +86,7 @@ class Report(Options):
         {}, description="What a later attempt asked for, and what the snapshot brought along instead: setting -> both."
     )
     slow: tuple[str, ...] = Field((), description="Ranks for which the others had to wait.")
+    rounds: tuple[Round, ...] = Field((), description="Which nodes trained, in a world on several.")
     monitor: str = ""
     best: dict[str, float] = Field({}, description="What the best weights reached.")
     previous: tuple[str, float] | None = Field(None, description="The best of the other runs: its name and value.")
@@ -124,6 +137,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
             for name, found in facts.get("overridden", {}).items()
         },
         slow=tuple(f"attempt {attempt.number}: {line}" for attempt in attempts for line in attempt.slow),
+        rounds=tuple(Round(attempt=attempt.number, **fields) for attempt in attempts for fields in attempt.rounds),
         monitor=monitor.metric if monitor else "",
         best=metrics_of(store, "best").get("metrics", {}),
         previous=_previous(runs, name, monitor) if monitor else None,
@@ -147,7 +161,7 @@ def metric_log(store: Store) -> str:
 
 def _failures(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
     return tuple(
-        _failure(attempt, attempts[place + 1 :]) for place, attempt in enumerate(attempts) if attempt.outcome != "done"
+        _failure(attempt, attempts[index + 1 :]) for index, attempt in enumerate(attempts) if attempt.outcome != "done"
     )
 
 

@@ -9,8 +9,9 @@ to a newer snapshot pays for the next one; the same error at the same step twice
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from midstride.engine.session.events import Event
 from midstride.engine.session.outcome import SUPERSEDED, Outcome
@@ -41,6 +42,7 @@ class Attempt:
         ended: when it ended.
         first_step_at: when its first new step was done.
         slow: about the ranks for which the others had to wait.
+        rounds: of a world on several nodes: number, nodes, ranks and why, and from which snapshot each went on.
     """
 
     number: int
@@ -58,6 +60,7 @@ class Attempt:
     ended: float | None = None
     first_step_at: float | None = None
     slow: tuple[str, ...] = ()
+    rounds: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -71,13 +74,16 @@ class Attempt:
             return replace(self, step=step, generation=generation)
         if event.kind == "resumed":
             resumed_from = event.fields.get("resumed_from")
-            return replace(self, generation=generation, resumed_from=resumed_from, resumed_step=step)
+            rounds = (*self.rounds[:-1], *({**last, "resumed_from": resumed_from} for last in self.rounds[-1:]))
+            return replace(self, generation=generation, resumed_from=resumed_from, resumed_step=step, rounds=rounds)
         if event.kind == "snapshot":
             return replace(self, step=step, snapshot=event.fields.get("name"))
         if event.kind == "step":
             return replace(self, step=step, first_step_at=self.first_step_at or event.time)
         if event.kind == "slow":
             return replace(self, slow=(*self.slow, event.fields["words"]))
+        if event.kind == "round":
+            return replace(self, rounds=(*self.rounds, event.fields))
         return self
 
 
@@ -229,7 +235,10 @@ def _number(name: str) -> int:
 
 
 def _encode(attempt: Attempt) -> bytes:
-    return json.dumps(asdict(attempt), indent=2).encode()
+    said = asdict(attempt)
+    if not attempt.rounds:
+        del said["rounds"]  # which only worlds on several nodes have
+    return json.dumps(said, indent=2).encode()
 
 
 def _decode(data: bytes) -> Attempt:

@@ -11,6 +11,7 @@ waiting     rank, waited_s, why                          (for the store, on any 
 validation  step, metrics
 finished    step
 slow        rank, words                                  (from the launcher)
+round       number, nodes, ranks, why                    (nodes that train from now on, by the launcher)
 """
 
 import json
@@ -54,7 +55,11 @@ class EventLog:
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Write one event; values must be JSON (a value that is not is written as its text)."""
-        line = json.dumps({"kind": kind, "time": time.time(), **fields}, default=str)
+        self.copy(Event(kind, time.time(), fields))
+
+    def copy(self, event: Event) -> None:
+        """Write an event that happened elsewhere."""
+        line = json.dumps({"kind": event.kind, "time": event.time, **event.fields}, default=str)
         # Opened for each of these rare lines: nothing to close, nothing to flush, nothing for a fork to inherit.
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")

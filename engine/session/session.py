@@ -4,6 +4,7 @@
     events.jsonl              what happens, as it happens
     outcome-rank-00000.json   how each rank ended, written by that rank
     heartbeat-rank-00000      what each rank is doing
+    ranks                     how many there are, where that is not the job's to say: nodes come and go
     log.txt                   every line the world printed
 
 It is local and short-lived: what must survive the machine is in the store.
@@ -43,8 +44,13 @@ class Session:
         """Return a new session, in the folder for temporary files, that holds `document` as job.json."""
         name = re.sub(r"[^A-Za-z0-9._-]", "-", document["run"])[:40]
         session = cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
-        _write(session.folder / "job.json", json.dumps(document, indent=2))
+        session.begin(document)
         return session
+
+    def begin(self, document: Mapping[str, Any]) -> None:
+        """Hold `document` as job.json, in the folder that is made if it is not there."""
+        self.folder.mkdir(exist_ok=True)
+        _write(self.folder / "job.json", json.dumps(document, indent=2))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Session | None":
@@ -83,6 +89,25 @@ class Session:
     def outcomes(self) -> list[Outcome]:
         """Return what the ranks have written so far, in the order of ranks."""
         return [Outcome.from_json(read_own(path).decode()) for path in sorted(self.folder.glob("outcome-rank-*.json"))]
+
+    @property
+    def ranks(self) -> int | None:
+        """How many ranks the world has; None where the job says it."""
+        try:
+            return int(read_own(self.folder / "ranks"))
+        except FileNotFoundError:
+            return None
+
+    def begin_round(self, ranks: int) -> None:
+        """Forget what the ranks before have written: the world has `ranks` new ones."""
+        _write(self.folder / "ranks", str(ranks))
+        for pattern in ("outcome-rank-*.json", "heartbeat-rank-*"):
+            for path in self.folder.glob(pattern):
+                path.unlink()
+
+    def of_round(self, number: int) -> "Session":
+        """Return the session that the ranks of a node have in one round: a folder in the node's."""
+        return Session(self.folder / f"round-{number:05d}")
 
     def remove(self) -> None:
         """Remove the folder."""

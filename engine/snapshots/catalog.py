@@ -43,7 +43,7 @@ class Snapshot:
     @property
     def bytes(self) -> int:
         """Size of all its files but the manifest."""
-        return sum(facts["bytes"] for facts in self.manifest["files"].values())
+        return sum(digest["bytes"] for digest in self.manifest["files"].values())
 
 
 class SnapshotCatalog:
@@ -298,7 +298,10 @@ class SnapshotCatalog:
             parsed = parse_name(name)
             if parsed is None or name >= last.name or parsed[1] > last.generation:
                 continue
-            if not {MANIFEST, _ASIDE} & folders.get(name, set()):
+            if {MANIFEST, _ASIDE} & folders.get(name, set()):
+                continue
+            # A folder that could not be listed seems to be empty.
+            if not any(self._store.exists(f"{SNAPSHOTS}/{name}/{file}") for file in (MANIFEST, _ASIDE)):
                 self._store.remove(f"{SNAPSHOTS}/{name}")
 
 

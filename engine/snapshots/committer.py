@@ -101,8 +101,8 @@ class Committer:
             before()
             return self._write(name, request)
 
-        parts = self._on_all_ranks(name, write)
-        manifest = self._on_all_ranks(name, lambda: self._commit(name, request, parts))[0]
+        ranks = self._on_all_ranks(name, write)
+        manifest = self._on_all_ranks(name, lambda: self._commit(name, request, ranks))[0]
         return Snapshot(name, request.position, self._lease.generation, manifest)
 
     def name_of(self, request: SnapshotRequest) -> str:
@@ -164,25 +164,25 @@ class Committer:
         return _RankFiles(files, staged.shared, progress)
 
     def _put(self, name: str, file: str, data: bytes | memoryview) -> FileDigest:
-        """Write a file, hashing it meanwhile; return its facts."""
+        """Write a file, hashing it meanwhile; return its digest."""
         path = f"{SNAPSHOTS}/{name}/{file}"
         if len(data) < _LONG_BYTES:
             self._store.write(path, data)
             return digest_of([data])
-        facts = self._hasher.submit(digest_of, _chunks(data))
+        digest = self._hasher.submit(digest_of, _chunks(data))
         try:
             self._store.write(path, data)
         finally:
-            facts.exception()  # the buffer is not reused while it is read
-        return facts.result()
+            digest.exception()  # the buffer is not reused while it is read
+        return digest.result()
 
-    def _commit(self, name: str, request: SnapshotRequest, parts: list[_RankFiles]) -> dict[str, Any]:
+    def _commit(self, name: str, request: SnapshotRequest, ranks: list[_RankFiles]) -> dict[str, Any]:
         """Write the manifest, on rank 0 and only if all files are there and no newer generation has the run."""
         request.probe("before_commit")
         if not self._world.is_first:
             return {}
-        files = {file: fact for part in parts for file, fact in part.files.items()}
-        self._check(name, parts, files)
+        files = {file: digest for rank in ranks for file, digest in rank.files.items()}
+        self._check(name, ranks, files)
         manifest = {
             "format": FORMAT,
             "run": self._run,
@@ -191,7 +191,7 @@ class Committer:
             **{"resumed_from": self._lease.resumed_from, "ancestors": self._lease.ancestors},
             "world_size": self._world.size,
             "files": files,
-            "progress": parts[0].progress,
+            "progress": ranks[0].progress,
             "facts": request.facts,
             "time": time.time(),
         }
@@ -202,20 +202,20 @@ class Committer:
         self._store.write(f"{SNAPSHOTS}/{name}/{MANIFEST}", data)
         return decode_document(data, name)
 
-    def _check(self, name: str, parts: list[_RankFiles], files: Mapping[str, FileDigest]) -> None:
-        for rank, part in enumerate(parts):
-            if part.shared != parts[0].shared:
+    def _check(self, name: str, ranks: list[_RankFiles], files: Mapping[str, FileDigest]) -> None:
+        for rank, written in enumerate(ranks):
+            if written.shared != ranks[0].shared:
                 raise SnapshotError(
                     f"rank {rank} and rank 0 do not hold the same replicated tensors (their lists differ: "
-                    f"{part.shared['xxh3_128']} and {parts[0].shared['xxh3_128']}), so they cannot be written once"
+                    f"{written.shared['xxh3_128']} and {ranks[0].shared['xxh3_128']}), so they cannot be written once"
                 )
         folder = f"{SNAPSHOTS}/{name}"
         found = self._store.find(folder)
-        for file, fact in files.items():
-            if found.get(file) != fact["bytes"]:
+        for file, digest in files.items():
+            if found.get(file) != digest["bytes"]:
                 seen = f"{found[file]} bytes" if file in found else "no such file"
                 raise SnapshotError(
-                    f"{self._store.url}/{folder}/{file} was written with {fact['bytes']} bytes, rank 0 sees {seen}: "
+                    f"{self._store.url}/{folder}/{file} was written with {digest['bytes']} bytes, rank 0 sees {seen}: "
                     "all ranks must share one store"
                 )
 

@@ -49,13 +49,13 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         taken = self.snapshot
-        facts = taken and {
+        described = taken and {
             "step": taken.position.step,
             "generation": taken.generation,
             "bytes": taken.bytes,
             "time": taken.manifest["time"],
         }
-        return {"name": self.name, "state": self.state, "reason": self.reason, **(facts or {})}
+        return {"name": self.name, "state": self.state, "reason": self.reason, **(described or {})}
 
 
 def inspect_run(store: Store, *, read: bool = False) -> list[Finding]:

@@ -26,14 +26,14 @@ def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
     """
     size = snapshot.manifest["world_size"]
     if rank >= size:
-        raise SnapshotError(f"snapshot {snapshot.name} was taken by {size} ranks, it has no part for rank {rank}")
+        raise SnapshotError(f"snapshot {snapshot.name} was taken by {size} ranks, it has no files of rank {rank}")
     own = rank_stem(rank, size)
     with damaged_on_error(f"{store.url}/{SNAPSHOTS}/{snapshot.name}/{own}.json"):
-        part = _part(store, snapshot, rank)
+        document = _document(store, snapshot, rank)
         tensors = _tensors(store, snapshot, f"{own}.safetensors")
-        for stem, names in part["elsewhere"].items():
+        for stem, names in document["elsewhere"].items():
             tensors.update(_tensors(store, snapshot, f"{stem}.safetensors", {*names}))
-        return decode(part["tree"], tensors)
+        return decode(document["tree"], tensors)
 
 
 def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
@@ -44,18 +44,18 @@ def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
         SnapshotError: the snapshot has no such part: another version took it.
     """
     with damaged_on_error(f"{store.url}/{SNAPSHOTS}/{snapshot.name}"):
-        part = _part(store, snapshot, rank)
-        if name not in part["tree"]:
+        document = _document(store, snapshot, rank)
+        if name not in document["tree"]:
             raise SnapshotError(
                 f"snapshot {snapshot.name} of {store.url} has no part {name!r}: another version took it"
             )
-        return decode(part["tree"][name], {})
+        return decode(document["tree"][name], {})
 
 
-def _part(store: Store, snapshot: Snapshot, rank: int) -> dict[str, Any]:
+def _document(store: Store, snapshot: Snapshot, rank: int) -> dict[str, Any]:
     name = f"{rank_stem(rank, snapshot.manifest['world_size'])}.json"
-    part: dict[str, Any] = json.loads(_file(store, snapshot, name))
-    return part
+    document: dict[str, Any] = json.loads(_file(store, snapshot, name))
+    return document
 
 
 def _tensors(store: Store, snapshot: Snapshot, name: str, only: Collection[str] | None = None) -> FreshTensors:

@@ -28,7 +28,7 @@ class Retention:
         store: Store,
         lease: Lease,
         keep: int,
-        sweep: Callable[[Iterable[Position]], object] = lambda kept: None,
+        sweep: Callable[[Iterable[Position]], object] = lambda positions: None,
     ) -> None:
         self._store, self._lease, self._keep, self._sweep = store, lease, keep, sweep
         self._catalog = SnapshotCatalog(store)

@@ -53,11 +53,11 @@ class StagedWeights:
 
     def encoded(self, name: str, run_id: str) -> tuple[str, bytes]:
         """Return how the file of tensors of the weights called `name` is called, and their manifest."""
-        fact = digest_of([self.staged.data])
-        # The checksum in the name keeps weights of the same place apart.
-        file = f"weights-{name}-{fact['xxh3_128'][:8]}.safetensors"
+        digest = digest_of([self.staged.data])
+        # The checksum in the name keeps weights of the same position apart.
+        file = f"weights-{name}-{digest['xxh3_128'][:8]}.safetensors"
         manifest = {
-            **{"format": _FORMAT, "name": name, "run_id": run_id, "files": {file: fact}},
+            **{"format": _FORMAT, "name": name, "run_id": run_id, "files": {file: digest}},
             **{"metrics": self.metrics, "facts": self.facts, "state_dict": self.staged.document},
             "time": time.time(),
         }

@@ -1,6 +1,6 @@
 """Which weights of a run count. Needs no torch.
 
-    best/000000001200-g000003.json                          a manifest: place and generation, as a snapshot's name
+    best/000000001200-g000003.json                          a manifest: position and generation, as a snapshot's name
     best/weights-000000001200-g000003-1a2b3c4d.safetensors  the tensors it names
 
 Weights obey the lineage as snapshots do: what a superseded world writes has names of its own, and is never read. A
@@ -74,8 +74,8 @@ class SavedWeights:
     @property
     def expected(self) -> FileDigest:
         """Size and checksum of the tensors."""
-        facts: FileDigest = self.manifest["files"][self.file]
-        return facts
+        expected: FileDigest = self.manifest["files"][self.file]
+        return expected
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def weights_names(store: Store, folder: str, lineage: Lineage) -> list[str]:
 def required_files(names: Sequence[str], positions: Iterable[Position]) -> set[str]:
     """Return which of the weights called `names`, oldest first, a run has use for that may resume from `positions`.
 
-    Weights of the very place of a snapshot may have been saved before it or after it. What is newer than all of them
+    Weights of the very position of a snapshot may have been saved before it or after it. What is newer than all of them
     may be wanted by a snapshot on its way.
     """
     positions = sorted(positions)

@@ -4,8 +4,11 @@ The end of a run is one state, in its last snapshot and in `last`. What `best` h
 same step, since code of the user's runs between them: it is made anew where a checksum that is left of it agrees.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
+
+from torch import Tensor
 
 from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
@@ -35,7 +38,7 @@ def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callabl
     Raises:
         NotRebuilt: why it cannot be.
     """
-    _check_place(folder, name, snapshot)
+    _check_position(folder, name, snapshot)
     saved = _saved(store, folder, name)
     facts = (
         snapshot.manifest["facts"].get("weights_facts", {}).get(folder) if saved is None else saved.manifest["facts"]
@@ -62,7 +65,7 @@ def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callabl
     return act
 
 
-def _check_place(folder: str, name: str, snapshot: Snapshot) -> None:
+def _check_position(folder: str, name: str, snapshot: Snapshot) -> None:
     """Refuse weights of another step than that of `snapshot`, and last ones of a run that has not ended."""
     parsed = parse_name(name)
     if parsed is None:
@@ -88,14 +91,26 @@ def _state_dict(store: Store, snapshot: Snapshot) -> dict[str, Any]:
     strategy = snapshot.manifest["facts"].get("identity", {}).get("strategy", "")
     row = STRATEGIES.get(strategy.partition("(")[0])
     tree = read(store, snapshot, 0)
+    others = (read(store, snapshot, rank) for rank in range(1, snapshot.manifest["world_size"]))
     if any(isinstance(value, RowShard) for value in tree["module"].values()):
-        others = [read(store, snapshot, rank)["module"] for rank in range(1, snapshot.manifest["world_size"])]
-        tree["module"] = _joined([tree["module"], *others])
+        tree["module"] = _joined([tree["module"], *(other["module"] for other in others)])
+    elif "stages" in tree.get("strategy", {}):
+        tree["module"] = _of_stages(tree, others)
     elif row is None or row.shards_weights:
         raise NotRebuilt(f"under strategy {strategy} a rank may have but a part of the weights")
     metrics = tree.get("metrics", {}).get("metrics", {})
     seen = {f"{path}.{name}" if path else name for path, metric in metrics.items() for name in metric["states"]}
     return {name: value for name, value in tree["module"].items() if name not in seen}
+
+
+def _of_stages(tree: dict[str, Any], others: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Return the layers of all stages of a pipeline in the order of its weights: rank 0 has the last stage."""
+    ranks = list(islice(others, tree["strategy"]["stages"] - 1))
+    whole = dict(tree["module"])
+    for rank in reversed(ranks):
+        own = rank["module"].items()
+        whole |= {name: t for name, t in own if name.startswith("sequential_module.") and isinstance(t, Tensor)}
+    return whole
 
 
 def _joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:

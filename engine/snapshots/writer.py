@@ -242,7 +242,7 @@ class Writer:
         except Exception as error:
             failure = error
             self._failure = self._failure or error
-        self._buffers.release(job.buffer)  # before anybody hears of it: the next copy needs no other buffer
+        self._buffers.release(job.buffer)  # before it is announced: the next copy needs no other buffer
         if failure is not None or snapshot is None:
             job.pending.future.set_exception(failure)
             return

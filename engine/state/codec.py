@@ -25,7 +25,7 @@ from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.nodes import Instance, Same, View, fill_set, stable_kind
 from midstride.engine.state.row_shards import RowShard
 from midstride.engine.state.tensors import TensorEntry, rebuild, stage
-from midstride.engine.state.torch_internals import sparse_parts
+from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["Encoded", "decode", "differences", "encode", "walk"]
 
@@ -168,7 +168,7 @@ def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
         return encoder.fault(path, f"a {kind} tensor of {tensor.dtype}")
     if layout == torch.sparse_coo:
         entry: dict[str, Any] = {_TAG: "sparse", "shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
-        indices, values = sparse_parts(tensor)
+        indices, values = indices_and_values(tensor)
         entry["indices"] = encoder.strided(indices, _join(path, "indices"))
         entry["values"] = encoder.strided(values, _join(path, "values"))
     else:

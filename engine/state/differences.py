@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from midstride.engine.state.nodes import Instance, Same
-from midstride.engine.state.torch_internals import sparse_parts
+from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["differences", "iter_differences"]
 
@@ -60,9 +60,9 @@ def _walk_sequence(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _walk_instance(a: Instance, b: Instance, path: str) -> Iterator[tuple[str, str, str]]:
-    for part in {**a.state, **b.state}:
-        where = path if part in ("attributes", "items", "value") else _join(path, part)  # as the user's code calls it
-        yield from _walk(a.state.get(part), b.state.get(part), where)
+    for key in {**a.state, **b.state}:
+        where = path if key in ("attributes", "items", "value") else _join(path, key)  # as the user's code calls it
+        yield from _walk(a.state.get(key), b.state.get(key), where)
 
 
 def _walk_mapping(a: Mapping[Any, Any], b: Mapping[Any, Any], path: str) -> Iterator[tuple[str, str, str]]:
@@ -90,7 +90,7 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
         return False
     if a.layout == torch.sparse_coo:
-        return all(map(_same_tensor, sparse_parts(a), sparse_parts(b)))
+        return all(map(_same_tensor, indices_and_values(a), indices_and_values(b)))
     return torch.equal(_bits(a), _bits(b))
 
 

@@ -43,19 +43,24 @@ def shard_rows(whole: Tensor, rank: int, size: int) -> RowShard:
 
 
 def join_rows(shards: Sequence[RowShard]) -> Tensor:
-    """Return the tensor that all ranks' rows make.
+    """Return the tensor that the rows of all ranks make; where replicas of it follow each other, the first.
 
     Raises:
         NotExact: rows are missing, or there twice.
     """
-    end = 0
+    whole, end = shards[0].shape[0], 0
+    replicas: list[list[Tensor]] = []
     for shard in shards:
+        if not replicas or (shard.start == 0 and end == whole):
+            replicas.append([])
+            end = 0
         if shard.start != end:
             raise NotExact(f"the ranks' shards of a tensor of {shard.shape} leave row {end} out, or hold it twice")
+        replicas[-1].append(shard.rows)
         end += len(shard.rows)
-    if end != shards[0].shape[0]:
+    if end != whole:
         raise NotExact(f"of a tensor of {shards[0].shape} the last rank ends at row {end}")
-    return torch.cat([shard.rows for shard in shards])
+    return torch.cat(replicas[0])
 
 
 def reshard_rows(trees: Sequence[Any], rank: int, size: int) -> Any:

@@ -1,4 +1,4 @@
-"""Files of tensors (safetensors), read in one pass: checked against their facts, each tensor into memory of its own.
+"""Files of tensors (safetensors), read in one pass: checked against their digests, each tensor into memory of its own.
 
 That takes the memory of the tensors and of a few chunks. Nothing is handed out before the last byte was checked.
 """
@@ -73,13 +73,13 @@ class _Source:
         return {"bytes": self._bytes, "xxh3_128": self._digest.hexdigest()}
 
     def take(self, size: int) -> Iterator[memoryview]:
-        """Yield the next `size` bytes, part by part."""
+        """Yield the next `size` bytes, piece by piece."""
         while size:
             if not self._left and not self._fetch():
                 raise ValueError(f"it ends {size} bytes too early")
-            part, self._left = self._left[:size], self._left[size:]
-            size -= len(part)
-            yield part
+            piece, self._left = self._left[:size], self._left[size:]
+            size -= len(piece)
+            yield piece
 
     def bytes(self, size: int) -> bytes:
         """Return the next `size` bytes."""
@@ -135,7 +135,7 @@ def _read(source: _Source, entry: _Entry, where: str) -> Tensor:
     memory = torch.empty(entry.nbytes, dtype=torch.uint8)  # as many are there: the sizes add up to that of the file
     target, at = memory.numpy(), 0
     with damaged_on_error(where):
-        for part in source.take(entry.nbytes):
-            target[at : at + len(part)] = np.frombuffer(part, np.uint8)
-            at += len(part)
+        for piece in source.take(entry.nbytes):
+            target[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+            at += len(piece)
     return memory.view(entry.dtype).view(entry.shape)

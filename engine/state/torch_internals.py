@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["foreach_copy", "sparse_parts"]
+__all__ = ["foreach_copy", "indices_and_values"]
 
 
 def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -13,6 +13,6 @@ def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
 
 
-def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def indices_and_values(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Return indices and values of a sparse tensor as they are, coalesced or not."""
     return tensor._indices(), tensor._values()

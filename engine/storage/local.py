@@ -142,7 +142,11 @@ class LocalStore(Store):
         for folder in folders:
             # A world that is about to start tries with a probe whether it may: that one is let be.
             for draft in (self._folder / folder).glob(".[!.]*.draft"):
-                if upto is None or draft.name[1:].rsplit(".", 2)[0] <= upto:
+                if upto is not None and draft.name[1:].rsplit(".", 2)[0] > upto:
+                    continue
+                if draft.is_dir() and not draft.is_symlink():  # damage, and no world can start before it goes
+                    shutil.rmtree(draft)
+                else:
                     draft.unlink(missing_ok=True)
 
     def remove(self, path: str) -> None:  # noqa: D102

@@ -81,16 +81,54 @@ class S3Store(RemoteStore):
 
     def _put(self, full: str, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
-        part = max(_PART_BYTES, -(-len(view) // _MOST_PARTS))
-        if len(view) < 2 * part:
-            self._files.pipe_file(full, bytes(view), chunksize=part)
+        part_bytes = max(_PART_BYTES, -(-len(view) // _MOST_PARTS))
+        if len(view) < 2 * part_bytes:
+            self._files.pipe_file(full, bytes(view), chunksize=part_bytes)
             return
         try:
-            self._files.pipe_file(full, _Parts(view), chunksize=part, max_concurrency=_PARTS_AT_ONCE)
+            self._files.pipe_file(full, _SlicedView(view), chunksize=part_bytes, max_concurrency=_PARTS_AT_ONCE)
         except BaseException:
             with contextlib.suppress(Exception):  # its parts are never seen, but they are paid for
                 self._abort_uploads(full)
             raise
+
+    def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
+        """Put a whole file; with `check`, only over what stood there before `check` was asked.
+
+        So a late request of a world that has been superseded meanwhile does not undo what the newer one wrote.
+        """
+        if check is None or self.options.lease == "none":
+            super().write(path, data, check=check)
+            return
+        full, ask = self._full(path), check
+
+        def put() -> None:
+            before = self._etag(full)
+            ask()
+            self._put_over(full, bytes(data), before)
+
+        self._retried(put)
+
+    def _put_over(self, full: str, data: bytes, before: str | None) -> None:
+        """Put a file where nothing has been put since it was `before`; None: where there was none."""
+        bucket, key, _ = self._files.split_path(full)
+        condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": before}
+        try:
+            self._files.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+        except Exception as error:
+            if _code(error) == "NotImplemented":  # no server without it keeps a late request from being done
+                self._put(full, data)
+            elif isinstance(error, FileNotFoundError) or _code(error) in _LOST:
+                raise ConnectionError(f"{full} was put or removed by another meanwhile") from error
+            else:
+                raise
+
+    def _etag(self, full: str) -> str | None:
+        bucket, key, _ = self._files.split_path(full)
+        try:
+            return str(self._files.call_s3("head_object", Bucket=bucket, Key=key)["ETag"])
+        except FileNotFoundError:
+            return None
 
     def create(self, path: str, data: bytes) -> bool:
         """Put a file by a conditional put (If-None-Match: *)."""
@@ -197,7 +235,7 @@ class S3Store(RemoteStore):
         return _WAYS_OUT.get(_code(error), _CREDENTIALS)
 
 
-class _Parts:
+class _SlicedView:
     """Bytes that are copied a slice at a time: what s3fs does to upload them in parts."""
 
     def __init__(self, view: memoryview) -> None:
@@ -206,8 +244,8 @@ class _Parts:
     def __len__(self) -> int:
         return len(self._view)
 
-    def __getitem__(self, part: slice) -> bytes:
-        return bytes(self._view[part])
+    def __getitem__(self, bounds: slice) -> bytes:
+        return bytes(self._view[bounds])
 
 
 def _has_endpoint(configured: dict[str, Any]) -> bool:
@@ -271,4 +309,4 @@ def _named(error: OSError) -> OSError:
     if code == "NoSuchBucket":  # not a file that is missing
         return OSError(f"{code}: the bucket does not exist")
     text = f"{code}: {error}".rstrip(".") if code and code not in str(error) else str(error)
-    return type(error)(*(part for part in (error.errno, text) if part is not None))
+    return type(error)(*(argument for argument in (error.errno, text) if argument is not None))

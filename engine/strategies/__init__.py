@@ -1,7 +1,7 @@
 """Strategies: how one module trains on many devices; config/strategies.py has a row for each.
 
 base               what a strategy is: how one module trains on many devices
-batch_split        cutting a batch into parts, and joining what came out of them, by the rules of `nn.DataParallel`
+batch_split        cutting a batch into chunks, and joining what came out of them, by the rules of `nn.DataParallel`
 build              strategies by name: nothing is imported until its name is asked for
 collective         what ranks exchange beside gradients: values of any kind, on the host
 ddp                one full replica per process, gradients averaged during backward
@@ -15,9 +15,10 @@ object_gather      values of any kind, from every rank: in one exchange where th
 ordered_ddp        a full replica per process, in lanes: one order of sums whatever the number of processes
 ordered_reducer    gradients added up in an order that does not depend on the number of ranks
 rendezvous         where the ranks of a process group meet: in a store of torch's
-replicas           replicas of a module, one for each part of a batch, within one process: what `nn.DataParallel`
+replicas           replicas of a module, one for each chunk of a batch, within one process: what `nn.DataParallel`
                    does, repeatably
 sharded            each rank has its rows of every weight, of its gradient and of what the optimizer keeps of it
+sharded_blocks     which submodules are gathered by themselves in sharded training, and what is left for the rest
 side_channel       how the ranks talk to each other beside training
 single             one process, one device
 step               how a step of the user's is run: the one place that calls `training_step`, `validation_step` and

@@ -30,7 +30,7 @@ class Strategy(ABC):
         collective: through which the ranks meet; by default there is one rank.
     """
 
-    #: its row in `midstride.engine.strategies.STRATEGIES`; what is made from a class keeps that class's row
+    #: its row in `midstride.engine.config.strategies.STRATEGIES`; what is made from a class keeps that class's row
     name: ClassVar[str]
 
     def __init__(self, collective: Collective | None = None) -> None:
@@ -56,7 +56,7 @@ class Strategy(ABC):
 
     @property
     def data_world(self) -> World:
-        """The world that samples are dealt to: ranks that read the same ones stand at one place in it."""
+        """The world that samples are dealt to: ranks that read the same ones have one rank in it."""
         return self.world
 
     def module_errors(self, module: TrainingModule) -> list[str]:

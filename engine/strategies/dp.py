@@ -24,7 +24,7 @@ class SplitsBatches(MergesOutputs, Strategy):
         return f"{inner}{', ' if '(' in inner else '('}devices={len(self.devices)})"
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Name optimization by hand: every part would step the optimizers by itself."""
+        """Name optimization by hand: every chunk would step the optimizers by itself."""
         if module.automatic_optimization:
             return []
         return [
@@ -33,15 +33,15 @@ class SplitsBatches(MergesOutputs, Strategy):
         ]
 
     def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Return the joined outputs of the user's step on the parts of `batch`."""
+        """Return the joined outputs of the user's step on the chunks of `batch`."""
 
-        def run(replica: TrainingModule, part: Any) -> Any:
-            return scope.call(replica, name, part, *arguments)
+        def run(replica: TrainingModule, chunk: Any) -> Any:
+            return scope.call(replica, name, chunk, *arguments)
 
         return run_on_replicas(module, batch, self.devices, run, scope.micro_batches)
 
     def merge_outputs(self, outputs: Any) -> Any:
-        """Return outputs whose loss is the mean of the parts' losses, where it still is one for each part."""
+        """Return outputs whose loss is the mean of the chunks' losses, where it still is one for each chunk."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor) or loss.ndim != 1 or len(loss) > len(self.devices):
             return outputs
@@ -51,8 +51,8 @@ class SplitsBatches(MergesOutputs, Strategy):
 class Dp(SplitsBatches, Single):
     """Split every batch over the devices of this process; on the CPU, over so many virtual ones.
 
-    The module is replicated for each part, gradients are added in the order of the parts, and the buffers that stay
-    are those of the first replica. `*_step_end` gets the parts' outputs joined, so a loss made there sees the batch.
+    The module is replicated for each chunk, gradients are added in the order of the chunks, and the buffers that stay
+    are those of the first replica. `*_step_end` gets the chunks' outputs joined, so a loss made there sees the batch.
     """
 
     name = "dp"

@@ -55,8 +55,8 @@ class Horovod(ReplicatesParameters):
         sparse = [
             f"the module's {name} has sparse gradients, which strategy horovod cannot average in a fixed order: "
             "build it with sparse=False, or use strategy single"
-            for name, part in module.named_modules()
-            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+            for name, submodule in module.named_modules()
+            if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.sparse
         ]
         return sparse + [
             f"the module's {name} is complex, and Horovod has no complex numbers: use strategy ddp"
@@ -158,7 +158,7 @@ class HorovodCollective(Collective):
         return PrefixStore(f"midstride/{self._stores}", self._root)
 
     def side_channel(self) -> SideChannel:
-        """Return a way to exchange values beside training; every rank calls this at the same place."""
+        """Return a way to exchange values beside training; every rank calls this at the same point."""
         self._channels += 1
         return _SideChannel(self._rank, self._channels)
 

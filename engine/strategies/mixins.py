@@ -73,8 +73,8 @@ class RunsBackward(ABC):
         Args:
             wrapped: what `wrap` returned.
             batch: of this rank.
-            index: its place in the epoch.
-            loss_of: to be called for each part of the batch, wherever the outputs are.
+            index: its number in the epoch.
+            loss_of: to be called for each micro-batch, wherever the outputs are.
         """
 
 
@@ -96,11 +96,11 @@ class RunsLanes(ABC):
 
 
 class MergesOutputs(ABC):
-    """Runs the parts of a batch one by one, and joins what came out of them."""
+    """Runs the chunks of a batch one by one, and joins what came out of them."""
 
     @abstractmethod
     def merge_outputs(self, outputs: Any) -> Any:
-        """Return a training step's outputs, after `training_step_end`, with one loss for all parts of the batch."""
+        """Return a training step's outputs, after `training_step_end`, with one loss for all chunks of the batch."""
 
 
 class Measures(ABC):
@@ -142,7 +142,7 @@ class ModelParallel(ABC):
 
     @abstractmethod
     def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
-        """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same place."""
+        """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same point."""
 
     def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
         """Load what `full_state_dict` returned, before `setup_module` or after it; every rank calls this."""
@@ -168,7 +168,7 @@ def lanes_of(strategy: Strategy) -> Lanes | None:
 
 
 def full_state_dict(strategy: Strategy, module: TrainingModule) -> dict[str, Any]:
-    """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same place."""
+    """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same point."""
     return strategy.full_state_dict(module) if isinstance(strategy, ModelParallel) else module.state_dict()
 
 

@@ -64,13 +64,13 @@ class OrderedDdp(RunsLanes, Strategy):
                 "lanes with automatic_optimization=False: the engine runs a step lane by lane, and has to call the "
                 "backward passes itself: use automatic optimization, or leave lanes out"
             )
-        for path, part in module.named_modules():
-            if isinstance(part, nn.SyncBatchNorm):
+        for path, submodule in module.named_modules():
+            if isinstance(submodule, nn.SyncBatchNorm):
                 errors.append(
                     f"lanes with {path}, a SyncBatchNorm: it normalises over the ranks, whose number lanes leave open: "
                     "use BatchNorm, whose statistics are a lane's"
                 )
-            if getattr(part, "sparse", False) and isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            if getattr(submodule, "sparse", False) and isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)):
                 errors.append(
                     f"lanes with {path}, whose gradients are sparse: lanes add up dense ones: say sparse=False"
                 )

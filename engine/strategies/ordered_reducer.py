@@ -55,12 +55,12 @@ class _Bucket:
         return flat, views
 
     @property
-    def sum(self) -> Tensor:
+    def flat_sum(self) -> Tensor:
         """What was deposited, added up, once the last lane's is in."""
         return self._levels[-1][0]
 
     @property
-    def parts(self) -> list[Tensor]:
+    def sums(self) -> list[Tensor]:
         """The sum, tensor by tensor."""
         return self._levels[-1][1][:-1]
 
@@ -68,7 +68,7 @@ class _Bucket:
     def had(self) -> list[bool]:
         """Which tensors any lane had; the device is asked only about those that no lane of this rank had."""
         if not self._missed:
-            return [True] * len(self.parts)
+            return [True] * len(self.sums)
         return [bool(lanes) for lanes in self._levels[-1][1][-1].tolist()]
 
     def deposit(self, number: int, tensors: Sequence[Tensor | None]) -> None:
@@ -135,7 +135,7 @@ class OrderedReducer:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Run every lane of this rank within; afterwards the means are in their places, the same on every rank.
+        """Run every lane of this rank within; afterwards the gradients are the means, the same on every rank.
 
         Gradients that parameters have from batches before are added to.
         """
@@ -153,8 +153,8 @@ class OrderedReducer:
             self._submit_all(self._buffers.buckets, 1.0)
         for future in self._under_way:
             future.result()
-        for bucket, places in zip(self._buckets, self._layout, strict=True):
-            for i, gradient, had in zip(places, bucket.parts, bucket.had, strict=True):
+        for bucket, indices in zip(self._buckets, self._layout, strict=True):
+            for i, gradient, had in zip(indices, bucket.sums, bucket.had, strict=True):
                 mine = gradient if had else None  # where no lane had one, an optimizer must not see a zero
                 before = collected[i]
                 self._parameters[i].grad = mine if before is None else before if mine is None else before + mine
@@ -177,8 +177,8 @@ class OrderedReducer:
         self._buffers.deposit(self._run)
         self._run += 1
 
-    def note_ready(self, number: int, place: int) -> None:
-        """Note that a gradient is there, of which bucket and at which place; with its last one, a bucket is on its way.
+    def note_ready(self, number: int, index: int) -> None:
+        """Note that the gradient of parameter `index` is there; with its last one, bucket `number` is on its way.
 
         Raises:
             NotExact: it was there already.
@@ -186,12 +186,12 @@ class OrderedReducer:
         if not self._is_open:
             return  # of an evaluation of the user's, or of a later fit's
         bucket = self._buckets[number]
-        if self._done[number] or place in bucket.ready:
+        if self._done[number] or index in bucket.ready:
             raise NotExact(
-                f"the gradient of {self._named[place][0]} became ready twice in one backward pass, which lanes cannot "
+                f"the gradient of {self._named[index][0]} became ready twice in one backward pass, which lanes cannot "
                 "add up in their order: with torch.utils.checkpoint, say use_reentrant=False"
             )
-        bucket.ready.add(place)
+        bucket.ready.add(index)
         if len(bucket.ready) == len(self._layout[number]):
             self._deposit(number)
 
@@ -226,11 +226,11 @@ class OrderedReducer:
         rank, size = self._lanes.rank, self._lanes.size
         if size <= 2:  # two terms have one order only
             if size == 2:
-                dist.all_reduce(bucket.sum, group=self._group)
+                dist.all_reduce(bucket.flat_sum, group=self._group)
             if scale != 1:
-                bucket.sum.mul_(scale)
+                bucket.flat_sum.mul_(scale)
             return
-        slices, received = bucket.sum.chunk(size), bucket.inbox.chunk(size)
+        slices, received = bucket.flat_sum.chunk(size), bucket.inbox.chunk(size)
         terms = [slices[other] if other == rank else received[other] for other in range(size)]
         self._swap(slices, terms)
         for into, source in tree_joins(range(size)):
@@ -248,27 +248,27 @@ class OrderedReducer:
             work.wait()
 
 
-def _note(reducer: "weakref.ref[OrderedReducer]", number: int, place: int, _: Tensor) -> None:
+def _note(reducer: "weakref.ref[OrderedReducer]", number: int, index: int, _: Tensor) -> None:
     """Tell a reducer, if there still is one: a module may be fitted again, and keeps the hooks of each fit."""
     if (there := reducer()) is not None:
-        there.note_ready(number, place)
+        there.note_ready(number, index)
 
 
 class _Buffers:
     """A module's buffers, from which every lane starts anew.
 
-    They are looked up by name: a module may put another tensor in a buffer's place.
+    They are looked up by name: a module may put another tensor in a buffer's stead.
     """
 
     def __init__(self, module: nn.Module, lanes: Lanes) -> None:
         self._lanes = lanes
-        self._places: list[tuple[nn.Module, str]] = []
+        self._owners: list[tuple[nn.Module, str]] = []
         known: set[int] = set()
-        for part in module.modules():
-            for name, buffer in part.named_buffers(recurse=False):
+        for submodule in module.modules():
+            for name, buffer in submodule.named_buffers(recurse=False):
                 if id(buffer) not in known:
                     known.add(id(buffer))
-                    self._places.append((part, name))
+                    self._owners.append((submodule, name))
         self._before: list[Tensor] = []
         kinds: dict[Any, list[int]] = {}
         for number, buffer in enumerate(self._tensors()):
@@ -278,7 +278,7 @@ class _Buffers:
         self.buckets = [_Bucket([self._tensors()[i] for i in numbers], lanes) for numbers in self._layout]
 
     def _tensors(self) -> list[Tensor]:
-        return [buffers_of(part)[name] for part, name in self._places]  # type: ignore[misc]  # none is None
+        return [buffers_of(owner)[name] for owner, name in self._owners]  # type: ignore[misc]  # none is None
 
     def begin(self) -> None:
         """Note where every lane starts."""
@@ -296,15 +296,15 @@ class _Buffers:
     def deposit(self, number: int) -> None:
         """Take what this rank's lane `number`, from 0, made of them."""
         tensors = self._tensors()
-        for bucket, places in zip(self.buckets, self._layout, strict=True):
+        for bucket, indices in zip(self.buckets, self._layout, strict=True):
             # Scaled first: what stands at the end of a type's range, as masks do, has no larger sum.
-            bucket.deposit(number, foreach_mul([tensors[i] for i in places], 1 / self._lanes.count))
+            bucket.deposit(number, foreach_mul([tensors[i] for i in indices], 1 / self._lanes.count))
 
     def end(self) -> None:
-        """Put the means in their places."""
+        """Set the buffers to the means."""
         tensors = self._tensors()
-        for bucket, places in zip(self.buckets, self._layout, strict=True):
-            foreach_copy_([tensors[i] for i in places], bucket.parts)
+        for bucket, indices in zip(self.buckets, self._layout, strict=True):
+            foreach_copy_([tensors[i] for i in indices], bucket.sums)
 
 
 def _cut(tensors: Sequence[Tensor], most: int) -> list[list[int]]:

@@ -14,6 +14,10 @@ __all__ = ["meeting", "serve_store"]
 
 def meeting(world: World) -> Store | None:
     """Return where the ranks meet; None if torch finds that out from their launcher's variables."""
+    if number := os.environ.get(World.ROUND):
+        # With the launcher, who outlives every node; ranks of an earlier round are left to themselves.
+        launcher = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        return PrefixStore(f"round/{number}/ranks", launcher)
     if "MASTER_ADDR" in os.environ:
         return _on_this_machine(world)
     if world.size == 1:
@@ -53,11 +57,11 @@ def _served_by_first(world: World, port: int) -> TCPStore:
     return serve_store(port) if world.is_first else TCPStore(ADDRESS, port, is_master=False)
 
 
-def serve_store(port: int = 0) -> TCPStore:
-    """Return a store that this process serves on the loopback; at a free port, if none is given.
+def serve_store(port: int = 0, host: str = ADDRESS) -> TCPStore:
+    """Return a store that this process serves on the loopback, or by `host`; at a free port, if none is given.
 
     torch's own choice is every interface of the machine.
     """
-    listener = socket.create_server((ADDRESS, port), backlog=1024)
+    listener = socket.create_server((host, port), backlog=1024)
     port = listener.getsockname()[1]
-    return TCPStore(ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -1,8 +1,8 @@
-"""Replicas of a module, one for each part of a batch, within one process: what `nn.DataParallel` does, repeatably.
+"""Replicas of a module, one for each chunk of a batch, within one process: what `nn.DataParallel` does, repeatably.
 
-`nn.DataParallel` needs GPUs, and its threads add gradients in the order in which they come. Here the parts run one
-after the other, also on the CPU, and gradients are added in the order of the parts: the same bits each time. On GPUs
-the work of one part overlaps with that of the next, since the host does not wait for it.
+`nn.DataParallel` needs GPUs, and its threads add gradients in the order in which they come. Here the chunks run one
+after the other, also on the CPU, and gradients are added in the order of the chunks: the same bits each time. On GPUs
+the work of one chunk overlaps with that of the next, since the host does not wait for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,26 +30,26 @@ def run_on_replicas(
     step: Callable[[TrainingModule, Any], Any],
     micro_batches: Callable[[], AbstractContextManager[None]],
 ) -> Any:
-    """Return the joined outputs of `step(replica, part)` for the parts of `batch`, one a device, in `micro_batches`.
+    """Return the joined outputs of `step(replica, chunk)` for the chunks of `batch`, one a device, in `micro_batches`.
 
     Replicas share the weights, and the metrics, of `module`. Its buffers are those of the first replica; what the
     others do to theirs, and what any replica does to plain attributes, is forgotten with the replica. The CPU several
     times is as good as several devices.
     """
-    parts = cut(batch, len(devices))
-    if len(parts) == 1:
+    chunks = cut(batch, len(devices))
+    if len(chunks) == 1:
         # As if it were several: what is joined has the same shape whatever the batch.
         return join([step(module, batch)])
-    made: list[dict[int, Any]] = [{} for _ in parts]
-    used = devices[: len(parts)]
+    made: list[dict[int, Any]] = [{} for _ in chunks]
+    used = devices[: len(chunks)]
     for number, (device, copies) in enumerate(zip(used, _copies(module, used), strict=True)):
         weights = dict(zip(map(id, module.parameters()), copies, strict=True))
         _replica(module, weights, device, own_buffers=number > 0, made=made[number])
     outputs = []
     with micro_batches():
-        for part, device, replicas in zip(parts, used, made, strict=True):
+        for chunk, device, replicas in zip(chunks, used, made, strict=True):
             with _on(device), _metrics_at_home(module, device):
-                outputs.append(step(replicas[id(module)], move(part, device)))
+                outputs.append(step(replicas[id(module)], move(chunk, device)))
     _keep_buffers(module, made[0])
     return join(outputs)
 

@@ -1,32 +1,40 @@
 """Sharded training: each rank has its rows of every weight, of its gradient and of what the optimizer keeps of it."""
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.modules.torch_internals import parameters_of
 from midstride.engine.state.row_shards import RowShard, reshard_rows, shard_rows
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import ModelParallel
+from midstride.engine.strategies.sharded_blocks import blocks, norms_of, uncut_tensors
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
-from midstride.engine.strategies.torch_collective import TorchCollective, broadcast
+from midstride.engine.strategies.torch_collective import TorchCollective, broadcast_tensors
 from midstride.engine.trees import map_leaves
 
-__all__ = ["FullySharded", "Sharded", "blocks"]
+__all__ = ["FullySharded", "Sharded"]
 
 log = logging.getLogger(__name__)
 
+#: The casts of a forward pass are autocast's, as under every strategy: a batch is handed on as it is.
+_IN_16_BITS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 #: in which the weights are whole
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -41,6 +49,11 @@ class Sharded(ModelParallel, Strategy):
     Args:
         blocks: gather each element of the module's lists and sequences by itself, when it is called. False where
             some of them are used without being called.
+        replicas: groups of ranks, each of which has all weights, cut over the ranks of the group; neighbours are in
+            one group. Gradients are averaged within groups, then between them (torch's hybrid sharding).
+        param_dtype: "bf16" to gather weights in 16 bits, for precision bf16; the pieces that the optimizer steps, and
+            the mean of gradients, have their 32 bits. Normalisation layers are gathered by themselves, in 32 bits.
+        cpu_offload: keep the pieces of weights, gradients and optimizer state on the host, and step there.
     """
 
     name = "sharded"
@@ -48,15 +61,32 @@ class Sharded(ModelParallel, Strategy):
     #: whether what was gathered for a block is freed after its forward pass, to be gathered again for its backward
     frees_after_forward: ClassVar[bool] = False
 
-    def __init__(self, *, blocks: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: bool = True,
+        replicas: int = 1,
+        param_dtype: Literal["bf16"] | None = None,
+        cpu_offload: bool = False,
+    ) -> None:
         super().__init__(TorchCollective())
         self._blocks = blocks
+        self._replicas = replicas
+        self._param_dtype = param_dtype
+        self._cpu_offload = cpu_offload
         self._module: TrainingModule | None = None
 
     @property
     def identity(self) -> str:
-        """The name, and whether the module is gathered as one."""
-        return super().identity if self._blocks else f"{super().identity}(blocks=False)"
+        """The name, and every option that decides the last bits."""
+        options = {
+            "blocks": (self._blocks, True),
+            "replicas": (self._replicas, 1),
+            "param_dtype": (self._param_dtype, None),
+            "cpu_offload": (self._cpu_offload, False),
+        }
+        chosen = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
+        return f"{super().identity}({', '.join(chosen)})" if chosen else super().identity
 
     def module_errors(self, module: TrainingModule) -> list[str]:
         """Return what `fully_shard` cannot cut, or would not train."""
@@ -64,8 +94,8 @@ class Sharded(ModelParallel, Strategy):
         faults += [
             f"the module's {name} has sparse gradients, which strategy {self.name} cannot cut: build it with "
             "sparse=False, or use strategy single"
-            for name, part in module.named_modules()
-            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+            for name, submodule in module.named_modules()
+            if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.sparse
         ]
         if not module.automatic_optimization:
             faults.append(
@@ -87,22 +117,43 @@ class Sharded(ModelParallel, Strategy):
         self._module = module
         if isinstance(module, FSDPModule):
             return
-        module.to(self.device)
-        broadcast(module)
-        mesh = init_device_mesh(self.device.type, (self.world.size,))
-        parts = blocks(module) if self._blocks else []
-        if self.frees_after_forward and not parts and self.world.is_first:
+        gathered = blocks(module) if self._blocks else []
+        if self.frees_after_forward and not gathered and self.world.is_first:
             log.warning(
                 "fully_sharded has nothing to free between forward and backward: %s has no list or sequence of blocks, "
                 "and is gathered as one",
                 type(module).__name__,
             )
-        for part in (*parts, module):
-            # By default torch frees all but the root, which is needed again at once.
-            fully_shard(part, mesh=mesh, reshard_after_forward=None if self.frees_after_forward else False)
-            _keep_name(part)
+        mesh = self._mesh()
+        norms = norms_of(module) if self._param_dtype else {}
+        for norm in norms:
+            self._cut(norm, mesh, MixedPrecisionPolicy())
+        for submodule in (*(block for block in gathered if block not in norms), module):
+            self._cut(submodule, mesh, _IN_16_BITS if self._param_dtype else MixedPrecisionPolicy())
         for step in _STEPS:
             register_fsdp_forward_method(module, step)
+
+    def _mesh(self) -> DeviceMesh:
+        shards = self.world.size // self._replicas
+        if self._replicas == 1:
+            return init_device_mesh(self.device.type, (shards,))
+        return init_device_mesh(self.device.type, (self._replicas, shards), mesh_dim_names=("replicate", "shard"))
+
+    def _cut(self, submodule: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+        """Bring `submodule` to the device, and cut it: the device never has two of them whole."""
+        whole = uncut_tensors(submodule)
+        for tensor in whole:
+            tensor.data = tensor.data.to(self.device)
+        broadcast_tensors(whole)
+        fully_shard(
+            submodule,
+            mesh=mesh,
+            # By default torch frees all but the root, which is needed again at once.
+            reshard_after_forward=None if self.frees_after_forward else False,
+            mp_policy=policy,
+            offload_policy=CPUOffloadPolicy() if self._cpu_offload else OffloadPolicy(),
+        )
+        _keep_name(submodule)
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
         """Refuse optimizers that would not train the pieces.
@@ -139,7 +190,7 @@ class Sharded(ModelParallel, Strategy):
     def wrap_state(self, part: Stateful) -> Stateful:
         """Return `part` with its tensors as row shards."""
         assert self._module is not None
-        return _ShardedState(part, self._module, self.world.size)
+        return _ShardedState(part, self._module, self.world.size // self._replicas)
 
     def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
         """Return the whole weights on the first rank, gathered one after another, and nothing elsewhere."""
@@ -163,7 +214,8 @@ class Sharded(ModelParallel, Strategy):
             theirs = held.get(name)
             if not isinstance(theirs, DTensor):
                 return value
-            return _distributed(shard_rows(value, self.world.rank, self.world.size), theirs.device_mesh, theirs.device)
+            shards = self.world.size // self._replicas
+            return _distributed(shard_rows(value, self.world.rank % shards, shards), theirs)
 
         module.load_state_dict({name: of_this_rank(name, value) for name, value in state_dict.items()})
 
@@ -182,8 +234,8 @@ class FullySharded(Sharded):
 class _ShardedState:
     """A part of a run's state whose tensors are cut over the ranks: a snapshot has a `RowShard` per rank."""
 
-    def __init__(self, part: Stateful, module: TrainingModule, size: int) -> None:
-        self._part, self._module, self._size = part, module, size
+    def __init__(self, part: Stateful, module: TrainingModule, shards: int) -> None:
+        self._part, self._module, self._shards = part, module, shards
 
     def state_dict(self) -> dict[str, Any]:
         """Return the part's state, with row shards."""
@@ -194,45 +246,14 @@ class _ShardedState:
         """Give the part its state back."""
         like = next(p for p in self._module.parameters() if isinstance(p, DTensor))
 
-        def placed(value: Any) -> Any:
-            return _distributed(value, like.device_mesh, like.device) if isinstance(value, RowShard) else value
+        def distributed(value: Any) -> Any:
+            return _distributed(value, like) if isinstance(value, RowShard) else value
 
-        self._part.load_state_dict(map_leaves(state_dict, placed))
+        self._part.load_state_dict(map_leaves(state_dict, distributed))
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the row shards of `rank` in a new world, given those of all ranks of the old one."""
-        return cast("dict[str, Any]", reshard_rows(states, rank, self._size))
-
-
-def blocks(module: nn.Module) -> list[nn.Module]:
-    """Return what is gathered by itself: the elements of the outermost lists and sequences of `module`.
-
-    Not those without weights, those that cannot be called, and those that share weights with the rest.
-    """
-    places = _parameter_counts(module)
-
-    def found(part: nn.Module, listed: bool) -> Iterator[nn.Module]:
-        for child in part.children():
-            if isinstance(child, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
-                yield from found(child, True)
-            elif listed and _is_block(child, places):
-                yield child
-            else:
-                yield from found(child, False)
-
-    return list(found(module, False))
-
-
-def _is_block(part: nn.Module, places: Counter[int]) -> bool:
-    own = _parameter_counts(part)
-    can_be_called = type(part).forward is not nn.Module.forward
-    return bool(own) and can_be_called and all(places[weight] == count for weight, count in own.items())
-
-
-def _parameter_counts(module: nn.Module) -> Counter[int]:
-    """In how many places of `module` each weight is."""
-    every = module.named_modules(remove_duplicate=False)
-    return Counter(id(p) for _, part in every for p in parameters_of(part).values() if p is not None)
+        return cast("dict[str, Any]", reshard_rows(states, rank % self._shards, self._shards))
 
 
 def _refusal(name: str, parameter: nn.Parameter) -> str:
@@ -249,35 +270,37 @@ def _refusal(name: str, parameter: nn.Parameter) -> str:
     return ""
 
 
-def _keep_name(part: nn.Module) -> None:
+def _keep_name(submodule: nn.Module) -> None:
     """Let the class that torch makes of a module's go by its name: messages, identity and state depend on it."""
-    made, given = type(part), type(part).__mro__[2]
+    made, given = type(submodule), type(submodule).__mro__[2]
     made.__name__, made.__qualname__, made.__module__ = given.__name__, given.__qualname__, given.__module__
 
 
 def _free(module: nn.Module) -> None:
     """Let the module have its pieces only."""
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule):
+            submodule.reshard()
 
 
 def _row_shard(value: Any) -> Any:
     """Return the piece that a distributed tensor is here; anything else as it is."""
     if not isinstance(value, DTensor):
         return value
-    mesh = value.device_mesh
-    if value.placements != (Shard(0),):
+    if value.placements[-1] != Shard(0):
         raise UnsupportedState(
             f"a distributed tensor of {tuple(value.shape)} is placed as {value.placements}, not cut by rows: an "
             "optimizer keeps more than one number for each weight. Use strategy ddp, or another optimizer."
         )
-    each = -(-len(value) // mesh.size())
+    over = len(value.placements) - 1  # of a mesh of two dimensions, the first is that of replicas
+    each = -(-len(value) // value.device_mesh.size(over))
     rows = cast("DTensor", value.detach()).to_local()
-    return RowShard(rows, min(mesh.get_local_rank() * each, len(value)), tuple(value.shape))
+    return RowShard(rows, min(value.device_mesh.get_local_rank(over) * each, len(value)), tuple(value.shape))
 
 
-def _distributed(shard: RowShard, mesh: DeviceMesh, device: torch.device) -> DTensor:
+def _distributed(shard: RowShard, like: DTensor) -> DTensor:
+    """Return the distributed tensor of which `shard` is this rank's piece, placed as `like` is."""
     shape = torch.Size(shard.shape)
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(shard.rows.to(device), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+    rows = shard.rows.to(like.device)
+    return DTensor.from_local(rows, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)

@@ -22,7 +22,7 @@ class SideChannel:
     group of its own. A rank that dies closes its connections, and a wait for it here ends with an error.
 
     Args:
-        size: ranks in the world; every one of them makes its channel at the same place.
+        size: ranks in the world; every one of them makes its channel at the same point.
     """
 
     def __init__(self, size: int) -> None:

@@ -11,7 +11,7 @@ __all__ = ["Single"]
 
 
 class Single(Strategy):
-    """Train in this process alone; nothing is exchanged with anybody."""
+    """Train in this process alone and exchange nothing."""
 
     name = "single"
 

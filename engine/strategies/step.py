@@ -55,7 +55,7 @@ class StepScope:
     def call(self, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
         """Return what the method `name` of `module`, or of a replica of it, returns for `batch`.
 
-        What it logs is weighted by the samples of `batch`, which may be a part of the batch in hand.
+        What it logs is weighted by the samples of `batch`, which may be a micro-batch of the batch in hand.
 
         Raises:
             UserCodeError: the method raised.
@@ -73,7 +73,7 @@ class StepScope:
         return self.precision.forward()
 
     def micro_batches(self) -> AbstractContextManager[None]:
-        """Make one value for the step of what the parts of its batch log within, means weighted by samples."""
+        """Make one value for the step of what the micro-batches of its batch log within, means weighted by samples."""
         return self.metric_logger.micro_batches()
 
     def muted(self) -> AbstractContextManager[None]:

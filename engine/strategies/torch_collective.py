@@ -20,7 +20,7 @@ from midstride.engine.strategies.side_channel import CHANNEL, SideChannel
 from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
 from midstride.engine.world import World
 
-__all__ = ["TorchCollective", "average_gradients", "broadcast", "leave_process_group"]
+__all__ = ["TorchCollective", "average_gradients", "broadcast", "broadcast_tensors", "leave_process_group"]
 
 #: what gloo and NCCL say where another rank does not answer, or left
 _LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
@@ -79,7 +79,7 @@ class TorchCollective(Collective):
         return PrefixStore(f"midstride/{self._stores}", default_store())
 
     def side_channel(self) -> SideChannel:
-        """Return a process group of its own; every rank calls this at the same place."""
+        """Return a process group of its own; every rank calls this at the same point."""
         return SideChannel(dist.get_world_size())
 
 
@@ -91,8 +91,13 @@ def leave_process_group() -> None:
 
 def broadcast(module: nn.Module, source: int = 0, group: Any = None) -> None:
     """Start every rank of `group` from the weights and buffers of rank `source`, as DDP does."""
+    broadcast_tensors([*module.parameters(), *module.buffers()], source, group)
+
+
+def broadcast_tensors(tensors: Iterable[Tensor], source: int = 0, group: Any = None) -> None:
+    """Overwrite `tensors` by those of rank `source`; every rank of `group` has them in the same order."""
     with torch.no_grad():
-        for tensor in [*module.parameters(), *module.buffers()]:
+        for tensor in tensors:
             dist.broadcast(tensor, source, group=group)
 
 
@@ -126,5 +131,5 @@ def average_gradients(
     else:
         add_up(flat)
     flat /= size
-    for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
-        parameter.grad = part.view_as(parameter).clone()
+    for parameter, mean in zip(used, flat.split([p.numel() for p in used]), strict=True):
+        parameter.grad = mean.view_as(parameter).clone()

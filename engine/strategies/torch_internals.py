@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = [
+    "NORMALISATION",
     "HashStore",
     "PrefixStore",
     "Store",
@@ -25,6 +27,8 @@ __all__ = [
     "set_timeout",
 ]
 
+#: batch and instance norm have a base class without a public name
+NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 #: one operation on each of a list of tensors, in few kernels
 foreach_add_, foreach_copy_ = torch._foreach_add_, torch._foreach_copy_
 foreach_mul, foreach_norm = torch._foreach_mul, torch._foreach_norm

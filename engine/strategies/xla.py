@@ -47,8 +47,8 @@ class Xla(ReplicatesParameters, LazyDevice):
         return [
             f"the module's {name} has sparse gradients, which XLA devices do not have: build it with sparse=False, or "
             "use strategy single"
-            for name, part in module.named_modules()
-            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+            for name, submodule in module.named_modules()
+            if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.sparse
         ]
 
     def init_process_group(self) -> None:
@@ -107,7 +107,7 @@ class Xla(ReplicatesParameters, LazyDevice):
         torch_xla.sync()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients in one flat buffer of a fixed layout, as part of the graph; nothing waits for it."""
+        """Average gradients in one flat buffer of a fixed layout, within the graph; nothing waits for it."""
         if self.world.size > 1:
             average_gradients(parameters, _HOST, self.world.size, add_up=_add_up)
 
@@ -127,17 +127,17 @@ def _add_up(flat: Tensor) -> None:
 
 
 def _move(module: nn.Module, device: torch.device) -> None:
-    """Bring `module` to `device`. Between kinds of tensors `Module.to` makes new parameters, each place one of its own.
+    """Bring `module` to `device`. Between kinds of tensors `Module.to` makes new parameters, one for each mention.
 
-    So what was one parameter in two places is made one again.
+    So what was one parameter of two modules is made one again.
     """
-    places = [
-        (part, name, id(parameter))
-        for part in module.modules()
-        for name, parameter in parameters_of(part).items()
+    owners = [
+        (submodule, name, id(parameter))
+        for submodule in module.modules()
+        for name, parameter in parameters_of(submodule).items()
         if parameter is not None
     ]
     module.to(device)
     moved: dict[int, nn.Parameter | None] = {}
-    for part, name, original in places:
-        parameters_of(part)[name] = moved.setdefault(original, parameters_of(part)[name])
+    for submodule, name, original in owners:
+        parameters_of(submodule)[name] = moved.setdefault(original, parameters_of(submodule)[name])

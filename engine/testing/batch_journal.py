@@ -56,9 +56,9 @@ def first_difference(undisturbed: Path, resumed: Path) -> str | None:
             return f"{where} holds the samples {entry['indices']} resumed, {before['indices']} undisturbed"
         if len(before["samples"]) != len(entry["samples"]):
             return f"{where} holds {len(entry['samples'])} samples resumed, {len(before['samples'])} undisturbed"
-        for place, (a, b) in enumerate(zip(before["samples"], entry["samples"], strict=True)):
+        for index, (a, b) in enumerate(zip(before["samples"], entry["samples"], strict=True)):
             if a != b:
-                sample = "a sample" if entry["indices"] is None else f"sample {entry['indices'][place]}"
+                sample = "a sample" if entry["indices"] is None else f"sample {entry['indices'][index]}"
                 return f"{sample} in {where} differs: reading it again gave other data"
         if before["rest"] != entry["rest"]:
             return f"{where} differs, in what it holds beside its samples"

@@ -6,3 +6,4 @@ A collection in a rank would touch every object of torch and so copy its pages: 
 import gc
 
 gc.freeze()
+gc.enable()

@@ -38,7 +38,9 @@ def run_ranks(
     They are forked from one process that has torch (and, from its first start on, `preload`) imported already,
     so a world starts in a tenth of a second.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*preload, "midstride.engine.testing.freeze_gc"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["midstride.engine.testing.disable_gc", *preload, "midstride.engine.testing.freeze_gc"]
+    )
     store = serve_store()
     environments = rank_environments(processes, store.port, is_served=True, base=environment)
     deadline = time.monotonic() + timeout_s

@@ -18,7 +18,7 @@ from midstride.engine.testing.child_run import ChildRun
 
 __all__ = ["assert_resumes_exactly", "final_state"]
 
-#: places at which the run is cut off
+#: positions at which the run is cut off
 CUTS = 5
 #: lines of each kind that a failure shows
 SHOWN = 8
@@ -40,7 +40,7 @@ def assert_resumes_exactly(
 
     Every attempt is a process of its own, forked from this one, which stays as it is; each begins with what this
     process holds and nothing that another attempt left. Epochs are cut to half of the steps, and validations to two
-    batches, so that ends of epochs and the middle of a validation are among the places.
+    batches, so that ends of epochs and the middle of a validation are among the positions.
 
     Args:
         module: the module (a copy of it trains), or what makes it.
@@ -96,11 +96,11 @@ def _compare(whole: ChildRun, resumed: ChildRun) -> list[str]:
 
 
 def _line(path: str, undisturbed: str, resumed: str) -> str:
-    part, _, rest = path.partition("/")
+    name, _, rest = path.partition("/")
     names = {"buffers": "module", "generators": "the main generator"}
-    if part == "objects":
-        part, _, rest = rest.partition("/")
-    where = ".".join([names.get(part, part), *(name for name in rest.split("/") if name)])
+    if name == "objects":
+        name, _, rest = rest.partition("/")
+    where = ".".join([names.get(name, name), *filter(None, rest.split("/"))])
     return f"{where}: {resumed} resumed, {undisturbed} undisturbed" if resumed != undisturbed else f"{where} differs"
 
 
@@ -112,13 +112,13 @@ def _message(faults: list[str], cut: Snapshot, whole: ChildRun, resumed: ChildRu
     repeats = not (first_difference(whole.journal, again.journal) or _compare(whole, again))
     head = f"resumed after step {cut.position.step}, at {position}, the run ends otherwise than undisturbed"
     head += ":" if repeats else " (as it does when it is merely run again):"
-    parts = [
+    sections = [
         (head, faults),
         ("What no snapshot holds, and differs too:", hidden),
         ("What gives another answer each time, and is asked in your code:", again.result()["seen"]),
         ("The engine warned:", undisturbed["warnings"]),
     ]
-    return "\n".join("\n  ".join([title, *_few(lines)]) for title, lines in parts if lines)
+    return "\n".join("\n  ".join([title, *_few(lines)]) for title, lines in sections if lines)
 
 
 def _few(lines: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from midstride.engine.errors import StopRequested
 from midstride.engine.session.request import Request, RequestKind
+from midstride.engine.strategies.mixins import LazyDevice
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import EvaluationContext
 
@@ -22,7 +23,7 @@ class StepBoundary:
         self._context, self._checkpointer = context, checkpointer
         self._progress, self._rows = context.progress, context.metric_logger.rows
         self._heartbeat, self._requests, self._reporter = context.heartbeat, context.requests, context.reporter
-        self._mark_step = context.mark_step
+        self._lazy = context.strategy if isinstance(context.strategy, LazyDevice) else None
 
     def after_step(self, batches: int | None, outputs: Any) -> None:
         """Close a step: its row, its event, and a snapshot if one is due.
@@ -38,7 +39,8 @@ class StepBoundary:
 
     def after_batch(self) -> None:
         """Take a snapshot if one is due here, and do what was asked from outside."""
-        self._mark_step()
+        if self._lazy is not None:
+            self._lazy.mark_step()
         self._heartbeat.beat(self._progress.step)
         if self._checkpointer is not None:
             self._checkpointer.boundary()
@@ -49,10 +51,11 @@ class StepBoundary:
 
     def inside_accumulation(self) -> None:
         """Do what was asked from outside, inside an accumulation window."""
-        self._mark_step()
+        if self._lazy is not None:
+            self._lazy.mark_step()
         self._heartbeat.beat(self._progress.step)
         if request := self._requests.boundary():
-            self._progress.boundary()  # a place of its own
+            self._progress.boundary()  # a position of its own
             self._handle(request)
 
     def _handle(self, request: Request) -> None:

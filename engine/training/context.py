@@ -145,13 +145,27 @@ class EvaluationContext:
         if isinstance(self.strategy, LazyDevice):
             self.strategy.mark_step()
 
+    def batch_transfer(self) -> Callable[[Any, int], Any]:
+        """Return what brings a batch, of the loader of that number, to this rank's device and the module's width.
+
+        The hooks are looked up here, once: a module that is asked for one that it lacks takes microseconds to say so.
+        """
+        before, moved, after = (self._transfer_hook(name) for name in TRANSFER_HOOKS)
+        device, converted = self.device, self.precision.batch
+        if before is moved is after is None and device.type == "cpu":
+            return lambda batch, loader: converted(batch)
+
+        def transfer(batch: Any, loader: int) -> Any:
+            batch = batch if before is None else before(batch, loader)
+            batch = move(batch, device) if moved is None else moved(batch, device, loader)
+            batch = batch if after is None else after(batch, loader)
+            return converted(batch)
+
+        return transfer
+
     def to_device(self, batch: Any, loader: int = 0) -> Any:
         """Return `batch`, of the loader of that number, on this rank's device, in the width the module trains in."""
-        before, moved, after = (self._transfer_hook(name) for name in TRANSFER_HOOKS)
-        batch = batch if before is None else before(batch, loader)
-        batch = move(batch, self.device) if moved is None else moved(batch, self.device, loader)
-        batch = batch if after is None else after(batch, loader)
-        return self.precision.batch(batch)
+        return self.batch_transfer()(batch, loader)
 
     def _transfer_hook(self, name: str) -> Callable[..., Any] | None:
         """Return the hook called `name` of the data, or else of the module, if either has it."""

@@ -72,8 +72,8 @@ class Determinism:
         """
         mode, torch.backends.cudnn.benchmark = self._before
         torch.set_deterministic_debug_mode(mode)
-        if self._on and isinstance(error, Exception) and (words := _explanation(error)):
-            raise UserError(words) from error
+        if self._on and isinstance(error, Exception) and (message := _explanation(error)):
+            raise UserError(message) from error
 
 
 def _explanation(error: BaseException) -> str:

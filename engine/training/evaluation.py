@@ -46,9 +46,9 @@ def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
         for number, loader in enumerate(loaders.evaluation("predict")):
             for index, (batch, own) in enumerate(lockstep_batches(context, loader)):
                 if own and lanes is not None:
-                    for lane, part in batch.items():
+                    for lane, lane_batch in batch.items():
                         with lanes.lane(lane, number, index):
-                            predictions.append(_predict(context, part, index, number))
+                            predictions.append(_predict(context, lane_batch, index, number))
                 elif own:
                     predictions.append(_predict(context, batch, index, number))
                 elif context.forward_is_collective:

@@ -40,9 +40,9 @@ class FiniteLosses:
             return
         if is_on_host(loss):
             if not math.isfinite(loss.item()):
-                raise self._error(loss.item(), self._place())
+                raise self._error(loss.item(), self._position())
             return
-        self._waiting.append((loss.detach().reshape(()).double(), self._place()))
+        self._waiting.append((loss.detach().reshape(()).double(), self._position()))
         if len(self._waiting) >= _MOST:
             self.verify()
 
@@ -55,15 +55,15 @@ class FiniteLosses:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        for value, (_, place) in zip(torch.stack([loss for loss, _ in waiting]).tolist(), waiting, strict=True):
+        for value, (_, position) in zip(torch.stack([loss for loss, _ in waiting]).tolist(), waiting, strict=True):
             if not math.isfinite(value):
-                raise self._error(value, place)
+                raise self._error(value, position)
 
-    def _place(self) -> tuple[int, int, int]:
+    def _position(self) -> tuple[int, int, int]:
         return self._progress.epoch, self._progress.batch, self._progress.step + 1
 
-    def _error(self, value: float, place: tuple[int, int, int]) -> LossNotFinite:
-        epoch, batch, step = place
+    def _error(self, value: float, position: tuple[int, int, int]) -> LossNotFinite:
+        epoch, batch, step = position
         return LossNotFinite(
             f"the loss is {value} at epoch {epoch}, batch {batch}, step {step}"
             f" on rank {self._rank}. Nothing was written after it: earlier snapshots are good."

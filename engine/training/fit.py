@@ -12,6 +12,7 @@ from midstride.engine.errors import JobError, UserError, WorldError
 from midstride.engine.modules.hooks import own_hook
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
+from midstride.engine.processes.preload import collector_paused
 from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.session.liveness import LastSeen
 from midstride.engine.strategies.base import Strategy
@@ -35,8 +36,8 @@ def load_measurements(context: EvaluationContext, run: str | None, resume: Resum
     """Let the strategy go by what earlier attempts of `run` have measured, if it measures."""
     options, strategy = context.settings.snapshots, context.strategy
     if isinstance(strategy, Measures) and run is not None and options is not None and resume != "never":
-        kept = RunStore(run, strategy, options.keep, context.heartbeat, options.store_options)
-        strategy.load_measurements(kept.newest_facts().get("strategy", {}))
+        run_store = RunStore(run, strategy, options.keep, context.heartbeat, options.store_options)
+        strategy.load_measurements(run_store.newest_facts().get("strategy", {}))
 
 
 class Fit:
@@ -71,16 +72,16 @@ class Fit:
         FitLoop(self.context)
         Checkpointer.try_encoding(self.context)
 
-    def run(self, run: str | None, resume: Resume, place: str) -> None:
+    def run(self, run: str | None, resume: Resume, devices: str) -> None:
         """Train to the end.
 
         Args:
             run: folder or URL of the run.
             resume: as that of `Trainer.fit`.
-            place: where is trained, for the person at the terminal.
+            devices: where is trained, for the person at the terminal.
         """
         try:
-            self._train(run, resume, place)
+            self._train(run, resume, devices)
         except Exception as error:
             if self.checkpointer is not None:
                 self.checkpointer.raise_cause(error)
@@ -91,9 +92,9 @@ class Fit:
             if self.checkpointer is not None:
                 self.checkpointer.close()
 
-    def _train(self, run: str | None, resume: Resume, place: str) -> None:
+    def _train(self, run: str | None, resume: Resume, devices: str) -> None:
         context, progress = self.context, self.context.progress
-        loop = self._begin(run, resume, place)
+        loop = self._begin(run, resume, devices)
         if (store := context.collective.key_value_store()) is not None:
             self._last_seen = LastSeen(store, context.world, lambda: progress.step)
         with context.requests.listening(store, context.world, self._last_seen):
@@ -109,14 +110,16 @@ class Fit:
 
     def _lost_rank_message(self, error: Exception, seen: LastSeen) -> str:
         context = self.context
-        kept = "a retry resumes from the newest snapshot" if self.checkpointer is not None else "no snapshots are taken"
+        way_on = (
+            "a retry resumes from the newest snapshot" if self.checkpointer is not None else "no snapshots are taken"
+        )
         return (
             f"rank {context.world.rank} lost another rank after step {context.progress.step} "
-            f"({(str(error).splitlines() or [''])[0]}): {seen.others()}; {kept}. Where a rank may keep the others "
+            f"({(str(error).splitlines() or [''])[0]}): {seen.others()}; {way_on}. Where a rank may keep the others "
             f"waiting for longer than collective_timeout_s, {context.options.collective_timeout_s:g} s, give it more"
         )
 
-    def _begin(self, run: str | None, resume: Resume, place: str) -> FitLoop:
+    def _begin(self, run: str | None, resume: Resume, devices: str) -> FitLoop:
         """Stand where the run stands; return the loop that goes on from there."""
         context, snapshots = self.context, self.context.settings.snapshots
         context.hooks.call("on_fit_start")
@@ -133,7 +136,7 @@ class Fit:
             rank = context.world.rank if context.lanes is None else 0  # lanes are seeded where they are run
             seed_everything(rank_seed(context.settings.seed, rank), context.generator)
         loop = FitLoop(context, self.checkpointer)
-        context.reporter.announce(self._announcement(place))
+        context.reporter.announce(self._announcement(devices))
         progress = context.progress
         if resumed and loop.is_done():
             context.reporter.announce(
@@ -143,15 +146,15 @@ class Fit:
         context.reporter.begin(progress, loop.batches, context.options, generation)
         return loop
 
-    def _announcement(self, place: str) -> str:
+    def _announcement(self, devices: str) -> str:
         """Return in a line who trains, where, and on how many samples a step."""
         training, options = self.context.loaders.training, self.context.options
         samples = training.order_identity().get("global_batch_size")
         if training.batch_size is None or samples is None:
-            return place
+            return devices
         accumulated = options.accumulate_grad_batches
         windows = f" and {accumulated} of them" if accumulated > 1 else ""
-        return f"{place}; batches of {training.batch_size}{windows} make {samples * accumulated} samples a step"
+        return f"{devices}; batches of {training.batch_size}{windows} make {samples * accumulated} samples a step"
 
 
 def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object) -> FitContext:
@@ -160,9 +163,9 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
     if lazy := lazy_tensors(module):
         raise JobError(lazy)
     strategy.setup_module(module, ready.scope, lambda: ready.to_device(next(loaders.training.batches(0))))
-    optimizers, schedulers = read_optimizers(
-        call_user_code("configure_optimizers", module.configure_optimizers), module
-    )
+    with collector_paused():  # the first optimizer of a process imports torch._dynamo
+        configured = call_user_code("configure_optimizers", module.configure_optimizers)
+    optimizers, schedulers = read_optimizers(configured, module)
     if refused := _fit_errors(strategy, module, optimizers, options, loaders.training.batch_size):
         raise JobError("\n".join(refused))
     if ready.world.is_first:

@@ -42,24 +42,24 @@ class LaneScope:
         self._run = 0
 
     @contextmanager
-    def lane(self, lane: int, *place: int) -> Iterator[None]:
-        """Run `lane` within, of the batch at `place`.
+    def lane(self, lane: int, *position: int) -> Iterator[None]:
+        """Run `lane` within, of the batch at `position`.
 
         Raises:
             NotExact: the step has changed the module's attributes, which are of the rank and not of the lane.
         """
-        self._reseed(*place, lane)
+        self._reseed(*position, lane)
         self._run += 1
         # What a first step leaves, such as tensors that it keeps for the others, is there at the second.
         with self._logged.lane(lane), self._unchanged() if self._run == 2 else nullcontext():
             yield
 
-    def leave(self, *place: int) -> None:
-        """Let what is drawn after the batch at `place`, by hooks and callbacks, be alike on every rank."""
-        self._reseed(*place, self._lanes.count)
+    def leave(self, *position: int) -> None:
+        """Let what is drawn after the batch at `position`, by hooks and callbacks, be alike on every rank."""
+        self._reseed(*position, self._lanes.count)
 
-    def _reseed(self, *place: int) -> None:
-        seed = reduce(mix, place, self._seed)
+    def _reseed(self, *position: int) -> None:
+        seed = reduce(mix, position, self._seed)
         seed_generators(seed)
         device = self._context.device
         if device.type == "cuda":

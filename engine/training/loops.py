@@ -1,7 +1,7 @@
 """The loops: training and evaluation, a page each.
 
 Between two batches everything that decides what comes next stands in the context's parts, so a
-snapshot taken at a boundary, in training or in the middle of a validation, is a place to go on from.
+snapshot taken at a boundary, in training or in the middle of a validation, is a position to go on from.
 """
 
 from collections.abc import Sequence
@@ -37,6 +37,7 @@ class FitLoop:
     def __init__(self, context: FitContext, checkpointer: Checkpointer | None = None) -> None:
         self.context, self.checkpointer = context, checkpointer
         self.progress, self.loader = context.progress, context.loaders.training
+        self._options, self._lanes, self._transfer = context.options, context.lanes, context.batch_transfer()
         loader = self.loader
         self.batches = loader.estimated_batches
         self.optimizer_step = OptimizerStep(context)
@@ -68,7 +69,7 @@ class FitLoop:
 
     def is_done(self) -> bool:
         """Return whether the fit has come to its end."""
-        options, progress = self.context.options, self.progress
+        options, progress = self._options, self.progress
         return (
             (progress.stop and progress.epoch >= (options.min_epochs or 0))
             or (options.max_epochs is not None and progress.epoch >= options.max_epochs)
@@ -106,10 +107,9 @@ class FitLoop:
             self.end_epoch()
 
     def _to_device(self, batch: Any) -> Any:
-        context = self.context
-        if context.lanes is None:
-            return context.to_device(batch)
-        return {lane: context.to_device(part) for lane, part in batch.items()}
+        if self._lanes is None:
+            return self._transfer(batch, 0)
+        return {lane: self._transfer(lane_batch, 0) for lane, lane_batch in batch.items()}
 
     def _check_order(self) -> None:
         """Enter what the epoch's sampler gave; raise if ranks that share it were given different orders."""
@@ -146,16 +146,18 @@ class FitLoop:
 
     def _record(self, batch: Any, index: int) -> None:
         """Enter the samples of a batch, with lanes those of each, into the account."""
-        context, epoch = self.context, self.progress.epoch
-        given: dict[int | None, Any] = {None: self.loader.last_indices}
-        if context.lanes is not None:
-            given = getattr(self.loader, "indices_by_lane", dict.fromkeys(batch))
+        loader, samples, epoch = self.loader, self.context.samples, self.progress.epoch
+        given: dict[int | None, Any] = {None: loader.last_indices}
+        if self._lanes is not None:
+            given = getattr(loader, "indices_by_lane", dict.fromkeys(batch))
         for lane, indices in given.items():
             count = samples_in(batch if lane is None else batch[lane]) if indices is None else len(indices)
-            context.samples.record(epoch, index, indices, count, lane)
+            samples.record(epoch, index, indices, count, lane, loader.last_mark)
+        if loader.at_end and (digest := loader.read_digest()) is not None:
+            samples.note_read(epoch, index + 1, digest, stateful=loader.had_states)
 
     def validate_if_due(self) -> None:
-        """Validate where the interval says so, once at each such place, finishing one that was broken off."""
+        """Validate where the interval says so, once at each such position, finishing one that was broken off."""
         progress = self.progress
         if self.validation is None or progress.validated == progress.batch:
             return
@@ -188,7 +190,7 @@ class EvaluationLoop:
 
     Args:
         context: whose parts are used.
-        stage: "validate" (inside a fit its place is part of progress, and snapshots may be taken in it) or "test".
+        stage: "validate" (inside a fit its position is part of progress, and snapshots may be taken in it) or "test".
         loaders: one loop over each, in order.
         checkpointer: of the fit that is validated; None if there is none, or it is not kept.
     """
@@ -207,6 +209,7 @@ class EvaluationLoop:
         self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
         self.step_end = bind_step_end(context.module, name)
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
+        self._transfer = context.batch_transfer()
 
     def run(self) -> dict[str, float]:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
@@ -237,10 +240,10 @@ class EvaluationLoop:
         context, progress = self.context, self.context.progress
         for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
             if own:
-                self.batch(context.to_device(batch, number), progress.val_batch, number)
+                self.batch(self._transfer(batch, number), progress.val_batch, number)
             elif context.forward_is_collective:
                 with context.side_effects_reverted():
-                    self.step(context.to_device(batch, number), progress.val_batch, number)
+                    self.step(self._transfer(batch, number), progress.val_batch, number)
             if self.lanes is not None:
                 self.lanes.leave(progress.step, number, progress.val_batch)
             progress.validation_batch_done()
@@ -262,9 +265,9 @@ class EvaluationLoop:
         if self.lanes is None:
             return self._run(batch, index, number)
         outputs = {}
-        for lane, part in batch.items():
+        for lane, lane_batch in batch.items():
             with self.lanes.lane(lane, self.context.progress.step, number, index):
-                outputs[lane] = self._run(part, index, number)
+                outputs[lane] = self._run(lane_batch, index, number)
         return outputs
 
     def _run(self, batch: Any, index: int, number: int) -> Any:

@@ -27,6 +27,8 @@ class Losses:
 
     def __init__(self, context: FitContext) -> None:
         self._context, self._feed = context, context.loaders.training
+        #: the ranks that have a loss for every batch; with lanes, as many as there are lanes
+        self._ranks = context.world.size if context.lanes is None else context.lanes.count
         self._step = f"{type(context.module).__name__}.training_step"
         #: whether the batch in hand has had a loss
         self.had_one = False
@@ -78,12 +80,6 @@ class Losses:
                 f"{self._step} returned no loss for {which} of epoch {progress.epoch}: nothing is trained. "
                 "Is a `return loss` missing?"
             )
-
-    @property
-    def _ranks(self) -> int:
-        """The ranks that have a loss for every batch; with lanes, as many as there are lanes."""
-        lanes = self._context.lanes
-        return self._context.world.size if lanes is None else lanes.count
 
     def _missing(self, outputs: Any) -> None:
         what = f'a dict without "loss" ({", ".join(map(str, outputs)) or "empty"})' if outputs is not None else "None"

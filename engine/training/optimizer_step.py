@@ -38,6 +38,9 @@ class OptimizerStep:
         self._end = _step_end(context)
         self._check_pending = len(context.optimizers) == 1
         self._lanes = None if context.lanes is None else LaneScope(context, "train")
+        strategy = context.strategy
+        self._runs_backward = strategy if isinstance(strategy, RunsBackward) else None
+        self._runs_lanes = strategy if isinstance(strategy, RunsLanes) else None
         self._loss_now: Tensor | None = None  # of the batch in hand
         self._again = False  # whether a closure evaluates a batch not for the first time
         #: whether the batch that was trained on last ended with a step
@@ -79,10 +82,10 @@ class OptimizerStep:
     def _gradients(self, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
         """Run forward and backward; gradients stay on this rank until the window closes."""
         context = self.context
-        if isinstance(context.strategy, RunsBackward):
-            return self._run_schedule(context.strategy, batch, index)
-        if isinstance(context.strategy, RunsLanes):
-            return self._in_lanes(context.strategy, batch, index)
+        if self._runs_backward is not None:
+            return self._run_schedule(self._runs_backward, batch, index)
+        if self._runs_lanes is not None:
+            return self._in_lanes(self._runs_lanes, batch, index)
         undo = self._nonfinite_guard.rollback_point() if self._nonfinite_guard is not None else None
         with self._forward_only if self.stepped else self._no_backward_sync():
             context.inject_fault("forward")
@@ -100,13 +103,13 @@ class OptimizerStep:
         return outputs
 
     def _run_schedule(self, strategy: RunsBackward, batch: Any, index: int) -> Any:
-        """Run forward and backward, the parts of `batch` taking turns; return their mean loss, where it is made."""
+        """Run forward and backward, the micro-batches of `batch` in turn; return their mean loss, where it is made."""
         context, losses = self.context, []
 
-        def loss_of(outputs: Any, part: Any) -> Tensor:
-            context.metric_logger.begin_batch(part)
+        def loss_of(outputs: Any, micro_batch: Any) -> Tensor:
+            context.metric_logger.begin_batch(micro_batch)
             with context.scope.forward():
-                loss = self._loss(self._end(outputs, part))
+                loss = self._loss(self._end(outputs, micro_batch))
             assert loss is not None  # on several processes that is refused
             losses.append(loss.detach())
             context.hooks.call("on_before_backward", loss)
@@ -127,9 +130,9 @@ class OptimizerStep:
         context.inject_fault("forward")
         epoch = context.progress.epoch
         with strategy.batch():
-            for lane, part in batch.items():
+            for lane, lane_batch in batch.items():
                 with scope.lane(lane, epoch, index), strategy.lane(lane):
-                    loss = self._loss(context.scope.run(context.step, part, index, end=self._end))
+                    loss = self._loss(context.scope.run(context.step, lane_batch, index, end=self._end))
                     assert loss is not None  # as on several processes, that is refused
                     losses.append(loss.detach())
                     context.hooks.call("on_before_backward", loss)
@@ -252,7 +255,7 @@ class OptimizerStep:
 
 
 def _step_end(context: FitContext) -> Callable[[Any, Any], Any]:
-    """Return `training_step_end`, and one loss for all parts of a batch where the strategy makes several."""
+    """Return `training_step_end`, and one loss for all chunks of a batch where the strategy makes several."""
     end, strategy = bind_step_end(context.module, "training_step"), context.strategy
     if not isinstance(strategy, MergesOutputs):
         return end

@@ -1,7 +1,7 @@
 """The log of samples: which batches of which epochs reached the training step, over all attempts of a run.
 
 It is part of a run's state, so what an attempt did after its last snapshot is struck out and entered anew by the one
-that does it again. An epoch takes one line, however long it is: a place from where and to where, a count, and a
+that does it again. An epoch takes one line, however long it is: a range of batches, a count, and a
 digest of the indices, which `midstride audit` compares with those that the epoch's order gives.
 """
 
@@ -27,7 +27,7 @@ class BatchRange:
         end: the batch after the last one.
         world: ranks that shared each batch.
         samples: samples in them.
-        digest: sum of `digest_of` each batch of each rank; it counts for what it is only if `indexed`.
+        digest: sum of `digest_of` each batch of each rank; of iterable data sets, of their marks.
         indexed: whether samples have indices; those of iterable data sets have none.
     """
 
@@ -78,9 +78,11 @@ class SampleLog:
         #: epoch and batch of those that were left out because their loss was not finite
         self.left_out: list[tuple[int, int]] = []
         self._open: list[BatchRange] = []
-        #: what this rank's sampler gave for the newest epoch, and what those of all ranks gave for each
-        self._plan: BatchRange | None = None
+        #: by epoch: what sampler or stream gave this rank since ranks last met; and what they gave all ranks
+        self._plans: dict[int, BatchRange] = {}
         self._planned: list[BatchRange] = []
+        #: epochs in which some rank's data gave states that an attempt may have gone on from
+        self._stateful: set[int] = set()
 
     def plan(self, epoch: int, batches: Iterable[Sequence[Any]]) -> None:
         """Note what a sampler gives this rank in `epoch`, so that what it is trained on can be compared with it."""
@@ -92,23 +94,35 @@ class SampleLog:
                 plan.samples += len(indices)
                 plan.digest = (plan.digest + digest_of(indices, batch, rank)) & _MASK
             plan.end = batch + 1
-        self._plan = plan
+        self._plans[epoch] = plan
+
+    def note_read(self, epoch: int, batches: int, digest: int, *, stateful: bool) -> None:
+        """Note what an iterable data set gave this rank in `epoch`, and whether it goes on from states of its own."""
+        self._stateful |= {epoch} if stateful else set()
+        self._plans[epoch] = BatchRange(epoch, 0, batches, self._world, digest=digest, indexed=False)
 
     def record(
-        self, epoch: int, batch: int, indices: Sequence[int] | None, samples: int, lane: int | None = None
+        self,
+        epoch: int,
+        batch: int,
+        indices: Sequence[int] | None,
+        samples: int,
+        lane: int | None = None,
+        mark: int | None = None,
     ) -> None:
         """Enter a batch of this rank, or of one of its lanes, that reaches the training step.
 
         Args:
             epoch: the epoch, from 0.
-            batch: its place in the epoch.
+            batch: its number in the epoch.
             indices: of its samples in the data set, in order; None if they have none.
             samples: how many there are.
             lane: which stands for a rank in the account, where there are lanes.
+            mark: digest of samples that have no indices.
         """
         open_ = self._open
-        place = (open_[-1].epoch, open_[-1].end) if open_ else None
-        if place != (epoch, batch) and (lane is None or place != (epoch, batch + 1)):
+        end = (open_[-1].epoch, open_[-1].end) if open_ else None
+        if end != (epoch, batch) and (lane is None or end != (epoch, batch + 1)):
             open_.append(BatchRange(epoch, batch, batch, self._world, indexed=indices is not None))
         stretch = open_[-1]
         stretch.end = batch + 1
@@ -116,22 +130,26 @@ class SampleLog:
         if indices is not None:
             rank = self._rank if lane is None else lane
             stretch.digest = (stretch.digest + digest_of(indices, batch, rank)) & _MASK
+        elif mark is not None:
+            stretch.digest = (stretch.digest + mark) & _MASK
 
     def skip(self, epoch: int, batch: int) -> None:
         """Note that every rank left this batch out of the weights; it was entered all the same."""
         self.left_out.append((epoch, batch))
 
     def merge_ranks(self, gather: Callable[[object], list[Any]]) -> None:
-        """Put the ranks' shares together; every rank calls this at the same place."""
+        """Put the ranks' shares together; every rank calls this at the same point."""
         # Several ranks may read the same samples.
-        readers = {rank: (plan, shares) for rank, plan, shares in gather((self._rank, self._plan, self._open))}
-        plans = [plan for plan, _ in readers.values()]
-        if None not in plans:
-            whole = plans[0]
-            for plan in plans[1:]:
-                whole.add(plan)
-            self._planned.append(whole)
-        self._plan = None
+        everyone = gather((self._rank, self._plans, self._open, self._stateful))
+        self._stateful = set().union(*(stateful for *_, stateful in everyone))
+        readers = {rank: (plans, shares) for rank, plans, shares, _ in everyone}
+        first, *others = [plans for plans, _ in readers.values()]
+        for epoch, whole in first.items():
+            if all(epoch in plans for plans in others):
+                for plans in others:
+                    whole.add(plans[epoch])
+                self._planned.append(whole)
+        self._plans = {}
         for shares in zip(*(shares for _, shares in readers.values()), strict=True):
             whole = shares[0]
             for share in shares[1:]:
@@ -145,10 +163,12 @@ class SampleLog:
     def state_dict(self) -> dict[str, Any]:
         """Return what was settled last."""
         state = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
-        return {**state, "planned": [astuple(one) for one in self._planned]} if self._planned else state
+        state |= {"planned": [astuple(one) for one in self._planned]} if self._planned else {}
+        return {**state, "stateful": sorted(self._stateful)} if self._stateful else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back; what was entered since is struck out."""
         self._merged = [BatchRange(*one) for one in state_dict["stretches"]]
         self._planned = [BatchRange(*one) for one in state_dict.get("planned", ())]
-        self.left_out, self._open, self._plan = list(state_dict["left_out"]), [], None
+        self._stateful = set(state_dict.get("stateful", ()))
+        self.left_out, self._open, self._plans = list(state_dict["left_out"]), [], {}

@@ -55,8 +55,8 @@ class Trainer(TrainerState):
     """Trains, validates, tests and predicts; resumes exactly.
 
     Args:
-        strategy: a name from `midstride.engine.strategies.STRATEGIES`, "package.module:Class" or an instance of
-            your own; by default "ddp" on several devices and "single" on one.
+        strategy: a name such as "ddp", "package.module:Class" or an instance of your own; by default "ddp" on
+            several devices and "single" on one.
         strategy_args: its options, such as {"static_graph": True}.
         devices: on each machine: a number, "auto" for all GPUs or else the CPU, or a list of GPUs; by default one.
         accelerator: "gpu", "cpu", or "auto" for GPUs where there are any.
@@ -176,9 +176,9 @@ class Trainer(TrainerState):
         if resume not in ("auto", "never") and type(resume) is not int:
             raise UserError(f'resume={resume!r}: "auto", "never" or the step of a snapshot, a number, is needed')
         run = None if run is None else os.fspath(run)
-        kept = run is not None and self.settings.snapshots is not None
+        is_recorded = run is not None and self.settings.snapshots is not None
         self.reset_callbacks()
-        with self._prepare(module, data, "fit") as ready, Determinism(self.options.deterministic, on=kept):
+        with self._prepare(module, data, "fit") as ready, Determinism(self.options.deterministic, on=is_recorded):
             self.last_fit = None
             try:
                 self.is_fitting = True

@@ -194,7 +194,7 @@ class TrainerState(TrainerInterface):
             self.last_fit.save_weights(folder)
 
     def stop(self) -> None:
-        """Let the fit come to its end at the next boundary; every rank calls this at the same place."""
+        """Let the fit come to its end at the next boundary; every rank calls this at the same point."""
         self.progress.request_stop()
 
     # What the process that starts this Trainer's ranks calls: see `StartsRanks` -----------------------

@@ -1,9 +1,13 @@
 """Memory of a rank under ddp, sharded and fully_sharded: a model whose optimizer state outweighs its activations.
 
 make bench-memory
+
+The allocator gives back at once what is freed (`--keep-freed` leaves it as it is): else a peak shows what malloc keeps
+for later, which hides what the strategies differ in.
 """
 
 import argparse
+import ctypes
 import json
 import logging
 import re
@@ -76,8 +80,21 @@ def _memory(kind: str) -> float:
     return int(found[1]) * 1024 / MB
 
 
-def train(strategy: str, blocks: int, width: int, folder: str) -> None:
+#: of glibc's mallopt: larger blocks are mapped by themselves, and so given back; more free memory than that as well
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 65536
+
+
+def give_back_freed() -> None:
+    """Have malloc return what is freed to the system."""
+    libc = ctypes.CDLL(None)
+    for threshold in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        assert libc.mallopt(threshold, _KEPT_BYTES)
+
+
+def train(strategy: str, blocks: int, width: int, folder: str, keep_freed: bool) -> None:
     """Train some steps and write what that took; called in each rank."""
+    if not keep_freed:
+        give_back_freed()
     logging.disable(logging.WARNING)
     scales = Scales()
     trainer = Trainer(strategy=strategy, max_steps=STEPS, snapshots=None, callbacks=[scales], enable_progress_bar=False)
@@ -88,10 +105,11 @@ def train(strategy: str, blocks: int, width: int, folder: str) -> None:
     Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
 
 
-def measure(strategy: str, ranks: int, blocks: int, width: int) -> dict[str, float]:
+def measure(strategy: str, ranks: int, blocks: int, width: int, keep_freed: bool) -> dict[str, float]:
     """Return what the rank has that has most."""
     with tempfile.TemporaryDirectory() as folder:
-        codes = run_ranks(train, strategy, blocks, width, folder, processes=ranks, timeout_s=600, preload=PRELOAD)
+        given = strategy, blocks, width, folder, keep_freed
+        codes = run_ranks(train, *given, processes=ranks, timeout_s=600, preload=PRELOAD)
         assert not any(codes), codes
         found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
     return {name: max(one[name] for one in found) for name in found[0]}
@@ -103,11 +121,14 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--processes", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--keep-freed", action="store_true")
     arguments = parser.parse_args()
     for ranks in arguments.processes:
         table = Table("", "weights", "gradients", "optimizer", "in all", "of ddp", "peak", "of ddp")
         table.title = f"{ranks} processes, MB a rank"
-        found = {name: measure(name, ranks, arguments.blocks, arguments.width) for name in STRATEGIES}
+        found = {
+            name: measure(name, ranks, arguments.blocks, arguments.width, arguments.keep_freed) for name in STRATEGIES
+        }
         whole = {name: one["weights"] + one["gradients"] + one["optimizer"] for name, one in found.items()}
         for name, one in found.items():
             parts = [f"{one[part]:.0f}" for part in ("weights", "gradients", "optimizer")]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from laws.lives import SampleData, Tangled
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,10 +21,9 @@ from midstride.engine.snapshots.reader import read
 from midstride.engine.state.codec import differences
 from midstride.engine.state.row_shards import RowShard, join_rows
 from midstride.engine.storage.store import Store
+from midstride.engine.strategies import sharded
 from midstride.engine.testing import run_ranks
 from midstride.engine.trees import map_leaves
-
-BOTH = ["sharded", "fully_sharded"]
 
 
 def trainer_of(strategy: str, **options: Any) -> Trainer:
@@ -124,21 +124,52 @@ class Adaptive(Deep):
         return torch.optim.AdamW(self.parameters(), lr=1e-2, amsgrad=True)
 
 
-def go_on(folder: str, strategy: str, steps: int) -> None:
-    trainer = trainer_of(strategy, max_steps=steps, callbacks=[Witness(folder)])
+def go_on(folder: str, strategy: str, arguments: dict[str, Any], steps: int) -> None:
+    trainer = trainer_of(strategy, strategy_args=arguments, max_steps=steps, callbacks=[Witness(folder)])
     trainer.fit(Adaptive(), SampleData(3, 0), run=f"{folder}/run")
 
 
-@pytest.mark.parametrize("strategy", BOTH)
-def test_row_shards_are_cut_anew_for_another_world_bit_for_bit(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "arguments", "sizes"),
+    [
+        ("sharded", {}, (3, 2, 4)),
+        ("fully_sharded", {}, (3, 2, 4)),
+        ("fully_sharded", {"replicas": 2}, (6, 4)),
+    ],
+)
+def test_row_shards_are_cut_anew_for_another_world_bit_for_bit(
+    strategy: str, arguments: dict[str, Any], sizes: tuple[int, ...], tmp_path: Path
+) -> None:
     before: str | None = None
-    for steps, size in enumerate((3, 2, 4)):
-        assert run_ranks(go_on, str(tmp_path), strategy, steps + 1, processes=size) == [0] * size
+    for steps, size in enumerate(sizes):
+        assert run_ranks(go_on, str(tmp_path), strategy, arguments, steps + 1, processes=size) == [0] * size
         begins = torch.load(tmp_path / f"begins-{steps}-of-{size}.pt")
         if before is not None:
             kept = {part: whole(tmp_path / "run", part, before) for part in ("module", "optimizers")}
             assert differences(kept, begins) == []
         before = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1].name
+
+
+def cut_and_note(folder: str) -> None:
+    """Note what is brought to the device at once, and how many parts had been cut by then."""
+    module, noted = Deep(), []
+    bring = sharded.broadcast_tensors
+
+    def note(tensors: list[Tensor], *arguments: Any) -> None:
+        noted.append((sum(map(Tensor.numel, tensors)), sum(isinstance(one, FSDPModule) for one in module.modules())))
+        bring(tensors, *arguments)
+
+    sharded.broadcast_tensors = note
+    trainer_of("sharded", max_steps=1).fit(module, SampleData(1, 0), run=f"{folder}/run")
+    Path(folder, "noted").write_text(json.dumps(noted))
+
+
+def test_a_device_never_has_more_than_one_part_whole(tmp_path: Path) -> None:
+    assert run_ranks(cut_and_note, str(tmp_path), processes=1) == [0]
+    noted = json.loads((tmp_path / "noted").read_text())
+    block = 5 * 5 + 5
+    whole = sum(tensor.numel() for tensor in (*Deep().parameters(), *Deep().buffers()))
+    assert noted == [[block, 0], [block, 1], [whole - 2 * block, 2]]  # two of the four share a weight
 
 
 class Refused(TrainingModule):

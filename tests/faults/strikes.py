@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -201,6 +202,7 @@ def disk_full(scene: Scene) -> Iterator[None]:
 
 def _small_files_only() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    sys.dont_write_bytecode = True  # it would be cut off, too, and every later import of it fail
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from laws.lives import assert_runs_alike
+
 JOB = """\
 name: full
 module: laws.lives:Tangled
@@ -28,7 +31,8 @@ def test_a_disk_that_takes_no_snapshot_is_named_once(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "midstride.engine", "fit", "job.yaml", "--run", "one"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        # What Python compiles would be cut off, too, and every later import of it fail.
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"},
         preexec_fn=functools.partial(_small_files_only, 4096),
         capture_output=True,
         text=True,
@@ -37,3 +41,39 @@ def test_a_disk_that_takes_no_snapshot_is_named_once(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "was not taken, rank 0 says: OSError: [Errno" in ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
+
+
+#: a disk of its own, which is full at first; then it has room
+STORY = """\
+mount -t tmpfs -o size=2m tmpfs store && head -c {ballast_bytes} /dev/zero > store/ballast
+"$0" -m midstride.engine fit job.yaml --run one 2> first.txt
+echo $? > first.code
+rm store/ballast
+"$0" -m midstride.engine fit job.yaml --run one 2> second.txt
+echo $? > second.code
+cp -r store/one kept
+"""
+
+
+def in_folder(folder: Path, *command: str) -> int:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False).returncode
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode != 0,
+    reason="no disk can be mounted here",
+)
+@pytest.mark.parametrize("room_bytes", [60_000, 200_000])
+def test_a_run_on_a_full_disk_goes_on_when_there_is_room(room_bytes: int, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    story = STORY.format(ballast_bytes=2 * 2**20 - room_bytes)
+    (tmp_path / "store").mkdir()
+    assert in_folder(tmp_path, "unshare", "-rm", "sh", "-c", story, sys.executable) == 0
+    assert (tmp_path / "first.code").read_text() == "1\n"
+    said = (tmp_path / "first.txt").read_text()
+    assert "No space left on device" in said
+    assert "Traceback" not in said
+    assert (tmp_path / "second.code").read_text() == "0\n", (tmp_path / "second.txt").read_text()
+    assert in_folder(tmp_path, sys.executable, "-m", "midstride.engine", "fit", "job.yaml", "--run", "whole") == 0
+    assert_runs_alike(str(tmp_path / "kept"), str(tmp_path / "store" / "whole"), ["last"])

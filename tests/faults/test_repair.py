@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from laws.lives import Setting, live
+from laws.piped import Piped
 from unit.cli.test_app import run as command
 
 from midstride.engine.snapshots.catalog import SnapshotCatalog
@@ -19,6 +20,8 @@ SETTINGS = {
     "alone": Setting(),
     "ddp": Setting(ranks=2),
     "sharded": Setting(ranks=3, options={"strategy": "sharded"}),
+    "pipeline": Setting(ranks=3, module=Piped, options={"strategy": "pipeline"}),
+    "pipelines": Setting(ranks=4, module=Piped, options={"strategy": "pipeline", "strategy_args": {"balance": [6, 3]}}),
 }
 
 
@@ -68,6 +71,10 @@ CASES = {
     "last of two ranks": Case("last", gone=("*",), setting="ddp"),
     "last of shards": Case("last", gone=("*",), setting="sharded"),
     "last of shards, manifest gone": Case("last", gone=("*.json",), setting="sharded"),
+    "last of stages": Case("last", gone=("*",), setting="pipeline"),
+    "last of stages, tensors changed": Case("last", changed=("*.safetensors",), setting="pipeline"),
+    "last of two pipelines": Case("last", gone=("*",), setting="pipelines"),
+    "best of stages": Case("best", changed=("*.safetensors",), setting="pipeline"),
     "best, manifest gone": Case("best", gone=("*.json",)),
     "best, tensors gone": Case("best", gone=("*.safetensors",)),
     "best, manifest changed": Case("best", changed=("*.json",)),

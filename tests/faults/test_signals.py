@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.flow_runs import Command, results, tiny_job, train_forked, wait_for
+from support.metadata_server import MetadataServer, metadata_server
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.session.attempts import AttemptLog
@@ -46,11 +47,19 @@ class Night:
 
 
 @pytest.fixture
+def spot() -> Iterator[MetadataServer]:
+    with metadata_server("gcp") as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GCE_METADATA_HOST", server.address)
+        yield server
+
+
+@pytest.fixture
 def night(tmp_path: Path) -> Iterator[Night]:
     text = "snapshots: {url: runs, every_steps: 5}"
     tiny_job(tmp_path, slow_rank=1)
     path = tmp_path / "job.yaml"
-    path.write_text(path.read_text().replace(text, text.replace("5", str(NEVER))))
+    world = 'world: {"preemption_notice": "gcp", '
+    path.write_text(path.read_text().replace(text, text.replace("5", str(NEVER))).replace("world: {", world))
     night = Night(tmp_path, TrainingJob.load(path))
     yield night
     for command in night.commands:
@@ -58,7 +67,9 @@ def night(tmp_path: Path) -> Iterator[Night]:
         command.process.wait()
 
 
-def test_a_world_obeys_signals_to_any_of_its_processes(night: Night) -> None:
+def test_a_world_obeys_signals_to_any_of_its_processes_and_notices_to_its_machine(
+    night: Night, spot: MetadataServer
+) -> None:
     command = night.fit()
     night.reaches(2)
     os.kill(command.process.pid, signal.SIGUSR1)
@@ -70,11 +81,14 @@ def test_a_world_obeys_signals_to_any_of_its_processes(night: Night) -> None:
     stopped = night.snapshots()[-1]
     assert stopped > after
 
+    spot.preempted = True
     command = night.fit()
-    night.reaches(stopped + 2)
+    kept = wait_for(lambda: [step for step in night.snapshots() if step > stopped], "the snapshot of the notice")[-1]
+    night.reaches(kept + 1)
+    wait_for(lambda: "gcp announces that this machine will be taken away" in command.output, "the notice in the log")
     command.process.send_signal(signal.SIGTERM)
     assert command.code() == 75, command.output
-    assert night.snapshots()[-1] > stopped
+    assert night.snapshots()[-1] > kept
     first, second = AttemptLog(night.store).attempts()
     assert (first.outcome, second.outcome) == ("stopped", "stopped")
     assert first.error.startswith(f"asked to stop, after step {stopped}; the run resumes from snapshot")

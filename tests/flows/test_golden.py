@@ -11,6 +11,7 @@ from midstride.tasks.events import EVENTS
 #: event: its payload
 PAYLOADS = {
     "midstride.run.resumed": "run generation snapshot step",
+    "midstride.round.begun": "run number nodes ranks why",
     "midstride.snapshot.committed": "run name step bytes stall_s epoch wait_s write_s state",
     "midstride.store.awaited": "run rank waited_s why",
     "midstride.run.finished": "run job steps restarts test",

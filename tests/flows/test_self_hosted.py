@@ -112,13 +112,14 @@ def test_the_automation_gives_up_where_attempts_get_nowhere(
 ) -> None:
     monkeypatch.setattr("midstride.flows.train.is_automatic_retry", lambda: automatic)
     job = make_job(processes=1).model_copy(update={"retries_without_progress": 2})
-    attempts = Run(job, "a").attempts
+    run = Run(job, "a")
+    attempts = run.attempts
     for _ in range(2):
         attempts.record(attempts.begin(), Outcome("died", "killed"))
-        assert attempts_so_far(job, "a") == (0 if automatic else attempts.attempts()[-1].number)
+        assert attempts_so_far(run) == (0 if automatic else attempts.attempts()[-1].number)
     attempts.record(attempts.begin(), Outcome("died", "killed"))
     if not automatic:
-        assert attempts_so_far(job, "a") == 3
+        assert attempts_so_far(run) == 3
         return
     with pytest.raises(WorldError, match=r"3 attempts in a row got no further than the last snapshot\. Retry does"):
-        attempts_so_far(job, "a")
+        attempts_so_far(run)

@@ -154,7 +154,9 @@ def test_pipeline_measures_layers_that_are_on_the_host(fake: FakeTensorMode, mon
     strategy.collective = SingleProcess()
     monkeypatch.setattr(nn.Module, "to", on_gpu)
     monkeypatch.setattr(pipeline, "side_effects_reverted", lambda module, device: nullcontext())
-    monkeypatch.setattr(pipeline, "first_part", lambda x, parts: x)  # to slice there is beyond tensors without data
+    monkeypatch.setattr(
+        pipeline, "first_micro_batch", lambda x, count: x
+    )  # to slice there is beyond tensors without data
     module = Layers()
     cut = strategy._cut(
         module, scope(module, monkeypatch), module.sequential_module, lambda: torch.zeros(6, 4).to(GPUS[0])

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from laws.plain import SEED, Net, epochs, rank_seed, seed_everything
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
@@ -30,21 +31,31 @@ class DeepNet(Net):
         return self.last(torch.relu(hidden))
 
 
-def plain_sharded(path: str, samples: int, window: int, clip: float | None, frees: bool) -> None:
+def plain_sharded(
+    path: str, samples: int, window: int, clip: float | None, frees: bool, replicas: int = 1, bf16: bool = False
+) -> None:
     """Train and save this rank's rows of weights and optimizer state to `path`; called in each rank."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     seed_everything(SEED)
     net = DeepNet()
     seed_everything(rank_seed(SEED, rank))
+    shape, names = ((size,), ("shard",)) if replicas == 1 else ((replicas, size // replicas), ("replicate", "shard"))
+    cut: dict[str, Any] = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=names)}
+    if bf16:
+        cut["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    if bf16:  # as FSDP1 did for batch norm, which has no form in which only the weights have 16 bits
+        fully_shard(net.norm, reshard_after_forward=frees, mesh=cut["mesh"])
     for block in net.blocks:
-        fully_shard(block, reshard_after_forward=frees)
-    fully_shard(net, reshard_after_forward=False)
+        fully_shard(block, reshard_after_forward=frees, **cut)
+    fully_shard(net, reshard_after_forward=False, **cut)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for loader in epochs(samples, rank, size):
         for index, (x, y, _) in enumerate(loader):
-            (cross_entropy(net(x), y) / window).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                loss = cross_entropy(net(x), y) / window
+            loss.backward()
             if (index + 1) % window == 0 or index + 1 == len(loader):
                 if clip is not None:
                     nn.utils.clip_grad_norm_(net.parameters(), clip)

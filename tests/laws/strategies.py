@@ -167,4 +167,10 @@ ROWS: dict[str, Row] = {
     "ddp, small buckets": Row(
         (3,), {"strategy": "ddp", "strategy_args": {"gradient_as_bucket_view": True, "bucket_cap_mb": 1}}
     ),
+    "fully_sharded, replicas": Row((4,), {"strategy": "fully_sharded", "strategy_args": {"replicas": 2}}, ("blocks",)),
+    "fully_sharded, bf16 gathered": Row(
+        (3,),
+        {"strategy": "fully_sharded", "strategy_args": {"param_dtype": "bf16"}, "precision": "bf16"},
+        ("blocks",),
+    ),
 }

@@ -129,6 +129,23 @@ def test_sharded_training_has_the_bits_of_the_script_around_fully_shard(
     assert_same_bits(tmp_path, ranks, script, partial(ours, **choice, kind=DeepModule, strategy=strategy))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "options", "plain"),
+    [
+        (4, {"replicas": 2}, {}, {"replicas": 2}),
+        (3, {"param_dtype": "bf16"}, {"precision": "bf16"}, {"bf16": True}),
+    ],
+    ids=["replicas", "bf16"],
+)
+def test_options_of_sharded_training_have_the_bits_of_the_script_around_fully_shard(
+    ranks: int, arguments: dict[str, Any], options: dict[str, Any], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    choice: dict[str, Any] = {"samples": 7 * BATCH * ranks - ranks - 1, "window": 3, "clip": 0.5}
+    script = partial(plain_sharded, **choice, **plain, frees=True)
+    mine = partial(ours, **choice, kind=DeepModule, strategy="fully_sharded", strategy_args=arguments, **options)
+    assert_same_bits(tmp_path, ranks, script, mine)
+
+
 @needs_horovod
 @pytest.mark.parametrize(("ranks", "window", "clip"), [(2, 1, None), (3, 1, None), (3, 3, 0.5)])
 def test_horovod_has_the_bits_of_the_script_for_horovodrun(

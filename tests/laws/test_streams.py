@@ -23,10 +23,13 @@ from midstride.engine import Trainer
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.runs.audit import audit
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.testing import run_ranks
 
 SEED = 7
+#: rows that go on from a state of their own, so that no attempt reads an epoch from its start
+STATEFUL = {"state", "iterator with state", "state that is wrong later", "sampler", "sampler, picky"}
 AXES: dict[str, list[Any]] = {"kind": list(STREAMS), "ranks": [1, 2], "workers": [(0, 2), (2, 0), (2, 1)]}
 
 
@@ -77,6 +80,8 @@ def test_a_killed_run_over_any_loader_ends_with_the_same_bits(
 
     plan.assert_all_fired()
     assert_alike(tmp_path, expected)
+    assert audit(str(expected / "run")).is_counted == (case["kind"] in ITERABLES)
+    assert audit(str(tmp_path / "run")).is_counted == (case["kind"] in ITERABLES and case["kind"] not in STATEFUL)
 
 
 @pytest.mark.parametrize(("kind", "words"), [("state", "decides what each rank reads"), ("dict", "several loaders")])

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mutants.copy import Copy
@@ -21,12 +21,16 @@ from mutants.table import MUTANTS
 ROOT = Path(__file__).parents[2]
 #: in memory, where there is such a folder: what tests write is synced
 FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+#: seconds that a test may take without a planted bug
+CONTROL_S = 600.0
+#: with one it may take so many times what its row's slowest took without, but not less than this: a hang is seen, too
+TIMES, LEAST_S = 10.0, 60.0
 
 
-def judge(copy: Copy, mutant: Mutant) -> tuple[str, str]:
+def judge(copy: Copy, mutant: Mutant, limit_s: float) -> tuple[str, str]:
     """Return how a planted bug ended, in a word, and what there is to say of it."""
     with copy.planted(mutant):
-        verdict = copy.tested(mutant.arguments)
+        verdict = copy.tested(mutant.arguments, limit_s)
     if verdict.code == 1:
         by = verdict.failed[0].partition("::")[2] if verdict.failed else "a test"
         return ("KILLED", f"by {by}: the argument no longer holds") if mutant.survives else ("killed", f"by {by}")
@@ -35,12 +39,19 @@ def judge(copy: Copy, mutant: Mutant) -> tuple[str, str]:
     return ("argued", mutant.survives) if mutant.survives else ("SURVIVED", " ".join(mutant.arguments))
 
 
-def run(copy: Copy, rows: Sequence[Mutant]) -> bool:
-    """Run all `rows`, print how each ended, and return whether all of them ended as they should."""
+def run(copy: Copy, rows: Sequence[Mutant], taken_s: Mapping[str, float]) -> bool:
+    """Run all `rows`, print how each ended, and return whether all of them ended as they should.
+
+    Args:
+        copy: where they are planted.
+        rows: planted bugs.
+        taken_s: what each test took where there was none.
+    """
     counts: Counter[str] = Counter()
     for mutant in rows:
         began = time.monotonic()
-        ended, told = judge(copy, mutant)
+        slowest_s = max(s for test, s in taken_s.items() if test.startswith(tuple(mutant.arguments)))
+        ended, told = judge(copy, mutant, max(LEAST_S, TIMES * slowest_s))
         counts[ended] += 1
         print(f"{ended:<9}{time.monotonic() - began:5.1f} s  {mutant.file}: {mutant.name}; {told}", flush=True)
     print(", ".join(f"{count} {ended}" for ended, count in counts.items()) or "no such row")
@@ -62,11 +73,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="midstride-mutants-", dir=FOLDER) as folder:
         copy = Copy(ROOT, Path(folder))
         # Without a bug: a test that fails anyway kills nothing.
-        control = copy.tested(sorted({argument for row in rows for argument in row.arguments}))
+        control = copy.tested(sorted({argument for row in rows for argument in row.arguments}), CONTROL_S)
         if control.code != 0:
             print(control.output, "the tests do not pass without a planted bug, either", sep="\n")
             return 2
-        return 0 if run(copy, rows) else 1
+        return 0 if run(copy, rows, control.taken_s) else 1
 
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ AROUND = [
     Mutant(
         "what is set from outside is always text",
         "engine/config/yaml_file.py",
-        "place[last] = value",
-        "place[last] = text",
+        "group[last] = value",
+        "group[last] = text",
         "unit/config/test_job.py::test_choices_set_from_outside",
     ),
     Mutant(
@@ -179,7 +179,7 @@ AROUND = [
     Mutant(
         "what data hold and no file can is not named",
         "engine/objects/object_state.py",
-        "            elif not isinstance(value, _DATA):\n",
+        "            elif not isinstance(value, DATA):\n",
         "            elif path.startswith('samplers/'):\n",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
     ),

@@ -1,6 +1,7 @@
 """A copy of the checkout in which bugs are planted, and its tests run, without touching the original."""
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -24,11 +25,13 @@ class Verdict:
     Args:
         code: of pytest: 0 all passed, 1 some failed, else they could not be run.
         failed: the tests that failed.
+        taken_s: what each test took.
         output: what pytest printed.
     """
 
     code: int
     failed: list[str] = field(default_factory=list)
+    taken_s: dict[str, float] = field(default_factory=dict)
     output: str = ""
 
 
@@ -66,16 +69,21 @@ class Copy:
         time = next(self._times)
         os.utime(file, (time, time))
 
-    def tested(self, arguments: list[str]) -> Verdict:
-        """Run pytest with `arguments` in a fork of this process, which has imported what takes long."""
+    def tested(self, arguments: list[str], limit_s: float) -> Verdict:
+        """Run pytest with `arguments` in a fork of this process, which has imported what takes long.
+
+        Args:
+            arguments: the tests.
+            limit_s: what each of them may take.
+        """
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir()
-        output, failed = self._scratch / "output", self._scratch / "failed"
-        failed.touch()
+        output, reports = self._scratch / "output", self._scratch / "reports"
+        reports.touch()
         if (child := os.fork()) == 0:
             try:
                 os.setpgid(0, 0)  # its processes are told apart by their group
-                os._exit(self._run(arguments, output, failed))
+                os._exit(self._run([f"--timeout={limit_s}", *arguments], output, reports))
             except BaseException as error:
                 print(error, file=sys.stderr)
                 os._exit(3)
@@ -83,9 +91,14 @@ class Copy:
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(status)
-        return Verdict(code, failed.read_text().splitlines(), output.read_text(errors="replace"))
+        verdict = Verdict(code, output=output.read_text(errors="replace"))
+        for line in reports.read_text().splitlines():
+            test, has_failed, taken_s = json.loads(line)
+            verdict.failed += [test] if has_failed else []
+            verdict.taken_s[test] = verdict.taken_s.get(test, 0.0) + taken_s
+        return verdict
 
-    def _run(self, arguments: list[str], output: Path, failed: Path) -> int:
+    def _run(self, arguments: list[str], output: Path, reports: Path) -> int:
         with output.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
@@ -94,17 +107,16 @@ class Copy:
         os.environ["PYTHONPATH"] = packages
         os.chdir(self.root)
         temporary = f"--basetemp={self._scratch / 'tests'}"
-        options = ["-q", "-x", "--tb=short", "--no-header", "-p", "no:cacheprovider", "--timeout=60", temporary]
-        return int(pytest.main([*options, *arguments], plugins=[_Failures(failed)]))
+        options = ["-q", "-x", "--tb=short", "--no-header", "-p", "no:cacheprovider", temporary]
+        return int(pytest.main([*options, *arguments], plugins=[_Reports(reports)]))
 
 
-class _Failures:
-    """Notes the tests that fail."""
+class _Reports:
+    """Notes how each part of a test ended and what it took."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            with self._file.open("a") as file:
-                file.write(f"{report.nodeid}\n")
+        with self._file.open("a") as file:
+            file.write(json.dumps([report.nodeid, report.failed, report.duration]) + "\n")

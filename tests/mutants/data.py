@@ -47,8 +47,8 @@ DATA = [
     Mutant(
         "the place of a sample is that of its neighbour",
         "engine/data/order.py",
-        "place = batch * self.global_batch_size + self.rank",
-        "place = batch * self.global_batch_size + self.rank + 1",
+        "first_position = batch * self.global_batch_size + self.rank",
+        "first_position = batch * self.global_batch_size + self.rank + 1",
         "unit/data/test_per_sample.py::test_another_number_of_ranks_reads_the_same_samples\nunit/data/test_order.py",
     ),
     Mutant(
@@ -103,8 +103,8 @@ DATA = [
     Mutant(
         "samples of a batch have the same random numbers",
         "engine/data/rng/per_sample.py",
-        "self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)",
-        "self._seed(mix(fetch.key, fetch.first), held)",
+        "self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)\n            index",
+        "self._seed(mix(fetch.key, fetch.first), held)\n            index",
         "unit/data/test_per_sample.py",
     ),
     Mutant(
@@ -239,5 +239,54 @@ DATA = [
         "if (tasks := step_tasks(os.environ)) > 1:",
         "if (tasks := step_tasks(os.environ)) > 2:",
         "unit/cli/test_app.py::test_tasks_of_srun_do_not_start_a_world_each",
+    ),
+    Mutant(
+        "a collate that counts is not tried",
+        "engine/data/rng/per_sample.py",
+        "given = _copied(samples) if fetch.probe else None",
+        "given = None",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[a collate that counts]",
+    ),
+    Mutant(
+        "data that keep what they drew are not found",
+        "engine/data/rng/per_sample.py",
+        "        if self._used == known:",
+        "        if self._used:",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[data that keep what they drew]",
+    ),
+    Mutant(
+        "a batch of a stream has no mark",
+        "engine/data/iterable/loader.py",
+        "            self.last_mark = current.answer.mark\n",
+        "",
+        "unit/runs/test_audit.py::test_what_a_stream_gave_is_compared_with_what_was_trained_on",
+    ),
+    Mutant(
+        "the sum of a stream's marks begins anew with a state",
+        "engine/data/iterable/shard.py",
+        "(saved.digest, saved.total) if saved else (0, 0)",
+        "(saved.digest if saved else 0, 0)",
+        "laws/test_streams.py::test_a_killed_run_over_any_loader_ends_with_the_same_bits[iterator_with_state-2-(2,_0)]",
+    ),
+    Mutant(
+        "a stream that went on from a state counts as read from its start",
+        "engine/runs/audit.py",
+        'account.get("stateful", ()) if newest.generation > 1 else ()',
+        "()",
+        "unit/runs/test_audit.py::test_a_law_is_not_said_to_hold_for_samples_that_were_not_counted",
+    ),
+    Mutant(
+        "a slow stream is tried over three batches",
+        "engine/data/iterable/trial.py",
+        "if batches < FEW_BATCHES or batches * batch_size < FEW_SAMPLES:",
+        "if batches < FEW_BATCHES:",
+        "unit/data/test_stream_trial.py::test_a_slow_stream_is_tried_over_a_hundred_samples_or_for_half_a_minute",
+    ),
+    Mutant(
+        "a stream is tried however slow it is",
+        "engine/data/iterable/trial.py",
+        "return seconds < MOST_SECONDS",
+        "return True",
+        "unit/data/test_stream_trial.py::test_a_slow_stream_is_tried_over_a_hundred_samples_or_for_half_a_minute",
     ),
 ]

@@ -24,15 +24,15 @@ LANES = [
     Mutant(
         "buffers are added up before they are scaled",
         "engine/strategies/ordered_reducer.py",
-        "bucket.deposit(number, foreach_mul([tensors[i] for i in places], 1 / self._lanes.count))",
-        "bucket.deposit(number, [tensors[i] for i in places])",
+        "bucket.deposit(number, foreach_mul([tensors[i] for i in indices], 1 / self._lanes.count))",
+        "bucket.deposit(number, [tensors[i] for i in indices])",
         f"{LAWS}[convolutions]",
     ),
     Mutant(
         "a lane that has no gradient is left out, and an optimizer sees a zero",
         "engine/strategies/ordered_reducer.py",
-        "            return [True] * len(self.parts)\n        return [bool(lanes)",
-        "            return [True] * len(self.parts)\n        return [True or bool(lanes)",
+        "            return [True] * len(self.sums)\n        return [bool(lanes)",
+        "            return [True] * len(self.sums)\n        return [True or bool(lanes)",
         f"{LAWS}[unused]",
     ),
     Mutant(
@@ -45,14 +45,14 @@ LANES = [
     Mutant(
         "random numbers are those of the rank",
         "engine/training/lane_scope.py",
-        "        self._reseed(*place, lane)\n",
+        "        self._reseed(*position, lane)\n",
         "",
         f"{LAWS}[dropout]",
     ),
     Mutant(
         "hooks draw from where the last lane left the generators",
         "engine/training/lane_scope.py",
-        "        self._reseed(*place, self._lanes.count)",
+        "        self._reseed(*position, self._lanes.count)",
         "        pass",
         f"{LAWS}[watched]",
     ),

@@ -6,6 +6,8 @@ __all__ = ["SNAPSHOTS"]
 
 DURABLE = "unit/storage/test_durability.py"
 
+REBUILT = "faults/test_repair.py::test_weights_are_made_anew_where_the_newest_snapshot_holds_them"
+
 SNAPSHOTS = [
     Mutant(
         "a file is not durable before it has its name",
@@ -60,7 +62,7 @@ SNAPSHOTS = [
     Mutant(
         "sizes are not compared before a commit",
         "engine/snapshots/committer.py",
-        'if found.get(file) != fact["bytes"]:',
+        'if found.get(file) != digest["bytes"]:',
         "if False:",
         "unit/snapshots/test_committer.py::test_a_store_that_ranks_do_not_share_is_refused",
     ),
@@ -176,5 +178,26 @@ SNAPSHOTS = [
         "each = -(-rows // size)",
         "each = rows // size",
         "unit/state/test_row_shards.py",
+    ),
+    Mutant(
+        "a snapshot whose folder cannot be listed is swept",
+        "engine/snapshots/catalog.py",
+        'if not any(self._store.exists(f"{SNAPSHOTS}/{name}/{file}") for file in (MANIFEST, _ASIDE)):',
+        "if True:",
+        "unit/snapshots/test_sweep.py",
+    ),
+    Mutant(
+        "a late request of an older world is done",
+        "engine/storage/s3.py",
+        'condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": before}',
+        "condition: dict[str, str] = {}",
+        "unit/storage/test_s3.py::test_a_late_request_of_a_world_that_was_superseded_is_refused",
+    ),
+    Mutant(
+        "the stages of a pipeline are joined in the order of ranks",
+        "engine/snapshots/weights_rebuild.py",
+        "for rank in reversed(ranks):",
+        "for rank in ranks:",
+        f"{REBUILT}[last of stages, tensors changed]",
     ),
 ]

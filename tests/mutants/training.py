@@ -46,8 +46,8 @@ TRAINING = [
     Mutant(
         "a LightningModule within another is left as it is",
         "engine/lightning/adapt.py",
-        "for part in value.modules() if isinstance(value, nn.Module) else [value]:",
-        "for part in [value]:",
+        "for owner in value.modules() if isinstance(value, nn.Module) else [value]:",
+        "for owner in [value]:",
         "unit/lightning/test_adapt.py::test_what_the_user_wrote_stays_and_nested_modules_are_adapted_too",
     ),
     Mutant(
@@ -297,5 +297,26 @@ TRAINING = [
         "if holds_password(url):",
         "if not url:",
         "unit/jobs/test_prepare.py",
+    ),
+    Mutant(
+        "an address is a number like any other",
+        "engine/objects/graph.py",
+        "return type(value) is int and value > _LOW and value in self.anchors",
+        "return False",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Addresses]",
+    ),
+    Mutant(
+        "attributes of tensors are no state",
+        "engine/objects/object_state.py",
+        "if type(tensor) in _TENSORS:",
+        "if type(tensor) is None:",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[OnTensors]",
+    ),
+    Mutant(
+        "an object of a library is not asked for its state",
+        "engine/objects/node_writers.py",
+        "return _stateful if issubclass(kind, Stateful) and not (is_ours or issubclass(kind, DATA)) else _opaque",
+        "return _opaque",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[ScaledByHand]",
     ),
 ]

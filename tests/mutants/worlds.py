@@ -7,6 +7,7 @@ __all__ = ["WORLDS"]
 PLAIN = "laws/test_plain.py"
 CHILDREN = "unit/processes/test_child_processes.py"
 LAUNCHERS = "faults/test_launchers.py"
+ROUNDS = "unit/launch/test_rounds.py"
 
 WORLDS = [
     Mutant(
@@ -45,7 +46,7 @@ WORLDS = [
         f"{PLAIN}::test_a_pipeline_has_the_bits_of_the_script_on_one_device[4-1-0.5-options2]",
     ),
     Mutant(
-        "gradients of parts are added in another order",
+        "gradients of chunks are added in another order",
         "engine/strategies/replicas.py",
         "for replica in range(ctx.replicas):",
         "for replica in reversed(range(ctx.replicas)):",
@@ -59,10 +60,10 @@ WORLDS = [
         f"{PLAIN}::test_split_batches_have_the_bits_of_the_script_that_splits_by_hand[dp-1-2-1]",
     ),
     Mutant(
-        "a batch loses what its parts do not share evenly",
+        "a batch loses what its chunks do not share evenly",
         "engine/strategies/batch_split.py",
-        "lengths = [len(chunk) for chunk in torch.empty(samples).chunk(parts)]",
-        "lengths = [samples // parts] * parts",
+        "lengths = [len(chunk) for chunk in torch.empty(samples).chunk(chunks)]",
+        "lengths = [samples // chunks] * chunks",
         "unit/strategies/test_batch_split.py::test_a_batch_is_cut_as_torch_cuts",
     ),
     Mutant(
@@ -101,6 +102,13 @@ WORLDS = [
         f"{CHILDREN}::test_a_start_that_fails_ends_those_that_run",
     ),
     Mutant(
+        "what a fork server started lives on",
+        "engine/processes/lifetime.py",
+        "        die_with_parent(process)\n    else:\n        exit_with(process)\n",
+        "        die_with_parent(process)\n",
+        f"{CHILDREN}::test_they_end_when_the_process_that_started_them_is_killed[forkserver]",
+    ),
+    Mutant(
         "what a world leaves behind lives on",
         "engine/processes/supervisor.py",
         "        self._end_leftovers()\n",
@@ -120,5 +128,54 @@ WORLDS = [
         "        if not ended:  # a progress",
         "        if False:  # a progress",
         "faults/test_world_output.py::test_output_comes_in_whole_lines",
+    ),
+    Mutant(
+        "a module that is cut comes to its device whole",
+        "engine/strategies/sharded.py",
+        "        whole = uncut_tensors(submodule)\n",
+        "        whole = [*submodule.parameters()] if isinstance(submodule, TrainingModule) else []\n",
+        "distributed/test_sharded.py::test_a_device_never_has_more_than_one_part_whole",
+    ),
+    Mutant(
+        "replicas are cut anew as if each rank had other rows",
+        "engine/strategies/sharded.py",
+        "reshard_rows(states, rank % self._shards, self._shards)",
+        "reshard_rows(states, rank, self._shards)",
+        "distributed/test_sharded.py::test_row_shards_are_cut_anew_for_another_world_bit_for_bit",
+    ),
+    Mutant(
+        "batch norm is gathered in 16 bits",
+        "engine/strategies/sharded.py",
+        "norms = norms_of(module) if self._param_dtype else {}",
+        "norms: dict[nn.Module, None] = {}",
+        f"{PLAIN}::test_options_of_sharded_training_have_the_bits_of_the_script_around_fully_shard[bf16]",
+    ),
+    Mutant(
+        "a node that is silent stays in its round",
+        "engine/launch/nodes/rounds.py",
+        "            if self.is_silent(node):\n",
+        "            if False:\n",
+        f"{ROUNDS}::test_a_silent_node_is_left_out_and_one_that_waits_takes_its_part",
+    ),
+    Mutant(
+        "a round begins with a number of nodes that cannot share the lanes",
+        "engine/launch/nodes/rounds.py",
+        "count = self.machines.training(len(ready))\n",
+        "count = len(ready)\n",
+        f"{ROUNDS}::test_a_number_that_cannot_share_the_lanes_leaves_one_waiting",
+    ),
+    Mutant(
+        "a round grows before it has trained",
+        "engine/launch/nodes/rounds.py",
+        "self._clock() - since >= grow_s",
+        "True",
+        f"{ROUNDS}::test_a_round_grows_when_it_has_trained_for_a_while",
+    ),
+    Mutant(
+        "a notice of preemption is read as none",
+        "engine/launch/preemption.py",
+        'if event["EventType"] == "Preempt"',
+        'if event["EventType"] == "Terminate"',
+        "unit/launch/test_preemption.py::test_a_notice_is_read_as_the_cloud_words_it[azure]",
     ),
 ]

@@ -103,7 +103,7 @@ class Run:
                 command = (folder / "cmdline").read_bytes()
                 if mark in (folder / "environ").read_bytes() and program in command:
                     found.append((int(folder.name), command))
-        return [pid for pid, command in found if not program or b"launchers" not in command]
+        return [pid for pid, command in found if not program or b".supervisor" not in command]
 
     def artifact(self, what: str) -> dict[str, str]:
         """The newest artifact called `what`: its id, description and data."""

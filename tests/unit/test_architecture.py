@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import nn
@@ -24,10 +25,12 @@ SET_FROM_OUTSIDE = {
     "engine/modules/module_state.py: module.training": "torch's own",
     "engine/modules/structure.py: held.data": "torch's own",
     "engine/objects/generators.py: generator.bit_generator.state": "numpy's own",
+    "engine/strategies/sharded.py: tensor.data": "torch's own",
     "engine/strategies/replicas.py: ctx.count": "what torch's autograd hands from forward to backward",
 }
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS, MOST_LOOSE_FILES = 350, 45, 25, 6, 12
 MOST_MEMBERS_OF_A_STRATEGY = 20
+MEDIAN_FILE, MOST_IGNORED_TYPES = 120, 16
 #: what is larger: arguments that are given by name, where an object to hold them would have one maker and one reader
 LARGE = {
     "engine/training/trainer.py: __init__": "a user's choices, completed by an editor",
@@ -104,6 +107,14 @@ def test_files_and_functions_fit_the_eye() -> None:
     }
     assert (long, large) == ([], set(LARGE))
     assert len(list((ROOT / "engine").glob("*.py"))) <= MOST_LOOSE_FILES
+    assert median(len((ROOT / file).read_text().splitlines()) for file in SOURCES) <= MEDIAN_FILE
+    assert sum((ROOT / file).read_text().count("# type: ignore") for file in SOURCES) <= MOST_IGNORED_TYPES
+
+
+def test_every_package_has_its_unit_tests() -> None:
+    of_engine = {path.parent.name for path in (ROOT / "engine").glob("*/__init__.py")}
+    tested = {path.parent.name for path in (ROOT / "tests/unit").glob("*/test_*.py")}
+    assert tested == of_engine | {"tasks", "flows"}
 
 
 #: where privates of torch and torchmetrics are named; `test_internals.py` tries them
@@ -142,6 +153,43 @@ def test_privates_of_torch_and_torchmetrics_are_named_in_one_file_of_a_package()
         if is_private(name) and (name in torchs or name not in ours)
     }
     assert found == set()
+
+
+#: what starts a process, or signals one that it did not start -> the files that may call it, and for what
+PROCESSES = {
+    "os.fork": {
+        "engine/processes/supervisor.py": "the command of a world",
+        "engine/ranks/gpus.py": "to see whether a fork can use CUDA",
+    },
+    "multiprocessing.get_context": {
+        "engine/processes/child_processes.py": "ranks and whatever else is started from a function",
+        "engine/testing/ranks.py": "what the fork server imports",
+    },
+    "subprocess.Popen": {
+        "engine/processes/supervised_process.py": "the supervisor of a world",
+        "engine/ranks/subprocess_script.py": "the script again, as another rank",
+        "engine/loggers/process.py": "what feeds a tracker",
+        "flows/server.py": "a Prefect server",
+    },
+    "os.kill": {
+        "engine/processes/lifetime.py": "signal_all: the end of every process tree",
+        "engine/launch/watchdog.py": "stacks of a rank that hangs",
+        "engine/fault_injection.py": "faults",
+    },
+    "os.killpg": {"engine/processes/supervised_process.py": "where /proc is missing"},
+}
+
+
+def test_processes_are_started_and_ended_in_few_files() -> None:
+    found = {
+        call: {file for file, tree in SOURCES.items() if call in {ast.unparse(n.func) for n in calls(tree)}}
+        for call in PROCESSES
+    }
+    assert found == {call: set(files) for call, files in PROCESSES.items()}
+
+
+def calls(tree: ast.Module) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
 def test_a_strategy_is_small_and_knows_no_trainer() -> None:

@@ -3,21 +3,32 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 Definition = ast.FunctionDef | ast.ClassDef
-TREES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text())
-    for package in ("engine", "tasks", "flows")
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
-CLASSES = {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return every file's syntax, by its path."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text())
+        for package in ("engine", "tasks", "flows")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+@cache
+def classes() -> dict[str, ast.ClassDef]:
+    """Return every class by its name."""
+    return {node.name: node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def definitions() -> Iterator[tuple[str, Definition, ast.ClassDef | None]]:
     """Yield every function and class at the top of a file or in a class, with where it stands and its class."""
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         for node in tree.body:
             if isinstance(node, Definition):
                 yield f"{file}: {node.name}", node, None
@@ -42,7 +53,7 @@ def needs_docstring(node: Definition, kind: ast.ClassDef | None) -> bool:
 
 def bases(kind: ast.ClassDef) -> list[ast.ClassDef]:
     """Return the classes of ours that `kind` inherits directly."""
-    return [CLASSES[name] for base in kind.bases if (name := ast.unparse(base)) in CLASSES]
+    return [classes()[name] for base in kind.bases if (name := ast.unparse(base)) in classes()]
 
 
 def documents(kind: ast.ClassDef, method: str) -> bool:
@@ -52,7 +63,7 @@ def documents(kind: ast.ClassDef, method: str) -> bool:
 
 
 def test_every_public_name_is_documented() -> None:
-    assert [file for file, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [file for file, tree in trees().items() if not ast.get_docstring(tree)] == []
     assert [name for name, node, kind in definitions() if is_public(name) and needs_docstring(node, kind)] == []
 
 

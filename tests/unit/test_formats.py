@@ -287,13 +287,16 @@ def test_the_environment_has_these_variables() -> None:
         "MIDSTRIDE_FAULTS",
         "MIDSTRIDE_GRACE_S",
         "MIDSTRIDE_PARENT",
+        "MIDSTRIDE_ROUND",
         "MIDSTRIDE_SESSION",
         "MIDSTRIDE_STARTED",
     }
 
 
 def test_the_command_line_has_these_commands() -> None:
-    words = "fit check audit snapshots champion runs report export init rank train nightly deploy serve setup-server"
+    words = (
+        "fit check audit snapshots champion runs report export init rank join train nightly deploy serve setup-server"
+    )
     inner = {"champion": "list show rollback", "snapshots": "list verify prune repair"}
     assert _commands(app) == set(words.split())
     for name, words in inner.items():

@@ -85,7 +85,7 @@ def test_tensors_are_copied_and_measured_together() -> None:
 
 def test_a_sparse_tensor_shows_what_it_holds_before_it_is_coalesced() -> None:
     twice = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (3,), check_invariants=True)
-    indices, values = state.sparse_parts(twice)
+    indices, values = state.indices_and_values(twice)
     assert (indices.tolist(), values.tolist()) == ([[1, 1]], [2.0, 3.0])
 
 

@@ -1,14 +1,14 @@
 """Iterable data sets: streams that go on where they were, by their state or by reading again.
 
 content_digest  digests of what a stream gives: samples of iterable data sets have no indices to tell them by
-loader          the loader of an iterable data set: its place is what was read of each shard
+loader          the loader of an iterable data set: its position is what was read of each shard
 schedule        shards in turn: whose batch is next, what was read of each, what is asked for
 shard           one shard of an iterable data set in one pass: read from its start, or from a state
 shard_state     what is asked of the shards of a stream, and states of where they stand
 shards          reading an iterable data set shard by shard, wherever that happens: in a worker or in the main
                 process
-sources         how an iterable data set comes back to a place: by its own state, by its sampler, or by
+sources         how an iterable data set comes back to a position: by its own state, by its sampler, or by
                 reading again
 trial           a stream is tried before it is trusted: read again it gives the same, and its state brings it
-                back to its place
+                back to its position
 """

@@ -1,15 +1,16 @@
-"""Iterable data sets: their place is what was read of each shard, and the state that came with it."""
+"""Iterable data sets: their position is what was read of each shard, and the state that came with it."""
 
 import logging
 import pickle
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterDataPipe
 
 from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, ShardRequestSampler, shard_rotation
-from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState
+from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState, added
 from midstride.engine.data.iterable.shards import ShardReader
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.rng.isolation import RngIsolation
@@ -98,11 +99,11 @@ class IterableLoader(ResumableLoader):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on; started in the middle, from the state loaded."""
-        place = self._position = self._position if start else PassPosition.start(max(1, self.shards))
+        position = self._position = self._position if start else PassPosition.start(max(1, self.shards))
         number, most = start, self._limit
         if most is not None and number >= most:
             return
-        reading = self._read(epoch, place)
+        reading = self._read(epoch, position)
         ahead = next(reading, None)
         self._check_first(number, ahead)
         while ahead is not None:
@@ -111,50 +112,74 @@ class IterableLoader(ResumableLoader):
             self.at_end = not self._every_rank(ahead is not None)
             if self.at_end and ahead is not None:
                 self._warn_of_rest()
-            place.consume(current)
-            yield current.batch
+            position.consume(current)
+            self.last_mark = current.answer.mark
+            yield current.answer.batch
             if self.at_end:
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as of the last batch handed out, by shard."""
-        place = self._position
+        """Return the position as of the last batch handed out, by shard."""
+        position = self._position
         states = {
-            shard: {"batch": saved.batch, "due": saved.next_at, "state": pickle.loads(saved.data), **_digest(saved)}
-            for shard, saved in sorted(place.resume_states().items())
+            shard: {"batch": saved.batch, "due": saved.next_at, "state": pickle.loads(saved.data), **_digests(saved)}
+            for shard, saved in sorted(position.resume_states().items())
         }
-        digests = {"digests": list(place.digests)} if None not in place.digests else {}
+        digests = {"digests": list(position.digests)} if None not in position.digests else {}
         return {
             "shards": self.shards,
-            "read": list(place.read),
-            "ended": list(place.ended),
-            "turn": place.turn,
+            "read": list(position.read),
+            "ended": list(position.ended),
+            "turn": position.turn,
             "states": states,
+            "totals": list(position.totals),
+            "had_states": position.had_states,
             **digests,
         }
 
+    def read_digest(self) -> int | None:
+        """Return the sum of the marks of all batches of the pass; None if an older version has read some."""
+        totals = [total for total in self._position.totals if total is not None]
+        return reduce(added, totals, 0) if len(totals) == len(self._position.totals) else None
+
+    @property
+    def had_states(self) -> bool:  # type: ignore[override]
+        """Whether this pass, when it is resumed, goes on from a state of the data set's own."""
+        return self._position.had_states
+
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take the place back; the data are read as so many shards as they were then."""
+        """Take the position back; the data are read as so many shards as they were then."""
         self.shards = state_dict["shards"]
         states = {
-            shard: ShardState(saved["batch"], saved["due"], pickle.dumps(saved["state"]), saved.get("digest"))
+            shard: ShardState(
+                *(saved["batch"], saved["due"], pickle.dumps(saved["state"]), saved.get("digest"), saved.get("total"))
+            )
             for shard, saved in state_dict["states"].items()
         }
         digests = state_dict.get("digests", [None] * len(state_dict["read"]))  # of older versions
         read, ended = list(state_dict["read"]), list(state_dict["ended"])
-        self._position = PassPosition(read, ended, state_dict["turn"], digests=list(digests), earlier_states=states)
+        totals = list(state_dict.get("totals", [None] * len(read)))
+        self._position = PassPosition(
+            read,
+            ended,
+            state_dict["turn"],
+            digests=list(digests),
+            earlier_states=states,
+            totals=totals,
+            had_states=state_dict.get("had_states", False),
+        )
 
-    def _read(self, epoch: int, place: PassPosition) -> Iterator[ShardBatch]:
-        """Read ahead of `place`, in turn."""
+    def _read(self, epoch: int, position: PassPosition) -> Iterator[ShardBatch]:
+        """Read ahead of `position`, in turn."""
         self._passes += 1
-        self._log_replay(place.batches_to_replay())
-        own_process = self._workers and not self._persistent and len(place.read) <= self._workers
+        self._log_replay(position.batches_to_replay())
+        own_process = self._workers and not self._persistent and len(position.read) <= self._workers
         self._reader.begin_pass(self.shards, copies=not own_process)
-        ended, news = list(place.ended), []
+        ended, news = list(position.ended), []
         if all(ended):
             return
-        turns = shard_rotation(place, self._workers)
-        self._requests.begin(self._passes, epoch, place, shard_rotation(place, self._workers))
+        turns = shard_rotation(position, self._workers)
+        self._requests.begin(self._passes, epoch, position, shard_rotation(position, self._workers))
         with self._rng_isolation:
             iterator = start_workers(self._loader, self.name)
         while not all(ended):
@@ -170,8 +195,7 @@ class IterableLoader(ResumableLoader):
                 ended[shard] = True
                 news.append(shard)
                 continue
-            batch, digest, states = answer
-            yield ShardBatch(batch, shard, digest, states, tuple(news))
+            yield ShardBatch(answer, shard, tuple(news))
             news.clear()
 
     def _where(self, epoch: int) -> str:
@@ -193,7 +217,7 @@ class IterableLoader(ResumableLoader):
     def _log_replay(self, behind: int) -> None:
         if behind:
             log.info(
-                "replaying %d batches of %s to come back to its place; with state_dict and load_state_dict it would "
+                "replaying %d batches of %s to come back to its position; with state_dict and load_state_dict it would "
                 "go on from there at once",
                 behind,
                 self.name,
@@ -217,8 +241,9 @@ def _rebuilt(loader: DataLoader[Any], reader: ShardReader, requests: ShardReques
     )
 
 
-def _digest(saved: ShardState) -> dict[str, Any]:
-    return {} if saved.digest is None else {"digest": saved.digest}
+def _digests(saved: ShardState) -> dict[str, Any]:
+    kept = {"digest": saved.digest, "total": saved.total}
+    return {name: value for name, value in kept.items() if value is not None}
 
 
 def _as_it_is(answer: Any) -> Any:

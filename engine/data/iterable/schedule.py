@@ -3,20 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from midstride.engine.data.iterable.shard_state import ShardRequest, ShardState
+from midstride.engine.data.iterable.shard_state import ShardAnswer, ShardRequest, ShardState
 
 __all__ = ["PassPosition", "ShardBatch", "ShardRequestSampler", "shard_rotation"]
 
 
 class ShardBatch(NamedTuple):
-    """A batch on its way to the loop, and how the place changes once it is there."""
+    """A batch on its way to the loop, and how the position changes once it is there."""
 
-    batch: Any
+    answer: ShardAnswer
     shard: int
-    digest: int | None
-    states: list[ShardState]
     ended: tuple[int, ...]
 
 
@@ -30,6 +28,8 @@ class PassPosition:
         turn: the shard whose batch is next.
         states: the newest state to go on from, by shard.
         digests: of all samples read, by shard; None where an older version did not keep it.
+        totals: sums of the marks of all batches read, by shard; None where an older version did not keep them.
+        had_states: whether there was a state to go on from.
         earlier_states: the state before the newest one, by shard.
     """
 
@@ -39,18 +39,21 @@ class PassPosition:
     states: dict[int, ShardState] = field(default_factory=dict)
     digests: list[int | None] = field(default_factory=list)
     earlier_states: dict[int, ShardState] = field(default_factory=dict)
+    totals: list[int | None] = field(default_factory=list)
+    had_states: bool = False
 
     @classmethod
     def start(cls, shards: int) -> "PassPosition":
         """Return that of a pass of which nothing was read."""
-        return cls([0] * shards, [False] * shards, digests=[0] * shards)
+        return cls([0] * shards, [False] * shards, digests=[0] * shards, totals=[0] * shards)
 
     def consume(self, turn: ShardBatch) -> None:
         """Move on by one turn."""
         self.read[turn.shard] += 1
         self.turn = (turn.shard + 1) % len(self.read)
-        self.digests[turn.shard] = turn.digest
-        for saved in turn.states:
+        self.digests[turn.shard], self.totals[turn.shard] = turn.answer.digest, turn.answer.total
+        self.had_states |= bool(turn.answer.states)
+        for saved in turn.answer.states:
             if turn.shard in self.states:
                 self.earlier_states[turn.shard] = self.states[turn.shard]
             self.states[turn.shard] = ShardState(*saved)
@@ -74,13 +77,13 @@ class PassPosition:
         )
 
 
-def shard_rotation(place: PassPosition, workers: int) -> Iterator[int | None]:
+def shard_rotation(position: PassPosition, workers: int) -> Iterator[int | None]:
     """Yield whose turn it is, None for an idle: torch deals to its workers in turn, and a shard keeps its worker."""
-    shards = len(place.read)
+    shards = len(position.read)
     lap = -(-shards // workers) * workers if workers else shards
-    for turn in count(0 if workers else place.turn):
+    for turn in count(0 if workers else position.turn):
         shard = turn % lap
-        yield shard if shard < shards and turn >= place.turn else None
+        yield shard if shard < shards and turn >= position.turn else None
 
 
 class ShardRequestSampler:
@@ -89,9 +92,9 @@ class ShardRequestSampler:
     def __init__(self) -> None:
         self._requests: Iterator[ShardRequest | None] = iter(())
 
-    def begin(self, number: int, epoch: int, place: PassPosition, turns: Iterator[int | None]) -> None:
-        """Ask for what comes after `place`."""
-        self._requests = self._of(number, epoch, list(place.read), _resumed(place), list(place.ended), turns)
+    def begin(self, number: int, epoch: int, position: PassPosition, turns: Iterator[int | None]) -> None:
+        """Ask for what comes after `position`."""
+        self._requests = self._of(number, epoch, list(position.read), _resumed(position), list(position.ended), turns)
 
     def __iter__(self) -> Iterator[ShardRequest | None]:
         return self._requests
@@ -113,7 +116,7 @@ class ShardRequestSampler:
                 read[shard] += 1
 
 
-def _resumed(place: PassPosition) -> dict[int, tuple[ShardState | None, int | None]]:
+def _resumed(position: PassPosition) -> dict[int, tuple[ShardState | None, int | None]]:
     """Return, by shard, the state to go on from and the digest of what was read."""
-    starts = place.resume_states()
-    return {shard: (starts.get(shard), place.digests[shard]) for shard, read in enumerate(place.read) if read}
+    starts = position.resume_states()
+    return {shard: (starts.get(shard), position.digests[shard]) for shard, read in enumerate(position.read) if read}

@@ -9,7 +9,7 @@ from itertools import islice, repeat
 from typing import Any, Protocol
 
 from midstride.engine.data.iterable.content_digest import content_digest
-from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardRequest, ShardState
+from midstride.engine.data.iterable.shard_state import ShardAnswer, ShardExhausted, ShardRequest, ShardState, added
 from midstride.engine.data.iterable.sources import Source, replayed, source_of
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.data.torch_internals import make_worker_info, set_worker_info
@@ -51,11 +51,11 @@ class Shard:
         reader: whose data set it is a share of.
         request: where it is to stand.
         saved: the state to go on from; None reads it again from its start.
-        states: batches up to which states are taken; 0 leaves out whatever it says of its place.
+        states: batches up to which states are taken; 0 leaves out whatever it says of its position.
         copied: read a copy in any case.
 
     Raises:
-        NotExact: it ends before that place, or what was read before it is not what it was.
+        NotExact: it ends before that position, or what was read before it is not what it was.
         UserCodeError: the user's code raised.
     """
 
@@ -71,8 +71,9 @@ class Shard:
         self.reader, self.number, self.shard, self.states_until = reader, request.number, request.shard, states
         self.key = mix(mix(reader.key, request.epoch), request.shard)
         self.position, self.due = (saved.batch, saved.next_at) if saved else (0, 1)
-        #: of all samples up to here; None after a state that came without one
-        self.digest = saved.digest if saved else 0
+        #: digest of all samples up to here, and sum of the marks of their batches; None after a state that lacks them
+        self.digest, self.total = (saved.digest, saved.total) if saved else (0, 0)
+        self.mark: int | None = None  #: of the batch read last
         self.over = False
         dataset = reader.fresh(copied=copied or saved is not None)
         seed = mix(self.key, _OPENING)
@@ -93,8 +94,8 @@ class Shard:
         self._taken: list[ShardState] = []
         self._replay(request)
 
-    def read(self) -> Any:
-        """Return the next batch, the digest of all up to it, and the states that were due."""
+    def read(self) -> ShardAnswer | ShardExhausted:
+        """Return the next batch, with what was read of it, and the states that were due."""
         samples = self._next()
         if samples is None:
             return ShardExhausted()
@@ -105,7 +106,7 @@ class Shard:
         self.position += 1
         self._take_state()
         states, self._taken = self._taken, []
-        return batch, self.digest, states
+        return ShardAnswer(batch, self.digest, states, self.mark, self.total)
 
     def next_digest(self) -> int | None:
         """Read a batch without collating it; return a digest of all up to here, None at the end."""
@@ -117,7 +118,10 @@ class Shard:
     def _next(self) -> Any:
         samples = self._calling("__next__", self._samples)
         if samples is not None and self.digest is not None:
-            self.digest = mix(self.digest, content_digest(samples))
+            content = content_digest(samples)
+            self.digest = mix(self.digest, content)
+            self.mark = mix(mix(self.key, self.position), content)
+            self.total = None if self.total is None else added(self.total, self.mark)
         return samples
 
     def _samples(self) -> Any:
@@ -157,7 +161,7 @@ class Shard:
             return None
         data = pickle.dumps(state)
         self.due = self.position + 1 + len(data) // STATE_BYTES
-        return ShardState(self.position, self.due, data, self.digest)
+        return ShardState(self.position, self.due, data, self.digest, self.total)
 
     def _replay(self, request: ShardRequest) -> None:
         """Read, without collating, what was read before; refuse what is other than it was."""

@@ -1,8 +1,8 @@
 """What is asked of the shards of a stream, and states of where they stand."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["ShardExhausted", "ShardRequest", "ShardState"]
+__all__ = ["ShardAnswer", "ShardExhausted", "ShardRequest", "ShardState", "added"]
 
 
 class ShardState(NamedTuple):
@@ -13,12 +13,14 @@ class ShardState(NamedTuple):
         next_at: the batch with which the next one will be taken.
         data: the state, pickled.
         digest: of the samples of those batches; None if it was not kept.
+        total: sum of their marks; None if it was not kept.
     """
 
     batch: int
     next_at: int
     data: bytes
     digest: int | None = None
+    total: int | None = None
 
 
 class ShardRequest(NamedTuple):
@@ -43,3 +45,26 @@ class ShardRequest(NamedTuple):
 
 class ShardExhausted(NamedTuple):
     """The answer where a shard has no batch left."""
+
+
+class ShardAnswer(NamedTuple):
+    """A batch, and what was read of the shard up to it.
+
+    Args:
+        batch: as collate made it.
+        digest: of all samples of the shard up to here; None if it was not kept.
+        states: that were due.
+        mark: digest of the samples of this batch and of where it stands; None if it was not kept.
+        total: sum of the marks of all batches up to here; None if it was not kept.
+    """
+
+    batch: Any
+    digest: int | None
+    states: list[ShardState]
+    mark: int | None
+    total: int | None
+
+
+def added(total: int, mark: int) -> int:
+    """Return the sum of marks, in 64 bits."""
+    return (total + mark) & ((1 << 64) - 1)

@@ -104,6 +104,12 @@ class ShardReader(Dataset[Any]):
             return Shard(self, at, saved, states=sys.maxsize if stateful else 0, copied=True)
 
         trial = try_stream(opened, self.batch_size or 1, self.where)
+        if not trial.is_tried and request.shard == 0:
+            log.warning(
+                "%s: it was not tried whether its state_dict brings it back to its place, or whether it gives the same "
+                "when it is read again: %d batches took %.2f s. When the run resumes, what is read again is compared.",
+                *(self.where, trial.batches, trial.seconds),
+            )
         if trial.refused is not None and request.shard == 0:
             log.warning(
                 "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "

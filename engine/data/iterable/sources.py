@@ -1,9 +1,9 @@
-"""How an iterable data set comes back to a place: by its own state, by its sampler, or by reading again.
+"""How an iterable data set comes back to a position: by its own state, by its sampler, or by reading again.
 
 has                                     goes on from                      reads again
 state_dict and load_state_dict          that state                        nothing
 a sampler, and __next__                 the indices its sampler gave      nothing
-neither                                 its start                         everything before the place
+neither                                 its start                         everything before the position
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def source_of(dataset: Any, epoch: int, key: int, state: Any) -> Source:
 
 
 def replayed(dataset: Any, epoch: int, key: int) -> Source:
-    """Return the samples of `dataset` in `epoch` from its start, whatever it says of its place."""
+    """Return the samples of `dataset` in `epoch` from its start, whatever it says of its position."""
     _set_epoch(dataset, epoch)
     return _SampledSource(dataset, key, None) if _takes_indices(dataset) else _ReplayedSource(iter(dataset))
 
@@ -61,8 +61,8 @@ def _takes_indices(dataset: Any) -> bool:
 
 
 def _set_epoch(dataset: Any, epoch: int) -> None:
-    for part in (dataset, getattr(dataset, "sampler", None)):
-        if callable(set_epoch := getattr(part, "set_epoch", None)):
+    for owner in (dataset, getattr(dataset, "sampler", None)):
+        if callable(set_epoch := getattr(owner, "set_epoch", None)):
             set_epoch(epoch)
 
 
@@ -120,7 +120,7 @@ class _StatefulDataset:
 
 
 class _SampledSource:
-    """Each sample takes one index from the sampler, so its place is how many indices were taken."""
+    """Each sample takes one index from the sampler, so its position is how many indices were taken."""
 
     def __init__(self, dataset: Any, key: int, state: Any) -> None:
         sampler = dataset.sampler
@@ -172,10 +172,10 @@ class _CountedSampler(Sampler[Any]):
 
     def _blocks(self) -> Iterator[list[Any]]:
         """Draw ahead, so that what the sampler draws does not depend on what the data set draws between."""
-        kept = RngIsolation()
+        isolation = RngIsolation()
         iterator: Iterator[Any] = iter(())
         for number in count():
-            with kept:
+            with isolation:
                 seed_generators(mix(self._key, number))
                 if number == 0:
                     iterator = iter(self.sampler)

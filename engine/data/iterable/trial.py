@@ -1,4 +1,4 @@
-"""A stream is tried before it is trusted: read again it gives the same, and its state brings it back to its place.
+"""A stream is tried before it is trusted: read again it gives the same, and its state brings it back to its position.
 
 At the start of each attempt some samples are read from copies of the data set: once with states taken on the way, once
 more from the start, and once from each state. From the first state on that does not bring the stream back none is used:
@@ -17,6 +17,10 @@ __all__ = ["Trial", "try_stream"]
 
 #: the most that is read of each copy; what shuffles in a buffer has given some of it by then
 SAMPLES, SECONDS = 1024, 0.3
+#: what is read of a slow stream all the same, and after how long no other batch of it is begun
+FEW_SAMPLES, MOST_SECONDS = 128, 5.0
+#: batches below which there is nothing to compare
+FEW_BATCHES = 3
 #: samples that are read again from the start
 REPEATS = 64
 #: batches after which a state is tried, as far as the samples go
@@ -42,12 +46,14 @@ class Trial:
         passed: batches before the last state that brought it back; 0 if there is none.
         batches: read on the way.
         seconds: that reading them once took.
+        is_tried: whether it was fast enough to be tried.
     """
 
     refused: str | None = None
     passed: int = 0
     batches: int = 0
     seconds: float = 0.0
+    is_tried: bool = True
 
 
 @dataclass
@@ -57,6 +63,7 @@ class _Walk:
     digests: list[int | None] = field(default_factory=list)
     states: list[ShardState] = field(default_factory=list)
     failed: str | None = None
+    is_over: bool = False
 
 
 def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_size: int, where: str) -> Trial:
@@ -72,12 +79,14 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
     """
     began = time.monotonic()
     try:
-        walk = _walk(open_(None, True), SAMPLES // batch_size)
+        walk = _walk(open_(None, True), batch_size)
     except UnsupportedState:
         raise
     except EngineError as error:
         return Trial(_last_line(error))
     seconds = time.monotonic() - began
+    if not walk.is_over and len(walk.digests) < FEW_BATCHES:
+        return Trial(None, 0, len(walk.digests), seconds, is_tried=False)
     again = open_(None, False)
     for number, digest in enumerate(walk.digests[: max(2, REPEATS // batch_size)]):
         if again.next_digest() != digest:
@@ -96,14 +105,16 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
     return trial
 
 
-def _walk(reading: ShardReading, batches: int) -> _Walk:
+def _walk(reading: ShardReading, batch_size: int) -> _Walk:
     walk, began = _Walk(), time.monotonic()
-    while len(walk.digests) < 3 or (len(walk.digests) < batches and time.monotonic() - began < SECONDS):
+    while _goes_on(len(walk.digests), batch_size, time.monotonic() - began):
         try:
             walk.digests.append(reading.next_digest())
         except UserCodeError:  # the run comes to it, too
+            walk.is_over = True
             return walk
         if walk.digests[-1] is None:
+            walk.is_over = True
             break
         if len(walk.digests) in CUTS and walk.failed is None:
             try:
@@ -115,6 +126,13 @@ def _walk(reading: ShardReading, batches: int) -> _Walk:
     # What nothing was read after has not been tried.
     walk.states = [saved for saved in walk.states if saved.batch < len(walk.digests)]
     return walk
+
+
+def _goes_on(batches: int, batch_size: int, seconds: float) -> bool:
+    """Return whether another batch is read: a fast stream for a moment, a slow one until there is enough to compare."""
+    if batches < FEW_BATCHES or batches * batch_size < FEW_SAMPLES:
+        return seconds < MOST_SECONDS
+    return (batches + 1) * batch_size <= SAMPLES and seconds < SECONDS
 
 
 def _refusal(

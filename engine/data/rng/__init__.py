@@ -5,5 +5,5 @@ fast_state     the main generators of a process, looked at and seeded at a cost 
 isolation      the main process's generators, left as they were by data that are read in it
 per_sample     random numbers in the data that need no saved state
 raw_memory     where the main generators keep their words in memory, read in 0.2 us and set back
-repeatability  whether two readings of a sample are the same, as far as anybody can see
+repeatability  whether two readings of a sample are the same
 """

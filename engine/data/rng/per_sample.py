@@ -11,8 +11,8 @@ This asks of a data set that reading a sample twice gives the same sample twice.
 that the data set or the collate hold themselves are always seeded.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, Literal, TypeVar
 
@@ -26,7 +26,7 @@ from midstride.engine.errors import NotExact
 from midstride.engine.objects.generators import Generator, find_generators, get_state, seeder, set_state
 from midstride.engine.seeds import mix
 
-__all__ = ["Rng", "SampleSeeder"]
+__all__ = ["IsolatedReads", "Rng", "SampleSeeder"]
 
 #: "lazy": numbers of its own for every sample, by whom it is read as may be; "batch": one seed for a whole batch
 Rng = Literal["lazy", "batch"]
@@ -39,6 +39,17 @@ _NOT_REPEATABLE = (
     "{dataset}[{index!r}] gave another sample when it was read again with the same seeds: it counts its calls, or "
     "draws from a generator that cannot be found. Draw from torch, numpy.random, random or a generator that is an "
     "attribute; or give the data set a method reseed(seed); or say rng='batch', which reads every sample only once."
+)
+
+
+_KEEPS = (
+    "{dataset} draws random numbers when it is first read and none when it is read again: it keeps what it drew, and a "
+    "resumed run, or another worker, would draw it anew. Draw what is kept in __init__, with a seed."
+)
+_COLLATE_NOT_REPEATABLE = (
+    "{collate} gave another batch when it was given the same samples again with the same seeds: it counts its calls, "
+    "keeps what it was given, or draws from a generator that cannot be found. A resumed run, and each worker, would "
+    "begin it anew. Keep what it counts in the module; or say rng='batch', which collates every batch only once."
 )
 
 
@@ -73,26 +84,9 @@ class SampleSeeder:
         """Have collate count as seen to draw random numbers, in every worker; or as not seen."""
         self._collate_drew.fill_(drew)
 
-    @contextmanager
-    def isolated(self, isolation: RngIsolation, dataset: Any, collate: Any) -> Iterator[None]:
-        """Put back, after the block, the generators of the process and of the data: a snapshot must not show who reads.
-
-        Args:
-            isolation: of the process's generators.
-            dataset: that is read in the block.
-            collate: that makes its batches.
-        """
-        owned = [*self._dataset_generators.generators_of(dataset), *self._collate_generators.generators_of(collate)]
-        before = [(generator, get_state(generator)) for generator in owned]
-        with isolation:
-            self.last_reading = isolation.before
-            try:
-                yield
-                isolation.unchanged_since(self.last_reading)
-            finally:
-                self.last_reading = None
-                for generator, state in before:
-                    set_state(generator, state)
+    def generators_of(self, dataset: Any, collate: Any) -> list[Any]:
+        """Return the generators that the data set and the collate hold themselves."""
+        return [*self._dataset_generators.generators_of(dataset), *self._collate_generators.generators_of(collate)]
 
     def samples(self, fetch: BatchRequest, dataset: Any) -> list[Any]:
         """Return the samples of one batch, each read as if it were alone in the world.
@@ -123,13 +117,30 @@ class SampleSeeder:
             return [one(number) for number in range(len(fetch.indices))]
 
         before, self.last_reading = self.last_reading or read_rng(), None
+        known = list(self._used)
         samples = self._settle(before, plain, seeded, held)
+        self._check_draws(known, one, fetch, held, dataset)
         if self._dataset_generators.grew(dataset):  # generators made at the first reading
             held = self._dataset_generators.of(dataset)
             samples, self.last_reading = seeded(), None
         for number in range(fetch.probe):
             self._compare(samples[number], one(number), dataset, fetch.indices[number])
         return samples
+
+    def _check_draws(
+        self, known: list[bool], one: Callable[[int], Any], fetch: BatchRequest, held: _Seeders, dataset: Any
+    ) -> None:
+        """Refuse a data set that moved a generator not `known` before, and moves none when `fetch` is read again."""
+        if self._used == known:
+            return
+        self.last_reading = None
+        for number in range(len(fetch.indices)):
+            one(number)
+            after = read_rng()
+            self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)
+            if any(rng_changed(read_rng(), after)):
+                return
+        raise NotExact(_KEEPS.format(dataset=type(dataset).__name__))
 
     def _compare(self, sample: Any, again: Any, dataset: Any, index: Any) -> None:
         self.last_reading = None
@@ -160,10 +171,17 @@ class SampleSeeder:
             self.set_collate_drew(bool(held) or any(rng_changed(before, read_rng())))
             return batch
 
+        given = _copied(samples) if fetch.probe else None
         # Collating follows reading at once: what was seen after the one is there before the other.
         before, self.last_reading = self.last_reading or read_rng(), None
         batch = self._settle(before, lambda: collate(samples), seeded, held)
         self._draws_nothing = not (held or self._dataset_generators.seeders or any(self._used))
+        if given is not None:
+            self.last_reading = None
+            self._seed(seed, held)
+            if not is_repeatable(batch, collate(given)):
+                name = getattr(collate, "__name__", type(collate).__name__)
+                raise NotExact(_COLLATE_NOT_REPEATABLE.format(collate=name))
         return batch
 
     def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], held: _Seeders) -> T:
@@ -184,9 +202,50 @@ class SampleSeeder:
             set_seed(mix(seed, number))
 
 
+class IsolatedReads:
+    """Puts back, after each block, the generators of the process and of the data: a snapshot must not show who reads.
+
+    Args:
+        seeds: of what is read in the blocks.
+        isolation: of the process's generators.
+        dataset: that is read.
+        collate: that makes its batches.
+    """
+
+    def __init__(self, seeds: SampleSeeder, isolation: RngIsolation, dataset: Any, collate: Any) -> None:
+        self._seeds, self._isolation, self._dataset, self._collate = seeds, isolation, dataset, collate
+        self._before: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> None:
+        """Note where the generators stand."""
+        owned = self._seeds.generators_of(self._dataset, self._collate)
+        self._before = [(generator, get_state(generator)) for generator in owned]
+        self._isolation.__enter__()
+        self._seeds.last_reading = self._isolation.before
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Put them back."""
+        seeds, isolation = self._seeds, self._isolation
+        try:
+            if kind is None:
+                isolation.unchanged_since(seeds.last_reading)
+            seeds.last_reading = None
+            for generator, state in self._before:
+                set_state(generator, state)
+        finally:
+            isolation.__exit__()
+
+
 def _read(dataset: Any, indices: list[Any]) -> list[Any]:
     many = getattr(dataset, "__getitems__", None)
     return list(many(indices)) if many else [dataset[index] for index in indices]
+
+
+def _copied(samples: Any) -> Any:
+    try:
+        return copy.deepcopy(samples)
+    except Exception:  # they hold what cannot be copied, and collate may take from them what a second one would miss
+        return None
 
 
 class _OwnedGenerators:

@@ -56,9 +56,13 @@ def memory_view(address: int, size: int) -> RawState:
 def torch_state(generator: torch.Generator) -> RawState:
     """Return the words of `generator`, one on the CPU, and the normal numbers that wait in it."""
     trial = torch.Generator().manual_seed(1)
-    place = _state_offset(trial)
-    if place is not None and place == _state_offset(generator) and _is_restorable(trial, _torch_window(trial, place)):
-        return _torch_window(generator, place)
+    offset = _state_offset(trial)
+    if (
+        offset is not None
+        and offset == _state_offset(generator)
+        and _is_restorable(trial, _torch_window(trial, offset))
+    ):
+        return _torch_window(generator, offset)
 
     def get() -> bytes:
         return generator.get_state().numpy().tobytes()
@@ -72,12 +76,12 @@ def torch_state(generator: torch.Generator) -> RawState:
 def _state_offset(generator: torch.Generator) -> int | None:
     state = generator.get_state().numpy().tobytes()
     words = b"".join(state[_STATE_BEFORE + 8 * i : _STATE_BEFORE + 8 * i + 4] for i in range(8))
-    place: int = memory_view(generator_address(generator), 256).raw.find(words)
-    return place if place >= _BEFORE else None
+    offset: int = memory_view(generator_address(generator), 256).raw.find(words)
+    return offset if offset >= _BEFORE else None
 
 
-def _torch_window(generator: torch.Generator, place: int) -> RawState:
-    return memory_view(generator_address(generator) + place - _BEFORE, _BEFORE + 624 * 4 + _AFTER)
+def _torch_window(generator: torch.Generator, offset: int) -> RawState:
+    return memory_view(generator_address(generator) + offset - _BEFORE, _BEFORE + 624 * 4 + _AFTER)
 
 
 def _is_restorable(generator: torch.Generator, words: RawState) -> bool:

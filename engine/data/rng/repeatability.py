@@ -1,4 +1,4 @@
-"""Whether two readings of a sample are the same, as far as anybody can see."""
+"""Whether two readings of a sample are the same, as far as can be seen."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -4,6 +4,7 @@ base        what a launcher is: the command that starts a world, and what its en
 build       launchers by name: nothing is imported until its name is asked for
 horovodrun  horovodrun, on this machine and over ssh on others
 inline      one process, without anything in between
-spawn       ranks on this machine, without anybody's agent in between: the quickest way to a first step
+join        other machines, on each of which `midstride join` was started
+spawn       ranks on this machine, without an agent in between: the quickest way to a first step
 torchrun    torchrun on this node
 """

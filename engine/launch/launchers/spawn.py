@@ -1,4 +1,4 @@
-"""Ranks on this machine, without anybody's agent in between: the quickest way to a first step."""
+"""Ranks on this machine, without an agent in between: the quickest way to a first step."""
 
 import sys
 from typing import ClassVar

@@ -90,13 +90,13 @@ def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[
     return balance[::-1]
 
 
-def sizes_of(layers: Layers, x: Any = None, parts: int = 1) -> list[float]:
+def sizes_of(layers: Layers, x: Any = None, micro_batches: int = 1) -> list[float]:
     """Return the bytes that training keeps for each layer: weights and all that belongs to them, and its outputs.
 
     Args:
         layers: on the host.
-        x: one part of a batch; without it, outputs count for nothing.
-        parts: of a batch: the outputs of all of them may have to be kept at once.
+        x: one micro-batch; without it, outputs count for nothing.
+        micro_batches: of a batch: the outputs of all of them may have to be kept at once.
     """
     weights = [_KEPT * sum(p.numel() * p.element_size() for p in layer.parameters()) for layer in layers]
     outputs = [0] * len(layers)
@@ -104,8 +104,8 @@ def sizes_of(layers: Layers, x: Any = None, parts: int = 1) -> list[float]:
         with torch.no_grad():
             for number, layer in enumerate(layers):
                 x = layer(x)
-                outputs[number] = parts * sum(t.numel() * t.element_size() for t in tensors_of(x))
-    return [float(kept + out) for kept, out in zip(weights, outputs, strict=True)]
+                outputs[number] = micro_batches * sum(t.numel() * t.element_size() for t in tensors_of(x))
+    return [float(weight + output) for weight, output in zip(weights, outputs, strict=True)]
 
 
 def times_of(layers: Layers, x: Any, device: torch.device) -> list[float]:
@@ -113,7 +113,7 @@ def times_of(layers: Layers, x: Any, device: torch.device) -> list[float]:
 
     Args:
         layers: on the host, where they are again afterwards, without gradients.
-        x: one part of a batch.
+        x: one micro-batch.
         device: where they are timed, one at a time: together they may be too large for it.
     """
     seconds = []
@@ -178,11 +178,11 @@ def _trains(layers: Layers) -> bool:
 
 
 def _ties(layers: Layers) -> dict[int, tuple[int, int]]:
-    """The places where no cut may be, by the layer after it: which two layers share a parameter across it."""
+    """The layers where no cut may be, by the layer after it: which two layers share a parameter across it."""
     first: dict[int, int] = {}
     tied = {}
     for number, layer in enumerate(layers):
         for parameter in layer.parameters():
             start = first.setdefault(id(parameter), number)
-            tied.update({place: (start, number) for place in range(start + 1, number + 1)})
+            tied.update({cut: (start, number) for cut in range(start + 1, number + 1)})
     return tied

@@ -1,4 +1,4 @@
-"""How batches flow through the stages of a pipeline, part by part."""
+"""How batches flow through the stages of a pipeline, micro-batch by micro-batch."""
 
 import math
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from midstride.engine.strategies.pipeline.balance import tensors_of
 from midstride.engine.strategies.pipeline.stage import Stage
 from midstride.engine.trees import samples_in
 
-__all__ = ["PipelineLocation", "PipelineSchedule", "first_part", "micro_batch_count"]
+__all__ = ["PipelineLocation", "PipelineSchedule", "first_micro_batch", "micro_batch_count"]
 
 #: shapes of batches for which a schedule, with the buffers it receives into, is kept
 _SCHEDULES = 6
@@ -51,51 +51,51 @@ class PipelineLocation:
 
 
 class PipelineSchedule:
-    """Batches on their way through all stages of a pipeline, part by part; every rank of it makes the same calls.
+    """Micro-batches on their way through all stages of a pipeline; every rank of it makes the same calls.
 
-    A batch goes in as many equal parts as it can, at most so many. Gradients are added in the order of the parts, and
+    A batch goes in as many equal micro-batches as it can, at most so many. Gradients are added in their order, and
     so are batch statistics, whichever schedule runs: both give the same bits.
 
     Args:
         stage: this rank's layers.
-        line: where it stands.
-        parts: micro-batches, at most.
+        location: where it stands.
+        micro_batches: at most so many.
         schedule: "1f1b", where forward and backward passes take turns as soon as they can; or "gpipe", all forward
-            passes first. With fewer parts than stages there are no turns to take.
+            passes first. With fewer micro-batches than stages there are no turns to take.
     """
 
-    def __init__(self, stage: Stage, line: PipelineLocation, parts: int, schedule: str) -> None:
-        self._stage, self._line, self._parts, self._name = stage, line, parts, schedule
+    def __init__(self, stage: Stage, location: PipelineLocation, micro_batches: int, schedule: str) -> None:
+        self._stage, self._location, self._most, self._name = stage, location, micro_batches, schedule
         self._schedules: OrderedDict[Any, Any] = OrderedDict()
-        self._part: tuple[LossOf, list[Any]]
+        self._target: tuple[LossOf, list[Any]]
 
     def train(self, x: Any, batch: Any, loss_of: LossOf) -> None:
-        """Run forward and backward for all parts of a batch: the gradients are those of the mean of their losses.
+        """Run forward and backward for a batch: the gradients are those of the mean loss of its micro-batches.
 
         Args:
             x: what goes into the first layer: a tensor, or a tuple of tensors; samples first.
             batch: what it was made of.
-            loss_of: of the outputs of a part, and of that part of the batch; called on the last stage.
+            loss_of: of the outputs for a micro-batch, and of that micro-batch; called on the last stage.
         """
-        given, parts = tensors_of(x), micro_batch_count(x, batch, self._parts)
-        schedule = self._schedule(given, parts, trains=True)
-        if self._line.is_last:
-            self._part = loss_of, cut(batch, parts)
-        self._step(schedule, given, target=torch.arange(parts))
+        given, count = tensors_of(x), micro_batch_count(x, batch, self._most)
+        schedule = self._schedule(given, count, trains=True)
+        if self._location.is_last:
+            self._target = loss_of, cut(batch, count)
+        self._step(schedule, given, target=torch.arange(count))
 
     def evaluate(self, x: Any) -> Any:
         """Return the outputs for `x` on every rank of the pipeline."""
         with torch.no_grad():
             given = tensors_of(x)
-            schedule = self._schedule(given, micro_batch_count(x, x, self._parts), trains=False)
+            schedule = self._schedule(given, micro_batch_count(x, x, self._most), trains=False)
             made = self._step(schedule, given, return_outputs=True)
             return self._broadcast_outputs(made)
 
     def _step(self, schedule: Any, given: tuple[Tensor, ...], **options: Any) -> Any:
-        line = self._line
-        options = {"return_outputs": False, **options} if line.is_last else {}
+        location = self._location
+        options = {"return_outputs": False, **options} if location.is_last else {}
         try:
-            return schedule.step(*(given if line.stage == 0 else ()), **options)
+            return schedule.step(*(given if location.stage == 0 else ()), **options)
         except RuntimeError as error:
             if isinstance(error.__cause__, EngineError):  # as our layers raised it
                 raise error.__cause__ from None
@@ -103,78 +103,80 @@ class PipelineSchedule:
 
     def _broadcast_outputs(self, made: Any) -> Any:
         """Return on every rank what the last stage made."""
-        line = self._line
-        described: list[Any] = [(isinstance(made, tuple), _metas(made)) if line.is_last else None]
-        dist.broadcast_object_list(described, src=line.ranks[-1], group=line.group)
+        location = self._location
+        described: list[Any] = [(isinstance(made, tuple), _metas(made)) if location.is_last else None]
+        dist.broadcast_object_list(described, src=location.ranks[-1], group=location.group)
         is_tuple, metas = described[0]
-        outputs = tensors_of(made) if line.is_last else _empty(metas, line.device)
+        outputs = tensors_of(made) if location.is_last else _empty(metas, location.device)
         for tensor in outputs:
-            dist.broadcast(tensor.contiguous() if line.is_last else tensor, src=line.ranks[-1], group=line.group)
+            dist.broadcast(
+                tensor.contiguous() if location.is_last else tensor, src=location.ranks[-1], group=location.group
+            )
         return tuple(outputs) if is_tuple else outputs[0]
 
-    def _schedule(self, given: tuple[Tensor, ...], parts: int, *, trains: bool) -> Any:
+    def _schedule(self, given: tuple[Tensor, ...], count: int, *, trains: bool) -> Any:
         """The schedule for batches of this shape; its buffers fit no other."""
-        key = tuple((t.shape, t.dtype) for t in given), parts, trains
+        key = tuple((t.shape, t.dtype) for t in given), count, trains
         if key not in self._schedules:
-            self._schedules[key] = self._build_schedule(given, parts, trains=trains)
+            self._schedules[key] = self._build_schedule(given, count, trains=trains)
             if len(self._schedules) > _SCHEDULES:
                 self._schedules.popitem(last=False)
         self._schedules.move_to_end(key)
         return self._schedules[key]
 
-    def _build_schedule(self, given: tuple[Tensor, ...], parts: int, *, trains: bool) -> Any:
-        line, stages = self._line, len(self._line.ranks)
-        metas = self._shapes(first_part(given, parts))
+    def _build_schedule(self, given: tuple[Tensor, ...], count: int, *, trains: bool) -> Any:
+        location, stages = self._location, len(self._location.ranks)
+        metas = self._shapes(first_micro_batch(given, count))
         # Knowing all shapes, torch does not find them out by running layers and loss once more.
         ins, outs = (
             tuple(t.requires_grad_(trains and has_gradient) for t, (*_, has_gradient) in zip(made, metas_, strict=True))
-            for metas_ in metas[line.stage : line.stage + 2]
-            for made in [_empty(metas_, line.device)]
+            for metas_ in metas[location.stage : location.stage + 2]
+            for made in [_empty(metas_, location.device)]
         )
         stage = PipelineStage(
-            *(self._stage, line.stage, stages, line.device),
+            *(self._stage, location.stage, stages, location.device),
             input_args=ins,
             output_args=outs,
-            group=line.group,
+            group=location.group,
         )
         # torch counts stages along the group; here the last one has its first rank.
         stage.stage_index_to_group_rank = {number: stages - 1 - number for number in range(stages)}
-        kind = Schedule1F1B if trains and self._name == "1f1b" and parts >= stages else ScheduleGPipe
-        return kind(stage, parts, loss_fn=self._loss if trains else None, scale_grads=False)
+        kind = Schedule1F1B if trains and self._name == "1f1b" and count >= stages else ScheduleGPipe
+        return kind(stage, count, loss_fn=self._loss if trains else None, scale_grads=False)
 
     def _loss(self, outputs: Any, number: Tensor) -> Tensor:
-        loss_of, parts = self._part
-        return loss_of(outputs, parts[int(number)]) / len(parts)
+        loss_of, micro_batches = self._target
+        return loss_of(outputs, micro_batches[int(number)]) / len(micro_batches)
 
-    def _shapes(self, part: tuple[Tensor, ...]) -> list[list[Meta]]:
+    def _shapes(self, micro_batch: tuple[Tensor, ...]) -> list[list[Meta]]:
         """What goes into each stage, and what comes out of the last, found by handing on zeros."""
-        line = self._line
-        metas = [[(t.shape, t.dtype, False) for t in part]]
-        for stage, rank in enumerate(line.ranks):
+        location = self._location
+        metas = [[(t.shape, t.dtype, False) for t in micro_batch]]
+        for stage, rank in enumerate(location.ranks):
             found: list[Any] = [None]
-            if stage == line.stage:
-                given = part if stage == 0 else tuple(t.zero_() for t in _empty(metas[-1], line.device))
-                with torch.no_grad(), side_effects_reverted(self._stage, Generators(devices=[line.device])):
+            if stage == location.stage:
+                given = micro_batch if stage == 0 else tuple(t.zero_() for t in _empty(metas[-1], location.device))
+                with torch.no_grad(), side_effects_reverted(self._stage, Generators(devices=[location.device])):
                     found = [_metas(self._stage(*given))]
-            dist.broadcast_object_list(found, src=rank, group=line.group)
+            dist.broadcast_object_list(found, src=rank, group=location.group)
             metas.append(found[0])
         return metas
 
 
 def micro_batch_count(x: Any, batch: Any, most: int) -> int:
-    """Return into how many equal parts, at most `most`, `x` and the batch it was made of can be cut.
+    """Return into how many equal micro-batches, at most `most`, `x` and the batch it was made of can be cut.
 
     >>> micro_batch_count(torch.zeros(12), torch.zeros(12), 8), micro_batch_count(torch.zeros(7), torch.zeros(7), 4)
     (6, 1)
     """
     samples = math.gcd(len(tensors_of(x)[0]), samples_in(batch))
-    return max(parts for parts in range(1, most + 1) if samples % parts == 0)
+    return max(count for count in range(1, most + 1) if samples % count == 0)
 
 
-def first_part(x: Any, parts: int) -> Any:
-    """Return the first of `parts` equal parts of `x`: a tensor, or a tuple of them."""
-    part = tuple(tensor[: len(tensor) // parts] for tensor in tensors_of(x))
-    return part if isinstance(x, tuple) else part[0]
+def first_micro_batch(x: Any, count: int) -> Any:
+    """Return the first of `count` equal micro-batches of `x`: a tensor, or a tuple of them."""
+    first = tuple(tensor[: len(tensor) // count] for tensor in tensors_of(x))
+    return first if isinstance(x, tuple) else first[0]
 
 
 def _metas(made: Any) -> list[Meta]:

@@ -63,8 +63,8 @@ class StagedSequential(nn.Sequential):
     def __init__(self, layers: nn.Sequential, balance: Sequence[int], stage: int) -> None:
         named = list(layers.named_children())
         start, end = bounds(balance)[stage]
-        kept = [(name, layer if start <= i < end else RemoteLayer()) for i, (name, layer) in enumerate(named)]
-        super().__init__(OrderedDict(kept))
+        own = [(name, layer if start <= i < end else RemoteLayer()) for i, (name, layer) in enumerate(named)]
+        super().__init__(OrderedDict(own))
         self.training = layers.training
         self._balance, self._span = list(balance), (start, end)
         self._run: Callable[[Any], Any] = self._refuse

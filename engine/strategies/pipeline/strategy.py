@@ -20,7 +20,7 @@ from midstride.engine.strategies.pipeline.balance import balance_stages, faults_
 from midstride.engine.strategies.pipeline.schedule import (
     PipelineLocation,
     PipelineSchedule,
-    first_part,
+    first_micro_batch,
     micro_batch_count,
 )
 from midstride.engine.strategies.pipeline.stage import DeferredOutput, Stage, StagedSequential
@@ -67,11 +67,11 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         super().__init__(TorchCollective())
         self._by = balance if isinstance(balance, str) else "size" if balance is None else "hand"
         self._balance = list(balance) if balance is not None and not isinstance(balance, str) else []
-        self._wanted, self._parts = stages or len(self._balance) or None, micro_batches
+        self._wanted, self._micro_batches = stages or len(self._balance) or None, micro_batches
         self._schedule, self._checkpoint = schedule, checkpoint
-        self._lines: list[Any] = []
+        self._pipeline_groups: list[Any] = []
         self._replicas: Any = None
-        self._line: PipelineLocation
+        self._location: PipelineLocation
         self._flow: PipelineSchedule
 
     @property
@@ -82,7 +82,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
     @property
     def micro_batches(self) -> int:
         """In how many parts a batch flows, at most."""
-        return self._parts or self.stages
+        return self._micro_batches or self.stages
 
     @property
     def identity(self) -> str:
@@ -164,16 +164,16 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
     def init_process_group(self) -> None:
         """Meet the other ranks, those of this pipeline, and those that have the same stage."""
         super().init_process_group()
-        if self._lines:
+        if self._pipeline_groups:
             return
         size, stages = self.world.size, self.stages
         starts = range(0, size, stages)
-        self._lines = [dist.new_group(list(range(start, start + stages))) for start in starts]
-        same_stage = [dist.new_group([start + place for start in starts]) for place in range(stages)]
-        pipeline, place = divmod(self.world.rank, stages)
-        self._replicas = same_stage[place]
+        self._pipeline_groups = [dist.new_group(list(range(start, start + stages))) for start in starts]
+        same_stage = [dist.new_group([start + stage for start in starts]) for stage in range(stages)]
+        pipeline, stage = divmod(self.world.rank, stages)
+        self._replicas = same_stage[stage]
         ranks = tuple(range(pipeline * stages, (pipeline + 1) * stages))[::-1]
-        self._line = PipelineLocation(ranks, stages - 1 - place, self._lines[pipeline], self.device)
+        self._location = PipelineLocation(ranks, stages - 1 - stage, self._pipeline_groups[pipeline], self.device)
 
     def setup_module(
         self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
@@ -182,7 +182,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         layers: Any = module.sequential_module
         if not isinstance(layers, StagedSequential):
             balance = self._cut(module, scope, layers, first_batch)
-            layers = module.sequential_module = StagedSequential(layers, balance, self._line.stage)
+            layers = module.sequential_module = StagedSequential(layers, balance, self._location.stage)
         elif layers.balance != (self._balance or layers.balance):
             raise UserError(
                 f"sequential_module was cut by balance={layers.balance} earlier in this process, and is to be cut by "
@@ -190,16 +190,16 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             )
         self._balance = layers.balance
         module.to(self.device)
-        if not self._line.is_last:
+        if not self._location.is_last:
             scope.mute()
         stage = Stage(
             layers.own,
             layers.first,
             scope.forward,
-            is_last=self._line.is_last,
+            is_last=self._location.is_last,
             checkpoints=self._checkpoint,
         )
-        self._flow = PipelineSchedule(stage, self._line, self.micro_batches, self._schedule)
+        self._flow = PipelineSchedule(stage, self._location, self.micro_batches, self._schedule)
         layers.set_pipeline(self._flow.evaluate)
 
     def _cut(
@@ -243,21 +243,21 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         finally:
             module.sequential_module = layers
         x = _caught(module, outputs)
-        parts = micro_batch_count(x, batch, self.micro_batches)
-        part = first_part(x, parts)
+        count = micro_batch_count(x, batch, self.micro_batches)
+        micro_batch = first_micro_batch(x, count)
         with side_effects_reverted(layers, generators), scope.forward():
             if self._by == "time":
-                return times_of(list(layers), part, self.device)
-            return sizes_of(list(layers), convert(part, lambda tensor: tensor.to("cpu")), parts)
+                return times_of(list(layers), micro_batch, self.device)
+            return sizes_of(list(layers), convert(micro_batch, lambda tensor: tensor.to("cpu")), count)
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` as it is: gradients are averaged over the pipelines after the last part."""
+        """Return `step` as it is: gradients are averaged over the pipelines after the last micro-batch."""
         if self.data_world.size > 1:
             broadcast(step, self.world.rank % self.stages, self._replicas)
         return step
 
     def train(self, wrapped: nn.Module, batch: Any, index: int, loss_of: LossOf) -> None:
-        """Take what `training_step` gives `sequential_module`, and run the parts of it through all stages."""
+        """Take what `training_step` gives `sequential_module`, and run its micro-batches through all stages."""
         module: Any = wrapped.module
         layers: StagedSequential = module.sequential_module
         with layers.deferred():
@@ -274,7 +274,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = torch.tensor([]) if not grads else torch.stack(foreach_norm(grads)).cpu()
         every: list[Any] = [None] * self.stages
-        dist.all_gather_object(every, norms, group=self._line.group)
+        dist.all_gather_object(every, norms, group=self._location.group)
         total = torch.linalg.vector_norm(torch.cat(every[::-1])).to(self.device)
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
 
@@ -284,11 +284,11 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         stage = {name: t for name, t in own.items() if name.startswith(prefix) and isinstance(t, Tensor)}
         everyone = self.collective.gather({name: (t.shape, t.dtype) for name, t in stage.items()})
         if self.world.is_first:
-            for rank in self._line.ranks[:-1]:
+            for rank in self._location.ranks[:-1]:
                 for name, (shape, dtype) in everyone[rank].items():
                     own[name] = torch.empty(shape, dtype=dtype, device=self.device)
                     dist.recv(own[name], rank)
-        elif 0 in self._line.ranks:
+        elif 0 in self._location.ranks:
             for tensor in stage.values():
                 dist.send(tensor.contiguous(), 0)
         return own

@@ -5,12 +5,12 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from midstride.engine.config.options import IdentityOption, SnapshotOptions
-from midstride.engine.errors import EngineError, NotExact, StopRequested, StoreSilent
+from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.errors import EngineError, StopRequested, StoreSilent
 from midstride.engine.loggers.process import LoggerProcesses
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.session.request import Request, RequestKind
@@ -20,23 +20,22 @@ from midstride.engine.snapshots.schedule import SnapshotSchedule
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import walk
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
-from midstride.engine.strategies.mixins import Measures, ModelParallel, full_state_dict
-from midstride.engine.training.checkpointing.identity import (
-    FREE_ARGUMENTS,
-    check_environment,
-    check_identity,
-    environment_changes,
-    environment_of,
-    identity_of,
-    is_json,
-)
+from midstride.engine.strategies.mixins import Measures, full_state_dict
+from midstride.engine.training.checkpointing.facts import run_facts, weights_facts
+from midstride.engine.training.checkpointing.identity import check_environment, check_identity, environment_changes
 from midstride.engine.training.checkpointing.restore_check import check_restores
 from midstride.engine.training.checkpointing.roots import unsaved_state_monitor
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.checkpointing.settings import Settings
 from midstride.engine.training.checkpointing.state_parts import state_parts, upgrade
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
-from midstride.engine.training.checkpointing.world_size import InitialSharding, padding_change, reshard, resize_loaders
+from midstride.engine.training.checkpointing.world_size import (
+    InitialSharding,
+    check_fixed_world,
+    padding_change,
+    reshard,
+    resize_loaders,
+)
 from midstride.engine.training.context import FitContext
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Checkpointer:
         self._watch: UnsavedStateMonitor | None = None
         self._is_verified = False  # whether every part has shown that it takes back what it gives
         self._initial_sharding = InitialSharding.of(context.loaders, context.world.size)
-        self._facts = self._identity()
+        self._facts = run_facts(self._context)
         self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
         self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> the facts that were given with it
         self._settings = Settings(context)
@@ -142,7 +141,7 @@ class Checkpointer:
             raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resume_message()}")
 
     def take(self) -> None:
-        """Take a snapshot here and now, to be committed behind training; every rank calls this at the same place."""
+        """Take a snapshot here and now, to be committed behind training; every rank calls this at the same point."""
         context, progress, strategy = self._context, self._context.progress, self._context.strategy
         context.finite_losses.verify()
         began = time.perf_counter()
@@ -174,7 +173,7 @@ class Checkpointer:
             "weights": dict(self._weights),
             "weights_facts": {
                 **self._weights_facts,
-                **({"last": self._weights_metadata()} if progress.finished else {}),
+                **({"last": weights_facts(self._context)} if progress.finished else {}),
             },
         }
         self.run.snapshot(position, state_of(self.parts), rows, facts, probe, committed)
@@ -220,47 +219,13 @@ class Checkpointer:
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Have the weights written to `folder`, behind training."""
         context, progress = self._context, self._context.progress
-        facts = self._weights_metadata()
+        facts = weights_facts(self._context)
         weights = full_state_dict(context.strategy, context.module)
         position = Position(progress.step, progress.after)
         if self.generation is not None:
             self._weights[folder] = snapshot_name(position, self.generation)
             self._weights_facts[folder] = dict(facts)
         self.run.save_weights(folder, position, context.metric_logger.metrics.without_states(weights), facts)
-
-    def _weights_metadata(self) -> dict[str, Any]:
-        """Return what is noted beside weights; snapshots repeat it, so that the weights can be made anew from them."""
-        module, progress = self._context.module, self._context.progress
-        return {
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "module": f"{type(module).__module__}:{type(module).__qualname__}",
-            "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
-            "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
-            "metrics": {name: float(value) for name, value in self._context.metric_logger.values.items()},
-        }
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what makes this run this run, and what may change its last bits."""
-        context = self._context
-        given = dict(context.settings.identity)
-        arguments = given.pop("data_args", {})
-        options, order = context.options, context.collective.broadcast(context.loaders.training.order_identity())
-        if (batch_size := order.pop("global_batch_size", None)) is not None:
-            order["global_batch_size"] = batch_size * options.accumulate_grad_batches
-        identity = {
-            "module": f"{type(context.module).__module__}:{type(context.module).__qualname__}",
-            "module_args": context.module.hparams,
-            "data": type(context.source).__qualname__,
-            **given,
-            "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
-            "seed": context.settings.seed,
-            **order,
-            **{name: getattr(options, name) for name in get_args(IdentityOption)},
-            "precision": context.options.precision,
-            "strategy": context.strategy.identity,
-        }
-        return {"identity": identity_of(identity), "bits": environment_of([type(context.module)], context.device)}
 
     def _resize_loaders(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
         """Cut the global batches as this world needs them."""
@@ -271,25 +236,19 @@ class Checkpointer:
         if self._context.lanes is not None:
             # A batch is cut in lanes, whatever the number of ranks; launchers give ranks different numbers of threads.
             torch.set_num_threads(facts["bits"]["threads"])
-            self._facts = self._identity()
+            self._facts = run_facts(self._context)
             return
         if was == size == self._initial_sharding.size and not validating:
             return
         if was != size:
-            strategy = self._context.strategy
-            if isinstance(strategy, ModelParallel) and (why := strategy.fixed_world) is not None:
-                raise NotExact(
-                    f"{where} was taken by {was} processes, this world has {size}, and strategy "
-                    f"{strategy.name} goes on with {was} only: {why}. Start it with {was}, or start over "
-                    "under another run name."
-                )
+            check_fixed_world(self._context.strategy, was, size, where)
             self._context.loaders.training.load_state_dict(
                 tree["feeds"]["training"]
             )  # it may know why it cannot be cut
         resize_loaders(
             self._context.loaders, self._initial_sharding, was=was, size=size, validating=validating, where=where
         )
-        self._facts = self._identity()
+        self._facts = run_facts(self._context)
 
     def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
         """Return this rank's tree, put together from those of all ranks if the snapshot has another number of them."""

@@ -11,7 +11,7 @@ from midstride.engine.code_origin import is_users
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
-from midstride.engine.objects.digest import class_and_global_state
+from midstride.engine.objects.code_state import class_and_global_state
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
 from midstride.engine.objects.registered_hooks import user_hooks
@@ -22,6 +22,8 @@ __all__ = ["objects_of", "unsaved_state_monitor"]
 
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
+#: modules whose classes code counts in
+_COUNTED_IN = frozenset({"builtins", "collections", "numpy", "torch", "weakref", "_contextvars"})
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -61,9 +63,9 @@ def objects_of(context: FitContext) -> Objects:
 
 def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
     """Yield by name what user code could keep a count in and no snapshot holds: on classes, in globals, large data."""
-    kept = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
-    for name, value in class_and_global_state(kept):
-        if _is_plain(value) and all(value is not one for one in kept):
+    holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
+    for name, value in class_and_global_state(holders):
+        if _is_plain(value) and all(value is not one for one in holders):
             yield name, value
     for path, value in objects.watched.items():
         yield path.replace("/", "."), value
@@ -73,7 +75,7 @@ def _is_plain(value: object) -> bool:
     """Return whether `value` is of a kind that code counts in, rather than an object that is kept or does something."""
     if is_users(type(value)):
         return not isinstance(value, (nn.Module, Callback, DataModule, Dataset))
-    return type(value).__module__ in ("builtins", "collections", "numpy", "torch") and not isinstance(value, Generator)
+    return type(value).__module__ in _COUNTED_IN and not isinstance(value, Generator)
 
 
 def _data_of(fit_loaders: FitLoaders, source: object) -> dict[str, Any]:
@@ -89,8 +91,8 @@ def _users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
     if isinstance(dataset, Subset):
         yield from _users_data(f"{name}/dataset", dataset.dataset)
     elif isinstance(dataset, ConcatDataset):
-        for number, part in enumerate(dataset.datasets):
-            yield from _users_data(f"{name}/datasets/{number}", part)
+        for number, inner in enumerate(dataset.datasets):
+            yield from _users_data(f"{name}/datasets/{number}", inner)
     elif is_users(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
         yield name, dataset
 
@@ -110,8 +112,8 @@ def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:
     }
     loaders: dict[str, Any] = {}
     for name, resumable in named.items():
-        parts = _parts(resumable)
-        loaders |= {name if len(parts) == 1 else f"{name} {n}": part.source for n, part in enumerate(parts)}
+        several = _resumable_leaves(resumable)
+        loaders |= {name if len(several) == 1 else f"{name} {n}": leaf.source for n, leaf in enumerate(several)}
     samplers = {}
     for name, loader in loaders.items():
         for kind in ("batch_sampler", "sampler"):
@@ -120,10 +122,10 @@ def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:
     return {**loaders, **samplers}
 
 
-def _parts(resumable: Any) -> list[Any]:
-    parts = getattr(resumable, "parts", None)
-    found = [resumable] if parts is None else [leaf for part in parts for leaf in _parts(part)]
-    return [part for part in found if getattr(part, "source", None) is not None]
+def _resumable_leaves(resumable: Any) -> list[Any]:
+    loaders = getattr(resumable, "loaders", None)
+    found = [resumable] if loaders is None else [leaf for inner in loaders for leaf in _resumable_leaves(inner)]
+    return [leaf for leaf in found if getattr(leaf, "source", None) is not None]
 
 
 def _callback_roots(context: FitContext) -> Iterator[Root]:
@@ -158,8 +160,8 @@ def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
 def _global_generators(owners: list[Any]) -> Iterator[Root]:
     """Yield the generators that the classes of `owners`, and the files that these stand in, hold by name."""
     kinds = dict.fromkeys(kind for owner in owners for kind in type(owner).__mro__ if is_users(kind))
-    places: dict[str, Any] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds}
-    places |= {kind.__module__: sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules}
-    for name, place in places.items():
-        if held := {key: value for key, value in vars(place).items() if isinstance(value, Generator)}:
+    namespaces: dict[str, Any] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds}
+    namespaces |= {kind.__module__: sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules}
+    for name, namespace in namespaces.items():
+        if held := {key: value for key, value in vars(namespace).items() if isinstance(value, Generator)}:
             yield Root("globals", name, held)

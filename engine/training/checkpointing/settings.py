@@ -101,9 +101,9 @@ def _configured(context: FitContext) -> dict[str, Any]:
     """Return the settings of optimizers and schedulers, as JSON, by words that say whose they are."""
     settings: dict[str, Any] = {}
     for number, optimizer in enumerate(context.optimizers):
-        for place, group in enumerate(optimizer.param_groups[:_GROUPS]):
+        for index, group in enumerate(optimizer.param_groups[:_GROUPS]):
             where = f"{type(optimizer).__name__}" + (f" {number}" if len(context.optimizers) > 1 else "")
-            where += f", group {place}" if len(optimizer.param_groups) > 1 else ""
+            where += f", group {index}" if len(optimizer.param_groups) > 1 else ""
             settings |= {f"{where}: {key}": _plain(group[key]) for key in group if key not in _NOT_ASKED}
     for number, config in enumerate(context.schedulers):
         where = f"{type(config.scheduler).__name__}" + (f" {number}" if len(context.schedulers) > 1 else "")
@@ -130,8 +130,8 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     """Return the numbers and texts that the module and those in it hold as attributes."""
     return {
         f"{path}.{name}" if path else name: value
-        for path, part in module.named_modules()
-        for name, value in vars(part).items()
+        for path, submodule in module.named_modules()
+        for name, value in vars(submodule).items()
         if type(value) in _PLAIN and name != "training" and not name.startswith("_")
     }
 

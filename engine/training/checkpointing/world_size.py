@@ -1,6 +1,6 @@
 """Another number of ranks: the same global batches, cut otherwise, and every rank's state put together anew.
 
-The order of samples and their random numbers are functions of the place in the epoch, so a world of any size that
+The order of samples and their random numbers are functions of the position in the epoch, so a world of any size that
 divides the global batch trains on the same samples. What ranks have in common is given to all of them; what each
 has for itself (metrics, sums of logged values, gradients of an open window) is put together on rank 0, and the
 others start from nothing, so that the next reduction over the ranks gives the same.
@@ -13,8 +13,10 @@ from typing import Any
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.errors import NotExact
 from midstride.engine.state.stateful import Reshardable, Stateful
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.mixins import ModelParallel
 
-__all__ = ["InitialSharding", "padding_change", "reshard", "resize_loaders"]
+__all__ = ["InitialSharding", "check_fixed_world", "padding_change", "reshard", "resize_loaders"]
 
 
 def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
@@ -64,6 +66,19 @@ class InitialSharding:
         return cls(facts["size"], facts["batch_size"], tuple(facts["validation"]))
 
 
+def check_fixed_world(strategy: Strategy, was: int, size: int, where: str) -> None:
+    """Refuse another number of ranks where the strategy cannot go on with it.
+
+    Raises:
+        NotExact: saying why.
+    """
+    if isinstance(strategy, ModelParallel) and (why := strategy.fixed_world) is not None:
+        raise NotExact(
+            f"{where} was taken by {was} processes, this world has {size}, and strategy {strategy.name} goes on with "
+            f"{was} only: {why}. Start it with {was}, or start over under another run name."
+        )
+
+
 def resize_loaders(
     loaders: FitLoaders, start: InitialSharding, *, was: int, size: int, validating: bool, where: str
 ) -> None:
@@ -78,13 +93,15 @@ def resize_loaders(
         name = f"validation {number}"
         if validating:
             _resize(loader, name, start.size, batch_size, was=was, size=size, where=where)
-            _check_place(loader, name, start.size, batch_size, size, where)
+            _check_same_batches(loader, name, start.size, batch_size, size, where)
         # Between validations their batches are free: every sample is read once, however they are cut.
         elif batch_size and loader.fixed_world is None and size in loader.valid_world_sizes(start.size, batch_size):
             _resize(loader, name, start.size, batch_size, was=was, size=size, where=where)
 
 
-def _check_place(loader: ResumableLoader, name: str, began: int, batch_size: int | None, size: int, where: str) -> None:
+def _check_same_batches(
+    loader: ResumableLoader, name: str, began: int, batch_size: int | None, size: int, where: str
+) -> None:
     now = loader.batch_size
     if batch_size is not None and now is not None and now * size != batch_size * began:
         raise NotExact(

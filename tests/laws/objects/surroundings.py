@@ -175,3 +175,40 @@ class CountsOnClass(Small):
     def factor(self, batch: Tensor) -> Any:
         CountsOnClass.calls += 1
         return self.calls
+
+
+class CountingCollate:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, rows: list[Tensor]) -> Tensor:
+        self.calls += 1
+        return torch.stack(rows) * self.calls
+
+
+class CountsInCollate(Small):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), 4, shuffle=True, collate_fn=CountingCollate())
+
+
+class CountsInWorker(Small):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), 4, shuffle=True, collate_fn=CountingCollate(), num_workers=1)
+
+
+class KeepingRows(Rows):
+    """Keeps what it drew for a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, Tensor] = {}
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index not in self.kept:
+            self.kept[index] = super().__getitem__(index) + torch.rand(2)
+        return self.kept[index]
+
+
+class KeepsDraws(Small):
+    def train_dataloader(self) -> Any:
+        return DataLoader(KeepingRows(), 4, shuffle=True)

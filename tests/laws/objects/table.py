@@ -14,6 +14,16 @@ from laws.objects.attributes import (
     Tagged,
     Tuned,
 )
+from laws.objects.code import (
+    InContext,
+    InDefault,
+    InDescriptor,
+    InEnum,
+    InOwnDefault,
+    InSingleton,
+    OnAutogradFunction,
+    OnFunction,
+)
 from laws.objects.generators import Generators, Iterators, OfClass, Teacher
 from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
 from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced
@@ -23,9 +33,12 @@ from laws.objects.structure import Averaged, Growing, Listed
 from laws.objects.surroundings import (
     ActsOtherwise,
     Counting,
+    CountsInCollate,
+    CountsInWorker,
     CountsOnClass,
     Curriculum,
     Forgetful,
+    KeepsDraws,
     LockedCallback,
     OfTensors,
     Opened,
@@ -39,6 +52,7 @@ from laws.objects.surroundings import (
 )
 from laws.objects.unsaved import Clips, CountsInGlobal, Deaf, Loses, Metered, Swaps, Weighs
 from laws.objects.values import (
+    Addresses,
     Arrays,
     Callable_,
     Constants,
@@ -47,6 +61,8 @@ from laws.objects.values import (
     Late,
     Locked,
     Objects,
+    OnTensors,
+    ScaledByHand,
     Tensors,
     Viewed,
     ViewedLate,
@@ -102,6 +118,25 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     "on the class": ((CountsOnClass, None, list), False, r"part of no snapshot: class CountsOnClass: calls \(0, now 1"),
     "in a global": ((CountsInGlobal, None, list), False, r"part of no snapshot: global .*CALLS\['factor'\] \(0, now 1"),
     "large data": ((Weighs, None, list), False, r"part of no snapshot: data\.training\.weights"),
+    "in a default": ((InDefault, None, list), False, r"part of no snapshot: function remember: seen holds"),
+    "in a default of its own": (
+        (InOwnDefault, None, list),
+        False,
+        r"part of no snapshot: function InOwnDefault\.factor: seen\['calls'\] \(0, now 1",
+    ),
+    "on a function": ((OnFunction, None, list), False, r"part of no snapshot: function tick: calls \(0, now 1"),
+    "in a descriptor": ((InDescriptor, None, list), False, r"part of no snapshot: class InDescriptor: gain\.values"),
+    "in an enumeration": ((InEnum, None, list), False, r"part of no snapshot: class Phase: WARM\.seen \(0, now 1"),
+    "in a singleton": ((InSingleton, None, list), False, r"part of no snapshot: class Shared: _made"),
+    "in a context": ((InContext, None, list), False, r"part of no snapshot: global .*DEPTH \(None, now 1"),
+    "on another class": (
+        (OnAutogradFunction, None, list),
+        False,
+        r"part of no snapshot: class Louder: calls \(0, now 1",
+    ),
+    "a collate that counts": ((CountsInCollate, None, list), True, "CountingCollate gave another batch"),
+    "a collate that counts in a worker": ((CountsInWorker, None, list), True, "CountingCollate gave another batch"),
+    "data that keep what they drew": ((KeepsDraws, None, list), True, "KeepingRows draws random numbers when it is f"),
 }
 
 
@@ -141,6 +176,7 @@ _MODULES: list[type[Small]] = [
         HookedByObject,
         HookedForAStep,
     ),
+    *(Addresses, OnTensors, ScaledByHand),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import os
 import random
 import threading
 import types
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.utils.prune
 from laws.objects.small import Small
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Viewed(Small):
@@ -260,3 +261,56 @@ class Locked(Small):
     def build(self) -> None:
         for number in range(20):
             setattr(self, f"lock_{number}", threading.Lock())
+
+
+class Addresses(Small):
+    """Numbers by which Python tells objects apart: others in each attempt."""
+
+    def build(self) -> None:
+        # Lives that are forked from one process would have the same addresses.
+        before = [nn.Linear(2, 1, device="meta") for _ in range(os.getpid() % 97)]
+        self.layer = nn.Linear(2, 1)
+        del before
+        weight, bias = self.layer.weight, self.layer.bias
+        self.calls = {id(weight): 0, id(bias): 0}
+        self.frozen, self.one = {id(bias)}, id(weight)
+        self.order = [id(weight), id(bias)]
+
+    def factor(self, batch: Tensor) -> Any:
+        self.calls[id(self.layer.weight)] += 1
+        self.frozen ^= {id(self.layer.weight)}
+        self.order.reverse()
+        numbers = [len(self.calls), self.one == id(self.layer.weight), self.order.index(id(self.layer.bias))]
+        return 1 + sum(numbers) + self.calls[id(self.layer.weight)] + (id(self.layer.weight) in self.frozen)
+
+
+class OnTensors(Small):
+    """Attributes of a parameter and of a buffer."""
+
+    def build(self) -> None:
+        self.register_buffer("seen", torch.zeros(1))
+        self.layer.weight.gain = 1.0  # type: ignore[attr-defined]
+
+    def factor(self, batch: Tensor) -> Any:
+        weight: Any = self.layer.weight
+        weight.gain *= 1.2
+        self.seen.calls = getattr(self.seen, "calls", 0) + 1  # type: ignore[union-attr]
+        return weight.gain + self.seen.calls  # type: ignore[union-attr]
+
+
+class ScaledByHand(Small):
+    """An object of torch's that has a state_dict."""
+
+    automatic_optimization = False
+
+    def build(self) -> None:
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.scaler.scale(self.layer(batch).square().mean()).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        with torch.no_grad():
+            self.layer.bias.mul_(1 + self.scaler.get_scale() / 1000)

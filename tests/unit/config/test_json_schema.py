@@ -89,7 +89,7 @@ def test_the_schema_takes_every_world_that_python_takes():
         ({"world__processes": 0}, "$.world.processes", "0 is"),
         ({"world__launcher": "slurm"}, "$.world.launcher", "'slurm' is not valid under any"),
         ({"world__hosts": "a"}, "$.world.hosts", "'a' is not valid under any"),
-        ({"world__nodes": "2"}, "$.world.nodes", "does not match"),
+        ({"world__nodes": "2:"}, "$.world.nodes", "does not match"),
         ({"snapshots__url": "runs"}, "$.snapshots", "'runs'"),
         ({"snapshots__url": "sftp://me:secret@host/x"}, "$.snapshots", "'sftp://me:secret@host/x'"),
         ({"folder": ""}, "$.folder", "'' does not match '^/'"),

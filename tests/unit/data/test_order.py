@@ -17,7 +17,7 @@ seeds = some.integers(0, 2**40)
 
 
 def read(shard: StridedOrder, epoch: int = 0, start: int = 0) -> list[tuple[int, int]]:
-    """Return place and index of every sample from batch `start` on."""
+    """Return position and index of every sample from batch `start` on."""
     shard.sequence.open(epoch, resumed=start > 0)
     fetches = shard.requests(0, start)
     return [(f.first + number * f.stride, index) for f in fetches for number, index in enumerate(f.indices)]
@@ -42,10 +42,10 @@ def test_training_order_is_that_of_distributed_sampler(
 def test_every_sample_is_trained_on_and_only_the_end_is_padded(world: tuple[int, int, int], seed: int) -> None:
     samples, size, batch = world
     shards = [StridedOrder(Shuffled(samples, seed), batch, rank=rank, size=size) for rank in range(size)]
-    places = dict(chain.from_iterable(read(shard, 3) for shard in shards))
-    assert sorted(places) == list(range(len(places)))  # global positions, without holes
-    assert sorted(places[place] for place in range(samples)) == list(range(samples))
-    assert len(places) - samples < size
+    positions = dict(chain.from_iterable(read(shard, 3) for shard in shards))
+    assert sorted(positions) == list(range(len(positions)))  # global positions, without holes
+    assert sorted(positions[position] for position in range(samples)) == list(range(samples))
+    assert len(positions) - samples < size
     assert len({len(shard) for shard in shards}) == 1
 
 
@@ -73,7 +73,7 @@ def test_a_pass_that_starts_in_the_middle_is_the_end_of_the_whole_one(
 def test_another_number_of_ranks_reads_the_same_global_batches(
     samples: int, sizes: list[int], data: some.DataObject
 ) -> None:
-    """Twelve samples a global batch, by one world after the other: each place has the sample it would have had."""
+    """Twelve samples a global batch, by one world after the other: each position has the sample it would have had."""
     expected = dict(read(StridedOrder(Shuffled(samples, 5), 12), 1))
     batches, found, start = -(-samples // 12), dict[int, int](), 0
     for size in sizes:
@@ -81,14 +81,14 @@ def test_another_number_of_ranks_reads_the_same_global_batches(
         for rank in range(size):
             shard = StridedOrder(Shuffled(samples, 5), 12 // size, rank=rank, size=size)
             assert len(shard) == batches
-            for place, index in read(shard, 1, start):
-                if place < 12 * end:
-                    assert found.setdefault(place, index) == index
+            for position, index in read(shard, 1, start):
+                if position < 12 * end:
+                    assert found.setdefault(position, index) == index
         start = end
-    for place, index in expected.items():
-        if place in found:
-            assert found[place] == index
-    assert {place for place in found if place < samples} == set(range(samples))
+    for position, index in expected.items():
+        if position in found:
+            assert found[position] == index
+    assert {position for position in found if position < samples} == set(range(samples))
 
 
 @pytest.mark.parametrize(("drop_last", "batches"), [(True, 2), (False, 3)])
@@ -117,9 +117,9 @@ def test_a_huge_epoch_is_computed_where_it_is_read(monkeypatch: pytest.MonkeyPat
     samples, asked = 1_000_000_000, list[int]()
     whole = Feistel.__call__
 
-    def counted(self: Feistel, places: np.ndarray) -> np.ndarray:
-        asked.append(len(places))
-        return whole(self, places)
+    def counted(self: Feistel, positions: np.ndarray) -> np.ndarray:
+        asked.append(len(positions))
+        return whole(self, positions)
 
     monkeypatch.setattr(Feistel, "__call__", counted)
     shard = StridedOrder(Shuffled(samples, 3), 32, rank=1, size=4)

@@ -146,8 +146,45 @@ def test_a_state_after_which_nothing_was_read_has_not_passed(
     batches: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "SECONDS", math.inf)
+    monkeypatch.setattr(trial, "FEW_SAMPLES", 0)
     found = trial.try_stream(lambda note, _: Numbered(note), trial.SAMPLES // batches, "the loader")
     assert (found.passed, found.refused is not None) == (1, is_refused)
+
+
+class Slow:
+    """A shard on a clock of its own: so many seconds a batch; batches are mixed in a buffer that its state lacks."""
+
+    now = 0.0
+
+    def __init__(self, saved: ShardState | None, seconds: float, buffer: int) -> None:
+        self.seconds, self.buffer = seconds, buffer
+        self.at, self.wrong_from = saved.batch if saved else 0, buffer if saved and saved.batch else math.inf
+
+    def next_digest(self) -> float:
+        Slow.now += self.seconds
+        self.at += 1
+        return self.at + (self.at > self.wrong_from)
+
+    def state(self) -> ShardState:
+        return ShardState(self.at, 0, b"")
+
+
+@pytest.mark.parametrize(
+    ("sample_s", "batch_size", "is_tried", "most_s"),
+    [(0.0, 4, True, 0.0), (0.01, 4, True, 6.0), (0.01, 32, True, 6.0), (0.1, 4, True, 30.0), (1.0, 32, False, 32.0)],
+)
+def test_a_slow_stream_is_tried_over_a_hundred_samples_or_for_half_a_minute(
+    sample_s: float, batch_size: int, is_tried: bool, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slow, "now", 0.0)
+    monkeypatch.setattr(trial.time, "monotonic", lambda: Slow.now)
+    buffer = (128 if sample_s <= 0.01 else 40) // batch_size - 1
+
+    found = trial.try_stream(lambda saved, _: Slow(saved, sample_s * batch_size, buffer), batch_size, "the loader")
+
+    assert found.is_tried == is_tried
+    assert (found.refused is not None) == is_tried
+    assert Slow.now <= most_s
 
 
 def test_a_state_that_turns_out_wrong_on_resume_is_left_for_the_start(caplog: pytest.LogCaptureFixture) -> None:

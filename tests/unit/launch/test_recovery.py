@@ -34,6 +34,7 @@ TELLING: dict[str, dict[str, Any]] = {
     "step": {"epoch": 0, "step": 6, "steps_total": 24, "loss": 0.5, "rate": 3.0},
     "snapshot": {"name": "000000000010-g000005", "step": 10, "bytes": 1, "stall_s": 0.1},
     "slow": {"rank": 1, "words": "rank 1 is slow"},
+    "round": {"number": 2, "nodes": ["gpu07"], "ranks": 1, "why": "gpu08 was silent"},
 }
 #: those that do not
 OTHERS = ("imported", "met", "waiting", "validation", "finished")

@@ -1,6 +1,7 @@
 """Child processes: how each ends, that a signal reaches those that run, and that none lives on."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -91,6 +92,26 @@ def test_a_start_that_fails_ends_those_that_run() -> None:
     with pytest.raises(ValueError, match="a bug"), processes:
         pytest.fail("the block was entered")
     assert processes.exit_codes() == [-signal.SIGKILL, None]
+
+
+STARTER = """
+import os
+from midstride.engine.processes.child_processes import ChildProcesses
+says_its_id = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+with ChildProcesses(exec, [says_its_id], [os.environ], {method!r}) as processes:
+    processes.wait(600.0)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_they_end_when_the_process_that_started_them_is_killed(method: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTER.format(method=method)], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        child = os.pidfd_open(int(starter.stdout.readline()))
+        starter.kill()
+        ended, *_ = select.select([child], [], [], 60.0)
+        assert ended == [child]
+        os.close(child)
 
 
 @pytest.mark.parametrize(

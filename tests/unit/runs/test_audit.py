@@ -133,7 +133,7 @@ def test_ranks_put_their_shares_together_and_a_stretch_is_one_line_however_often
     for batches in (range(2), range(2, 3)):
         for account, order in zip(accounts, orders, strict=True):
             entered(account, order, 0, batches)
-        shares = [(rank, None, list(account._open)) for rank, account in enumerate(accounts)]
+        shares = [(rank, {}, list(account._open), set()) for rank, account in enumerate(accounts)]
         accounts[0].merge_ranks(lambda _, shares=shares: shares)
         accounts[1]._open = []
     digest = sum(digest_of(o.indices(0)[b * 2 : b * 2 + 2], b, o.rank) for o in orders for b in range(3)) % (1 << 64)
@@ -191,10 +191,67 @@ class FirstLine(Line):
         return super().training_step([batch], batch_idx)
 
 
+class Placed(Numbers):
+    """Goes on from a state."""
+
+    start = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.start, 10):
+            self.start = number + 1
+            yield torch.tensor([float(number)])
+        self.start = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self.start}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.start = state_dict["start"]
+
+
+def train_on(stream: IterableDataset[Any], run: Path, workers: int = 0, **options: Any) -> None:
+    options = {"max_epochs": 2, "snapshots": {"every_steps": 3}, **options}
+    Trainer(**options).fit(FirstLine(), DataLoader(stream, 3, num_workers=workers), run=str(run))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stops", [0, 1])
+def test_what_a_stream_gave_is_compared_with_what_was_trained_on(
+    workers: int, stops: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(stops):
+        train_on(Numbers(), tmp_path, workers, max_steps=3)
+    train_on(Numbers(), tmp_path, workers)
+    found = audit(str(tmp_path))
+    assert (found.is_clean, found.is_counted) == (True, True)
+    with pytest.raises(SystemExit):
+        main(arguments=["audit", str(tmp_path)])
+    assert "law 3 holds" in capsys.readouterr().out
+
+
+def test_a_stream_with_a_state_is_counted_until_the_run_is_resumed(tmp_path: Path) -> None:
+    train_on(Placed(), tmp_path)
+    found = audit(str(tmp_path))
+    assert (found.is_clean, found.is_counted) == (True, True)
+
+
+def exchanged_marks(account: SampleLog, epoch: int, batch: int, indices: Any, samples: int, *rest: Any) -> None:
+    lane, mark = rest
+    RECORD(account, epoch, batch, indices, samples, lane, mark + (batch == 1))  # type: ignore[call-arg]
+
+
+def test_a_batch_of_a_stream_that_is_another_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SampleLog, "record", exchanged_marks)
+    train_on(Numbers(), tmp_path)
+    fault = "the samples that reached the training step are not those that the stream gave"
+    assert [epoch.faults for epoch in audit(str(tmp_path)).epochs] == [(fault,), (fault,)]
+
+
 def test_a_law_is_not_said_to_hold_for_samples_that_were_not_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Trainer(max_epochs=2, snapshots={"every_steps": 1}).fit(FirstLine(), DataLoader(Numbers(), 3), run=str(tmp_path))
+    train_on(Placed(), tmp_path, max_steps=3)
+    train_on(Placed(), tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(arguments=["audit", str(tmp_path)])
     assert ended.value.code == 0

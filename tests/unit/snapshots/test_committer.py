@@ -82,7 +82,7 @@ def test_three_ranks_write_one_snapshot(store: Store):
         back = read(store, taken[0], rank)
         assert differences(state_of(rank), back) == []
         assert back["module"]["layer1.weight"].stride() == state_of(0)["module"]["layer1.weight"].stride()
-    with pytest.raises(SnapshotError, match="taken by 3 ranks, it has no part for rank 3"):
+    with pytest.raises(SnapshotError, match="taken by 3 ranks, it has no files of rank 3"):
         read(store, taken[0], 3)
 
 

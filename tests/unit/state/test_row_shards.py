@@ -18,6 +18,7 @@ def test_rows_are_dealt_as_chunk_deals_them(rows: int, size: int) -> None:
     for shard, chunk in zip(shards, whole.chunk(size), strict=False):
         assert shard.rows.equal(chunk)
     assert join_rows(shards).equal(whole)
+    assert join_rows([*shards, *shards]).equal(whole)  # of two replicas
 
 
 def test_a_tree_is_cut_anew_for_any_number_of_ranks() -> None:

@@ -18,7 +18,7 @@ from support.seaweed import KEY, SECRET, Seaweed
 from support.snapshot_writers import take
 from unit.cli.test_app import JOB, MODEL, run
 
-from midstride.engine.errors import SnapshotError, StoreSilent
+from midstride.engine.errors import SnapshotError, StoreSilent, Superseded
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire, leases
 from midstride.engine.snapshots.position import Position
@@ -97,6 +97,25 @@ def test_a_lease_whose_answer_was_lost_is_taken_once(s3: Seaweed, bucket: str) -
         assert not store.create("file", b"another's")
     with s3.reached():
         assert Store.open(f"{bucket}/run").read("file") == b"mine"
+
+
+@pytest.mark.parametrize("before", [None, b"before"])
+def test_a_late_request_of_a_world_that_was_superseded_is_refused(before: bytes | None, bucket: str) -> None:
+    older, newer = Store.open(f"{bucket}/run"), Store.open(f"{bucket}/run")
+    if before is not None:
+        older.write("metrics.csv", before)
+    asked = 0
+
+    def check() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise Superseded("a newer generation advances the run")
+        newer.write("metrics.csv", b"newer", check=lambda: None)  # the request that follows is on its way that long
+
+    with pytest.raises(Superseded):
+        older.write("metrics.csv", b"older", check=check)
+    assert (asked, newer.read("metrics.csv")) == (2, b"newer")
 
 
 def test_sixteen_threads_create_once(bucket: str) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from midstride.engine.config.strategies import STRATEGIES, StrategyRequest, conflicts
+from midstride.engine.config.strategies import STRATEGIES, conflicts
+from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.errors import StrategyUnavailable
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.training.trainer import Trainer

@@ -1,0 +1,87 @@
+"""On how many machines a world trains, and which numbers of them will do. Reading it needs no torch."""
+
+from dataclasses import dataclass
+
+from midstride.engine.lanes import allowed_sizes
+
+__all__ = ["Nodes"]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of a world: at least so many, at most so many, each with as many ranks.
+
+    Args:
+        least: a round waits for so many.
+        most: more than these wait.
+        processes: ranks on each.
+        lanes: of the run, which the ranks share; None if it has none.
+
+    >>> Nodes.parse("1:4", processes=2, lanes=8).usable
+    [1, 2, 4]
+    """
+
+    least: int
+    most: int
+    processes: int = 1
+    lanes: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, *, processes: int = 1, lanes: int | None = None) -> "Nodes":
+        """Return what a job's `nodes` says: "4", or "1:4" for at least one and at most four."""
+        least, _, most = text.partition(":")
+        return cls(int(least), int(most or least), processes, lanes)
+
+    @property
+    def usable(self) -> list[int]:
+        """The numbers of nodes that can train, the smallest first."""
+        every = range(self.least, self.most + 1)
+        if self.lanes is None:
+            return [*every] if len(every) == 1 else []
+        sizes = set(allowed_sizes(self.lanes))
+        return [nodes for nodes in every if nodes * self.processes in sizes]
+
+    def training(self, ready: int) -> int:
+        """Return how many of `ready` nodes train; 0 if they are too few."""
+        return max((nodes for nodes in self.usable if nodes <= ready), default=0)
+
+    @property
+    def errors(self) -> list[str]:
+        """Messages on a choice that could never train, or not always the same run."""
+        if self.most == 1:
+            return []  # one machine: what its ranks cannot do is not for want of others
+        if self.most < self.least:
+            return [f"nodes {self.least}:{self.most}: at least {self.least} and at most {self.most} is no range"]
+        if self.lanes is None and self.most > self.least:
+            return [
+                f"nodes {self.least}:{self.most} without lanes: how many samples a step has would follow from how many "
+                f'machines there are: say lanes, such as lanes: {self._fitting_lanes()}, or one number: nodes: "'
+                f'{self.most}"'
+            ]
+        if not self.usable:
+            return [
+                f"nodes {self.least}:{self.most} of {self.processes} processes: no number of them can share "
+                f"{self.lanes} lanes: ranks that can are {', '.join(map(str, allowed_sizes(self.lanes or 1)))}"
+            ]
+        return []
+
+    def _fitting_lanes(self) -> int:
+        """The smallest power of two that all ranks together do not exceed."""
+        return 1 << (self.most * self.processes - 1).bit_length()
+
+    def sentences(self) -> list[str]:
+        """Return a line for each number of nodes: how many ranks that is, and whether they will do."""
+        lines = []
+        for ready in range(self.least, self.most + 1):
+            ranks, used = ready * self.processes, self.training(ready)
+            what = f"{_count(ready, 'node')} ({_count(ranks, 'rank')})"
+            if used == ready:
+                lines.append(f"{what} will do")
+                continue
+            then = f"{_count(used, 'node')} of them train, the rest wait" if used else "they wait for more"
+            lines.append(f"{what} cannot share {self.lanes} lanes: {then}")
+        return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,188 @@
+"""What a node runs below `midstride join`: torchrun's agent, told by the launcher who trains together.
+
+`python -m midstride.engine.launch.nodes.agent HOST:PORT FOLDER`
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.run import main as torchrun
+
+from midstride.engine.errors import JobError, SnapshotError, StopRequested
+from midstride.engine.launch.launchers.base import cores
+from midstride.engine.launch.launchers.join import Join
+from midstride.engine.launch.nodes.join import LAUNCHER_GONE
+from midstride.engine.launch.nodes.node_store import NodeStore
+from midstride.engine.launch.nodes.report import NodeReport
+from midstride.engine.processes.lifetime import PARENT, children, signal_all
+from midstride.engine.processes.loopback import interface_towards, interfaces
+from midstride.engine.runs.run import Run
+from midstride.engine.session.session import Session
+from midstride.engine.session.signals import SignalRequests
+from midstride.engine.strategies.torch_internals import PrefixStore, TCPStore
+from midstride.engine.world import World
+
+__all__ = ["RoundHandler", "main"]
+
+_BACKEND = "midstride"
+_MEET_S = 60.0
+#: a folder that was written elsewhere may be seen a little later, over NFS
+_SEEN_S = 5.0
+#: when there are to be no more restarts, the launcher says
+_RESTARTS = 1_000_000
+
+
+class RoundHandler(RendezvousHandler):
+    """Hands the rounds that the launcher forms to torchrun's agent.
+
+    Args:
+        report: speaks with the launcher.
+        store: the launcher's.
+        node: this node's number.
+    """
+
+    def __init__(self, report: NodeReport, store: TCPStore, node: int) -> None:
+        self._report, self._store, self._node = report, store, node
+        self._has_threads = "OMP_NUM_THREADS" in os.environ
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks meet in the launcher's store: any node may be lost."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next round in which this node takes part."""
+        plan = self._report.next_round()
+        os.environ[World.ROUND] = str(plan.round)
+        if not self._has_threads:
+            os.environ["OMP_NUM_THREADS"] = str(plan.threads)
+        store = PrefixStore(f"round/{plan.round}/agents", self._store)
+        meeting = RendezvousStoreInfo(self._store.host, self._store.port)
+        return RendezvousInfo(store, plan.nodes.index(self._node), len(plan.nodes), meeting)
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 when the agent shall end its ranks and come back."""
+        end = self._report.round_end()
+        if end == "kill":  # they wait for ranks that are no more, and hear no signal
+            signal_all(children(os.getpid()))
+        return int(bool(end))
+
+    def get_backend(self) -> str:
+        """Return its name."""
+        return _BACKEND
+
+    def get_run_id(self) -> str:
+        """Return the node's number."""
+        return str(self._node)
+
+    def is_closed(self) -> bool:
+        """Return False: the launcher ends the agents."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing: one node's end is not the run's."""
+
+    def shutdown(self) -> bool:
+        """Do nothing; all went well."""
+        return True
+
+
+def main() -> None:
+    """Be a node until the run is over."""
+    address, session = sys.argv[1], Session(sys.argv[2])
+    os.environ[PARENT] = str(os.getpid())
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what is asked of one node is asked of all, by the launcher
+    host, _, port = address.rpartition(":")
+    try:
+        # Two connections: what one thread waits for shall not keep the other from its word.
+        store, of_agent = (NodeStore(_connect(host, int(port))) for _ in range(2))
+        document = store.get("job")
+        node = store.arrive({"host": socket.gethostname(), "cores": cores()})
+    except RuntimeError as error:
+        print(f"what answers at {address} is no launcher of midstride's, or has gone: {error}", flush=True)
+        sys.exit(LAUNCHER_GONE)
+    try:
+        run = _reached(document)
+    except JobError as error:
+        print(error, flush=True)
+        store.send(node, {"refused": str(error), "left": "it cannot take part"})
+        sys.exit(error.exit_code)
+    session.begin({**document, "attempt": 0})  # the attempt's own session is the launcher's
+    os.environ.update(Join().environment(session, run.job, os.environ))
+    os.environ.update(interfaces(os.environ, by=interface_towards(host)))
+    os.environ[SignalRequests.VARIABLE] = str(document["grace_s"])
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # then agents need not ask each other for their ranks
+    report = NodeReport(store, node, session)
+    rendezvous_handler_registry.register(_BACKEND, lambda _: RoundHandler(report, of_agent.store, node))
+    _run_agent(report, run, session, document["grace_s"])
+
+
+def _connect(host: str, port: int) -> TCPStore:
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_MEET_S))
+
+
+def _run_agent(report: NodeReport, run: Run, session: Session, grace_s: float) -> None:
+    machines = run.job.world.machines
+    try:
+        torchrun(
+            [
+                *(f"--rdzv-backend={_BACKEND}", f"--nnodes={machines.least}:{machines.most}"),
+                *(f"--nproc-per-node={machines.processes}", f"--max-restarts={_RESTARTS}", "--monitor-interval=0.1"),
+                *(f"--shutdown-timeout={max(1, round(grace_s))}", "--log-dir", str(session.folder / "agent")),
+                *("--module", "midstride.engine.launch.nodes.rank", str(session.folder)),
+            ]
+        )
+        report.next_round()  # there is none: the launcher says how the run ended, and that ends this process
+        sys.exit(LAUNCHER_GONE)
+    except SignalException:
+        if report.all_stop:
+            report.next_round()  # the same
+        report.leave("asked to stop")
+        sys.exit(StopRequested.exit_code)
+    except ChildFailedError:
+        report.leave("its ranks failed")
+        sys.exit(1)
+
+
+def _reached(document: dict[str, Any]) -> Run:
+    """Return the run, whose code and store must be within reach of this node.
+
+    Raises:
+        JobError: they are not.
+    """
+    run, host = Run.from_document(document), socket.gethostname()
+    if not Path(run.job.folder).is_dir():
+        raise JobError(
+            f"node {host} has no folder {run.job.folder}: the job's code must be at the same path on every node"
+        )
+    until, found = time.monotonic() + _SEEN_S, ""
+    while time.monotonic() < until:
+        try:
+            found = repr(max((attempt.started for attempt in run.attempts.attempts()), default=None))
+        except (OSError, SnapshotError) as error:
+            found = str(error)
+        if found == document["record"]:
+            return run
+        time.sleep(0.2)
+    raise JobError(
+        f"node {host} does not see what the launcher has written to {run.url}: use a folder that all nodes share, or "
+        "s3://"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""A node, from its coming to its end: `midstride join HOST:PORT`. Needs no torch."""
+
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from midstride.engine.errors import WorldError
+from midstride.engine.launch.log_lines import without_noise
+from midstride.engine.processes.supervised_process import SupervisedProcess
+from midstride.engine.session.session import Session
+from midstride.engine.session.signals import GRACE_S
+
+__all__ = ["LAUNCHER_GONE", "join"]
+
+_POLL_S = 0.1
+#: exit code of a node whose launcher has gone, or will try again
+LAUNCHER_GONE = 69
+
+
+def join(address: str, wait_s: float, on_line: Callable[[str], object]) -> int:
+    """Train on this machine what the launcher at `address` says, over all its attempts; return the exit code.
+
+    Args:
+        address: HOST:PORT, as the job's `world.rendezvous`.
+        wait_s: seconds to wait for the launcher, before the first attempt and between two.
+        on_line: gets what is printed here.
+
+    Raises:
+        WorldError: there was none.
+    """
+    while True:
+        _wait_for_launcher(address, wait_s)
+        code = _take_part(address, on_line)
+        if code != LAUNCHER_GONE:
+            return code
+
+
+def _take_part(address: str, on_line: Callable[[str], object]) -> int:
+    with tempfile.TemporaryDirectory(prefix="midstride-node-", ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-m", "midstride.engine.launch.nodes.agent", address, folder]
+        # When the launcher goes, its store is asked once more: that needs no C++ stacks in the log.
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
+        environment = {**quiet, "PYTHONUNBUFFERED": "1", Session.VARIABLE: folder}
+        log = Path(folder) / "log.txt"
+        with SupervisedProcess(command, environment=environment, log=log, grace_s=GRACE_S) as group:
+            code = None
+            while code is None:
+                code = group.poll()
+                if lines := without_noise(group.lines()):
+                    on_line("\n".join(lines))
+                time.sleep(_POLL_S)
+            return code
+
+
+def _wait_for_launcher(address: str, wait_s: float) -> None:
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=max(1.0, until - time.monotonic())).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise WorldError(
+                    f"no launcher answers at {address} ({error.strerror or error}), for {wait_s:g} s: start midstride "
+                    "fit or train there, with this address in world.rendezvous of the job"
+                ) from error
+            time.sleep(0.5)
+        else:
+            return

@@ -1,0 +1,107 @@
+"""What the launcher and the nodes tell each other: JSON in a key-value store of torch's, which the launcher serves.
+
+job                what is trained
+plan               the round that trains, who takes part, and what is asked of all; a `Plan`
+nodes              how many nodes have come; each is known by its number, from 1
+node/3/hello       its host and its cores
+node/3/sent        how many messages it has sent
+node/3/message/7   one of them, until the launcher has read it
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from midstride.engine.strategies.torch_internals import TCPStore
+
+__all__ = ["NodeStore", "Plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the launcher wants of the nodes.
+
+    Args:
+        round: the newest, from 1; 0 while there was none.
+        nodes: those that train in it, in the order of ranks.
+        threads: of each rank.
+        end: how that round is to end: "" not yet, "stop" after a snapshot, "kill" at once.
+        stop: all nodes are to leave, after a snapshot.
+        snapshots: how many were asked for.
+        over: the exit code, when no round will follow.
+    """
+
+    round: int = 0
+    nodes: tuple[int, ...] = ()
+    threads: int = 1
+    end: str = ""
+    stop: bool = False
+    snapshots: int = 0
+    over: int | None = None
+
+
+class NodeStore:
+    """The store, in JSON.
+
+    Args:
+        store: torch's.
+    """
+
+    def __init__(self, store: TCPStore) -> None:
+        self.store = store
+        self._read: dict[int, int] = {}
+
+    @property
+    def port(self) -> int:
+        """Where it is served."""
+        return self.store.port
+
+    def set(self, key: str, value: Any) -> None:
+        """Write `value`."""
+        self.store.set(key, json.dumps(value))
+
+    def get(self, key: str) -> Any:
+        """Return what stands at `key`, waiting for it."""
+        return json.loads(self.store.get(key))
+
+    def publish(self, plan: Plan) -> None:
+        """Tell all nodes."""
+        self.set("plan", asdict(plan))
+
+    def plan(self) -> Plan:
+        """Return what is wanted of the nodes now."""
+        said: dict[str, Any] = self.get("plan")
+        said["nodes"] = tuple(said["nodes"])
+        return Plan(**said)
+
+    def arrive(self, hello: dict[str, Any]) -> int:
+        """Be a new node; return its number."""
+        number = self.store.add("nodes", 1)
+        self.set(f"node/{number}/hello", hello)
+        return number
+
+    def arrived(self) -> int:
+        """Return how many nodes have come."""
+        return self.store.add("nodes", 0)
+
+    def hello(self, node: int) -> dict[str, Any] | None:
+        """Return what a node that is coming has said; None while it is about to."""
+        key = f"node/{node}/hello"
+        found: dict[str, Any] | None = self.get(key) if self.store.check([key]) else None
+        return found
+
+    def send(self, node: int, message: dict[str, Any]) -> None:
+        """Send a message of a node."""
+        number = self.store.add(f"node/{node}/sent", 0)
+        self.set(f"node/{node}/message/{number}", message)
+        self.store.add(f"node/{node}/sent", 1)  # after it: what is counted is there
+
+    def receive(self, node: int) -> list[dict[str, Any]]:
+        """Return what a node has sent since the last call, in that order."""
+        sent, read = self.store.add(f"node/{node}/sent", 0), self._read.get(node, 0)
+        self._read[node] = sent
+        keys = [f"node/{node}/message/{number}" for number in range(read, sent)]
+        messages = [self.get(key) for key in keys]
+        for key in keys:
+            self.store.delete_key(key)
+        return messages

@@ -1,0 +1,21 @@
+"""A rank of a node: `python -m midstride.engine.launch.nodes.rank FOLDER`, the node's session."""
+
+import os
+import sys
+
+from midstride.engine.launch.rank import main as be_a_rank
+from midstride.engine.session.session import Session
+from midstride.engine.world import World
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Be the rank that the environment says this process is, in its round."""
+    session = Session(sys.argv[1]).of_round(int(os.environ[World.ROUND]))
+    sys.argv[1] = str(session.folder)
+    be_a_rank()
+
+
+if __name__ == "__main__":
+    main()

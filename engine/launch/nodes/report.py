@@ -1,0 +1,144 @@
+"""What a node tells the launcher of its ranks, and what it hears from it."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from midstride.engine.launch.log_lines import without_noise
+from midstride.engine.launch.nodes.join import LAUNCHER_GONE
+from midstride.engine.launch.nodes.node_store import NodeStore, Plan
+from midstride.engine.processes.lifetime import children, signal_all
+from midstride.engine.session.events import EventTail
+from midstride.engine.session.heartbeat import HeartbeatReading
+from midstride.engine.session.session import Session
+
+__all__ = ["NodeReport"]
+
+
+_EVERY_S = 0.2
+#: a launcher that has not answered for so long is gone
+_SILENT_S = 30.0
+_LOG_BYTES = 1 << 20
+
+
+class NodeReport:
+    """A thread that speaks with the launcher; it ends this process and its ranks when the launcher says so, or is gone.
+
+    Args:
+        store: the launcher's, used by the thread alone.
+        node: this node's number.
+        session: of this node, whose log its ranks print into.
+    """
+
+    def __init__(self, store: NodeStore, node: int, session: Session) -> None:
+        self._store, self._node, self._node_session = store, node, session
+        self._session: Session | None = None  # of the ranks in this round
+        self._events = EventTail(session.events)
+        self._plan = Plan()
+        self._round = self._log_offset = 0
+        self._told: set[str] = set()
+        self._asks = self._waits = False
+        self._begun = threading.Event()
+        self._spoke_at = time.monotonic()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._talk, name="midstride-node", daemon=True).start()
+
+    def next_round(self) -> Plan:
+        """Tell that the ranks here have ended; wait for a round in which this node takes part, and return it."""
+        self._begun.clear()
+        self._asks = self._waits = True
+        while not self._begun.wait(_EVERY_S):
+            self.check_launcher()
+        return self._plan
+
+    def round_end(self) -> str:
+        """Return how the round is to end: "" not yet, "stop", or "kill" at once."""
+        self.check_launcher()
+        plan = self._plan
+        return plan.end if plan.round == self._round else "kill"
+
+    @property
+    def all_stop(self) -> bool:
+        """Whether the launcher has asked all nodes to leave."""
+        return self._plan.stop
+
+    def leave(self, why: str) -> None:
+        """Tell that this node goes, once all is told of its ranks."""
+        with self._lock:
+            self._send(left=why)
+
+    def check_launcher(self) -> None:
+        """End this process if the launcher has been silent for too long: a link that is cut raises no error."""
+        if time.monotonic() - self._spoke_at > _SILENT_S:
+            self._end(LAUNCHER_GONE, f"the launcher has not answered for {_SILENT_S:g} s")
+
+    def _talk(self) -> None:
+        while True:
+            try:
+                with self._lock:
+                    self._send()
+                    self._obey(self._store.plan())
+                self._spoke_at = time.monotonic()
+            except RuntimeError:
+                self._end(LAUNCHER_GONE, "the launcher has gone")
+            time.sleep(_EVERY_S)
+
+    def _send(self, **more: Any) -> None:
+        if asks := self._asks:  # first: then all that the ranks of this round have left is told with it
+            more["asks"] = asks
+        self._store.send(self._node, {"round": self._round, "lines": self._lines(), **self._of_ranks(), **more})
+        if asks:
+            self._asks = False
+
+    def _of_ranks(self) -> dict[str, Any]:
+        session = self._session
+        if session is None:
+            return {"heartbeats": {}, "events": [], "outcomes": []}
+        paths = sorted(session.folder.glob("heartbeat-rank-*"))
+        # A process id means nothing on another machine.
+        readings = {path.name.rpartition("-")[2]: {**asdict(HeartbeatReading.read(path)), "pid": 0} for path in paths}
+        outcomes = [outcome.to_json() for outcome in session.outcomes()]
+        new = [outcome for outcome in outcomes if outcome not in self._told]
+        self._told.update(new)
+        events = [(event.kind, event.time, event.fields) for event in self._events.new()]
+        return {"heartbeats": readings, "events": events, "outcomes": new}
+
+    def _lines(self) -> list[str]:
+        """What was printed here since the last message; a line that is being written waits for the next."""
+        with self._node_session.log.open("rb") as file:
+            file.seek(self._log_offset)
+            whole = file.read(_LOG_BYTES)
+        whole = whole[: whole.rfind(b"\n") + 1]
+        self._log_offset += len(whole)
+        return without_noise(whole.decode("utf-8", errors="replace").splitlines())
+
+    def _obey(self, plan: Plan) -> None:
+        before, self._plan = self._plan, plan
+        if plan.over is not None:
+            self._send(left="the run is over")
+            self._end(LAUNCHER_GONE if plan.over == 1 else plan.over, "")
+        if plan.stop and not before.stop:
+            signal_all([os.getpid()], signal.SIGTERM)  # torchrun's agent passes it on, waits, and ends
+        if plan.snapshots > before.snapshots:
+            signal_all(children(os.getpid()), signal.SIGUSR1)
+        if self._waits and plan.round > self._round and self._node in plan.nodes:
+            self._begin(plan.round)
+
+    def _begin(self, number: int) -> None:
+        session = self._node_session.of_round(number)
+        session.begin(self._node_session.document())
+        self._session, self._events, self._told = session, EventTail(session.events), set()
+        self._round, self._waits = number, False
+        self._begun.set()
+
+    def _end(self, code: int, why: str) -> None:
+        """End this process and its ranks, whatever its main thread is waiting for."""
+        if why:
+            print(f"{why}: the ranks here are ended", flush=True)
+        signal_all(children(os.getpid()))
+        sys.stdout.flush()
+        os._exit(code)

@@ -1,0 +1,150 @@
+"""Which nodes train together: rounds that end when a node goes, when its ranks end, or when more can train.
+
+Nothing here talks to anything: the server tells what it has heard, and asks what follows.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from midstride.engine.config.world import WorldOptions
+
+__all__ = ["Node", "Rounds"]
+
+#: before the first round: between one node's coming and the next
+_GATHER_S = 5.0
+
+
+@dataclass
+class Node:
+    """A machine that has come, as far as it was heard of.
+
+    Args:
+        number: from 1, in the order of coming.
+        host: its name.
+        cores: it has.
+        seen_at: when it last said something.
+        is_ready: it waits for a round; a member of one that is ready has ended its ranks.
+        left: why it has gone; "" while it has not.
+    """
+
+    number: int
+    host: str
+    cores: int
+    seen_at: float
+    is_ready: bool = False
+    left: str = ""
+
+    def hear(self, now: float, *, asks: bool, left: str) -> None:
+        """Take note that it has said something: that it waits for a round, or leaves."""
+        self.seen_at, self.left = now, self.left or left
+        self.is_ready = self.is_ready or asks
+
+    def begin(self) -> None:
+        """Take note that it trains."""
+        self.is_ready = False
+
+
+class Rounds:
+    """The nodes, and which of them train.
+
+    Args:
+        options: how many there may be, and how long is waited for them.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, options: "WorldOptions", clock: Callable[[], float] = time.monotonic) -> None:
+        self._options, self._clock = options, clock
+        self.machines = options.machines
+        self._arrived = clock()
+        self._training_since: float | None = None
+        self._before: list[Node] = []
+        self.nodes: dict[int, Node] = {}
+        self.number = 0
+        self.members: list[Node] = []
+
+    def add(self, number: int, host: str, cores: int) -> None:
+        """Take note that a node has come."""
+        self._arrived = self._clock()
+        self.nodes[number] = Node(number, host, cores, self._arrived)
+
+    def hear(self, node: Node, *, asks: bool = False, left: str = "") -> None:
+        """Take note that `node` has said something."""
+        node.hear(self._clock(), asks=asks, left=left)
+
+    def ranks(self, node: Node) -> range:
+        """Return the ranks of a node that trains."""
+        first = self.members.index(node) * self.machines.processes
+        return range(first, first + self.machines.processes)
+
+    def is_silent(self, node: Node) -> bool:
+        """Whether nothing was heard of `node` for too long."""
+        return self._clock() - node.seen_at > self._options.node_timeout_s
+
+    def present(self) -> list[Node]:
+        """Return the nodes that are there."""
+        return [node for node in self.nodes.values() if not node.left and not self.is_silent(node)]
+
+    def end(self) -> tuple[str, str] | None:
+        """Return how the round must end, "stop" or "kill", and why, "" where its ranks know; None if it goes on."""
+        for node in self.members:
+            if node.left:
+                return "stop", f"{self.words(node)} leaves: {node.left}"
+            if self.is_silent(node):
+                return "kill", f"{self.words(node)} was silent for {self._options.node_timeout_s:g} s: it is left out"
+        if any(node.is_ready for node in self.members):
+            return "stop", ""
+        if self._has_trained():
+            waiting = self._waiting()
+            if self.machines.training(len(self.members) + len(waiting)) > len(self.members):
+                return "stop", f"{_list([node.host for node in waiting])} can train as well"
+        return None
+
+    def train(self) -> None:
+        """Take note that the round has taken a step: from here on there is something to keep."""
+        if self._training_since is None:
+            self._training_since = self._clock()
+
+    def _has_trained(self) -> bool:
+        """Whether the round has trained for so long that it may be ended for a larger one."""
+        grow_s, since = self._options.grow_after_s, self._training_since
+        return grow_s is not None and since is not None and self._clock() - since >= grow_s
+
+    def words(self, node: Node) -> str:
+        """Name a node that trains."""
+        ranks = self.ranks(node)
+        said = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+        return f"node {node.host} ({said})"
+
+    def have_left(self) -> bool:
+        """Whether no rank of the round can be at work any more, as far as is known."""
+        return all(node.is_ready or node.left or self.is_silent(node) for node in self.members)
+
+    def close(self) -> None:
+        """Take note that the round is over."""
+        self._before, self.members = self.members, []
+
+    def begin(self) -> bool:
+        """Begin the next round if there are nodes enough; return whether it has begun."""
+        ready = sorted(self._waiting(), key=self._order)
+        count = self.machines.training(len(ready))
+        gathers = self.number == 0 and self._clock() - self._arrived < _GATHER_S and len(ready) < self.machines.most
+        if count == 0 or gathers:
+            return False
+        self.number, self.members, self._training_since = self.number + 1, ready[:count], None
+        for node in self.members:
+            node.begin()
+        return True
+
+    def _waiting(self) -> list[Node]:
+        return [node for node in self.present() if node.is_ready and node not in self.members]
+
+    def _order(self, node: Node) -> tuple[int, int]:
+        """Those that trained keep their order: the fewer ranks change, the fewer read their state elsewhere."""
+        return (self._before.index(node) if node in self._before else len(self._before), node.number)
+
+
+def _list(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

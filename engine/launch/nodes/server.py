@@ -1,0 +1,251 @@
+"""The launcher's side of a world on several machines: `python -m midstride.engine.launch.nodes.server SESSION GRACE_S`.
+
+It holds the store in which the nodes and their ranks meet, so that any node may be lost, says who trains in which
+round, and writes what the ranks report into the session, where the launcher reads it as that of ranks on this machine.
+"""
+
+import errno
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from midstride.engine.errors import EngineError, JobError, StopRequested, WorldError
+from midstride.engine.launch.nodes.node_store import NodeStore, Plan
+from midstride.engine.launch.nodes.rounds import Node, Rounds
+from midstride.engine.launch.rank import print_whole_lines
+from midstride.engine.processes.lifetime import parent_of, tie_to_parent
+from midstride.engine.runs.cause import cause_of
+from midstride.engine.runs.run import Run
+from midstride.engine.session.attempts import Attempt, Verdict, retry_verdict
+from midstride.engine.session.events import Event, EventLog
+from midstride.engine.session.heartbeat import HeartbeatReading, Phase
+from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.session.session import Session
+from midstride.engine.strategies.rendezvous import serve_store
+
+__all__ = ["NodeServer", "main"]
+
+_POLL_S = 0.05
+#: for the nodes to hear that it is over
+_GOODBYE_S = 2.0
+#: rounds in a row without a newer snapshot that are followed by another
+_RETRIES = 3
+
+
+class NodeServer:
+    """Says who trains, and keeps what is heard.
+
+    Args:
+        session: that the launcher reads.
+        run: what is trained.
+        store: in which the nodes are met.
+        grace_s: seconds that ranks have to take a snapshot and leave.
+    """
+
+    def __init__(self, session: Session, run: Run, store: NodeStore, grace_s: float) -> None:
+        self._session, self._run, self._store, self._grace_s = session, run, store, grace_s
+        self._events = EventLog(session.events)
+        self._rounds = Rounds(run.job.world)
+        self._plan = Plan()
+        self._ended: list[Attempt] = []  # what came of each round
+        self._round = Attempt(0)
+        self._why = ""
+        self._stop_by: float | None = None
+        self._snapshots = 0
+        self._launcher = parent_of(os.getppid())  # above the supervisor, which asks for a stop when it is killed
+
+    def run(self) -> int:
+        """Return the exit code, once no round will follow."""
+        self._store.set("job", {**self._session.document(), "grace_s": self._grace_s, "record": _record(self._run)})
+        self._store.publish(self._plan)
+        self._say_where()
+        while self._plan.over is None:
+            self._receive()
+            self._advance()
+            time.sleep(_POLL_S)
+        until = time.monotonic() + _GOODBYE_S
+        while self._rounds.present() and time.monotonic() < until:
+            self._receive()
+            time.sleep(_POLL_S)
+        return self._plan.over
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Have all ranks take a snapshot and leave; a handler of signals."""
+        self._stop_by = self._stop_by or time.monotonic() + self._grace_s
+
+    def snapshot(self, number: int, frame: FrameType | None) -> None:
+        """Have the ranks take a snapshot; a handler of signals."""
+        self._snapshots += 1
+
+    def _say_where(self) -> None:
+        machines, port = self._rounds.machines, self._store.port
+        host = str(self._run.job.world.rendezvous).rpartition(":")[0]
+        wanted = f"{machines.least}" if machines.least == machines.most else f"{machines.least} to {machines.most}"
+        print(f"waiting for nodes, {wanted} of them: run midstride join {host}:{port} on each", flush=True)
+
+    # What is heard ------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        for number in range(len(self._rounds.nodes) + 1, self._store.arrived() + 1):
+            if (hello := self._store.hello(number)) is None:
+                break
+            self._rounds.add(number, hello["host"], hello["cores"])
+        for node in self._rounds.nodes.values():
+            for message in self._store.receive(node.number):
+                self._take(node, message)
+
+    def _take(self, node: Node, message: dict[str, Any]) -> None:
+        for line in message.get("lines", ()):
+            print(f"{node.host}: {line}", flush=True)
+        if node in self._rounds.members and message.get("round") == self._rounds.number:
+            self._take_from_ranks(message)
+        if refused := message.get("refused"):
+            self._refuse(refused)
+        self._rounds.hear(node, asks=message.get("asks", False), left=message.get("left", ""))
+
+    def _take_from_ranks(self, message: dict[str, Any]) -> None:
+        for rank, reading in message["heartbeats"].items():
+            heartbeat = HeartbeatReading(**{**reading, "phase": Phase(reading["phase"])})
+            heartbeat.write(self._session.heartbeat(int(rank)))
+        for kind, at, fields in message["events"]:
+            self._note(Event(kind, at, fields))
+        for outcome in message["outcomes"]:
+            self._session.write_outcome(Outcome.from_json(outcome))
+
+    def _note(self, event: Event) -> None:
+        self._events.copy(event)
+        self._round = self._round.after(event)
+        if event.kind == "step":
+            self._rounds.train()
+
+    def _refuse(self, why: str) -> None:
+        """Leave out a node that cannot take part; before the first round, that is a fault of the job."""
+        print(why, flush=True)
+        if self._rounds.number == 0:
+            self._finish(Outcome.of(JobError(why)))
+
+    # What follows -------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        if self._plan.over is not None:
+            return
+        if self._snapshots != self._plan.snapshots:
+            self._tell(snapshots=self._snapshots)
+        if self._stop_by is not None and not self._plan.stop:
+            self._why = "asked to stop"
+            self._tell(stop=True, end="stop")
+        if self._rounds.members:
+            self._watch()
+        elif self._plan.stop:
+            self._finish(Outcome.of(StopRequested("asked to stop while no node trained")))
+        elif self._rounds.begin():
+            self._begin()
+
+    def _watch(self) -> None:
+        if (end := self._rounds.end()) is not None and self._plan.end != "kill":
+            how, why = end
+            self._why = self._why or why
+            if how != self._plan.end:
+                self._tell(end=how)
+        if self._plan.end and self._rounds.have_left():
+            self._close()
+
+    def _begin(self) -> None:
+        members, number = self._rounds.members, self._rounds.number
+        ranks = sum(len(self._rounds.ranks(node)) for node in members)
+        why = self._why or ("" if number == 1 else "there are nodes enough again")
+        self._session.begin_round(ranks)
+        self._round, self._why = Attempt(number, started=time.time()), ""
+        hosts = [node.host for node in members]
+        self._note(Event("round", time.time(), {"number": number, "nodes": hosts, "ranks": ranks, "why": why}))
+        print(
+            f"round {number}: {', '.join(hosts)}, {ranks} rank{'s' * (ranks > 1)}{f' ({why})' if why else ''}",
+            flush=True,
+        )
+        threads = max(1, min(node.cores for node in members) // self._rounds.machines.processes)
+        self._tell(round=number, nodes=tuple(node.number for node in members), threads=threads, end="")
+
+    def _close(self) -> None:
+        """Judge the round that has ended: is there to be another?"""
+        rounds = self._rounds
+        for node in rounds.members:
+            if not node.is_ready and not node.left:
+                self._lose(node)
+        ranks = rounds.ranks(rounds.members[-1]).stop
+        outcome = decide(self._session.outcomes(), 1, ranks)
+        self._ended.append(
+            replace(self._round, outcome=outcome.kind, type=outcome.type, error=outcome.error, step=outcome.step)
+        )
+        self._why = self._why or cause_of(outcome.error) or outcome.kind
+        any_done = any(said.kind == "done" for said in self._session.outcomes())
+        rounds.close()
+        verdict = Verdict(False, "asked to stop") if self._plan.stop else retry_verdict(self._ended, _RETRIES)
+        if verdict.retry and not any_done:
+            print(f"round {rounds.number} has ended: {self._why}", flush=True)
+        else:
+            self._finish(outcome)
+
+    def _lose(self, node: Node) -> None:
+        """Write down how the ranks of a silent node ended, as they cannot."""
+        error = WorldError(f"{self._rounds.words(node)} was silent for {self._run.job.world.node_timeout_s:g} s")
+        for rank in self._rounds.ranks(node):
+            self._session.write_outcome(Outcome.of(error, rank=rank))
+
+    def _finish(self, outcome: Outcome) -> None:
+        if not self._session.outcomes():
+            self._session.begin_round(1)
+            self._session.write_outcome(outcome)
+        gone = parent_of(os.getppid()) != self._launcher
+        self._tell(over=WorldError.exit_code if gone else outcome.code)  # there will be another: the nodes wait for it
+
+    def _tell(self, **changes: Any) -> None:
+        self._plan = replace(self._plan, **changes)
+        self._store.publish(self._plan)
+
+
+def _record(run: Run) -> str:
+    """Return what only a node that reaches the run's store can read: when the newest attempt began."""
+    return repr(max(attempt.started for attempt in run.attempts.attempts()))
+
+
+def _serve(rendezvous: str, patience_s: float) -> NodeStore:
+    """Return the store, served; where something listens already, once that has ended."""
+    host, _, port = rendezvous.rpartition(":")
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return NodeStore(serve_store(int(port), host))
+        except OSError as error:
+            why = f"world.rendezvous: nothing can be served at {rendezvous}: {error.strerror or error}"
+            if error.errno != errno.EADDRINUSE:
+                raise JobError(f"{why}: say a name or an address of this machine, by which nodes reach it") from error
+            if time.monotonic() > until:
+                raise WorldError(f"{why}: choose another port, or end what listens there") from error
+            time.sleep(_POLL_S)
+
+
+def main() -> None:
+    """Hold the world that the command line names together."""
+    tie_to_parent()
+    print_whole_lines()
+    session, grace_s = Session(sys.argv[1]), float(sys.argv[2])
+    run = Run.from_document(session.document())
+    try:
+        patience_s = grace_s + _GOODBYE_S  # for an earlier attempt on its way out
+        server = NodeServer(session, run, _serve(str(run.job.world.rendezvous), patience_s), grace_s)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, server.stop)
+        signal.signal(signal.SIGUSR1, server.snapshot)
+        sys.exit(server.run())
+    except EngineError as error:
+        session.begin_round(1)
+        session.write_outcome(Outcome.of(error))
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

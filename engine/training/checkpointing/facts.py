@@ -1,0 +1,49 @@
+"""What manifests say of a fit: what makes its run this run, and what stands beside its weights."""
+
+from typing import Any, get_args
+
+from midstride.engine.config.options import IdentityOption
+from midstride.engine.training.checkpointing.identity import FREE_ARGUMENTS, environment_of, identity_of, is_json
+from midstride.engine.training.context import FitContext
+
+__all__ = ["run_facts", "weights_facts"]
+
+
+def run_facts(context: FitContext) -> dict[str, Any]:
+    """Return what makes this run this run, and what may change its last bits; every rank calls this."""
+    given = dict(context.settings.identity)
+    arguments = given.pop("data_args", {})
+    options, order = context.options, context.collective.broadcast(context.loaders.training.order_identity())
+    if (batch_size := order.pop("global_batch_size", None)) is not None:
+        order["global_batch_size"] = batch_size * options.accumulate_grad_batches
+    identity = {
+        "module": _module_path(context),
+        "module_args": context.module.hparams,
+        "data": type(context.source).__qualname__,
+        **given,
+        "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
+        "seed": context.settings.seed,
+        **order,
+        **{name: getattr(options, name) for name in get_args(IdentityOption)},
+        "precision": options.precision,
+        "strategy": context.strategy.identity,
+    }
+    return {"identity": identity_of(identity), "bits": environment_of([type(context.module)], context.device)}
+
+
+def weights_facts(context: FitContext) -> dict[str, Any]:
+    """Return what is noted beside weights; snapshots repeat it, so that the weights can be made anew from them."""
+    module, progress = context.module, context.progress
+    return {
+        "step": progress.step,
+        "epoch": progress.epoch,
+        "module": _module_path(context),
+        "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
+        "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
+        "metrics": {name: float(value) for name, value in context.metric_logger.values.items()},
+    }
+
+
+def _module_path(context: FitContext) -> str:
+    kind = type(context.module)
+    return f"{kind.__module__}:{kind.__qualname__}"

@@ -1,0 +1,119 @@
+"""Counts that user code keeps beside objects: in functions, on classes, in enumerations and context variables."""
+
+import contextvars
+import enum
+import weakref
+from typing import Any
+
+import torch
+from laws.objects.small import Small
+from torch import Tensor
+
+
+def remember(value: float, seen: list[float] = []) -> int:  # noqa: B006 - as users write it
+    seen.append(value)
+    return len(seen)
+
+
+class InDefault(Small):
+    def factor(self, batch: Tensor) -> Any:
+        return remember(float(batch.sum()))
+
+
+class InOwnDefault(Small):
+    """In a default of one of its methods."""
+
+    def factor(self, batch: Tensor, seen: dict[str, int] = {"calls": 0}) -> Any:  # noqa: B006
+        seen["calls"] += 1
+        return seen["calls"]
+
+
+def tick() -> int:
+    tick.calls += 1  # type: ignore[attr-defined]
+    return int(tick.calls)  # type: ignore[attr-defined]
+
+
+tick.calls = 0  # type: ignore[attr-defined]
+
+
+class OnFunction(Small):
+    def factor(self, batch: Tensor) -> Any:
+        return tick()
+
+
+class PerOwner:
+    """A descriptor that keeps a value for each object that asks."""
+
+    def __init__(self) -> None:
+        self.values: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self.values.get(owner, 0.0)
+
+    def __set__(self, owner: Any, value: float) -> None:
+        self.values[owner] = value
+
+
+class InDescriptor(Small):
+    gain = PerOwner()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.gain = self.gain + 1
+        return self.gain
+
+
+class Phase(enum.Enum):
+    WARM = 1
+
+    def __init__(self, number: int) -> None:
+        self.seen = 0
+
+
+class InEnum(Small):
+    def factor(self, batch: Tensor) -> Any:
+        Phase.WARM.seen += 1
+        return Phase.WARM.seen
+
+
+class Shared:
+    """One object for all who make it."""
+
+    _made: Any = None
+    calls = 0
+
+    def __new__(cls) -> "Shared":
+        cls._made = cls._made or super().__new__(cls)
+        return cls._made  # type: ignore[no-any-return]
+
+
+class InSingleton(Small):
+    def factor(self, batch: Tensor) -> Any:
+        Shared().calls += 1
+        return Shared().calls
+
+
+DEPTH = contextvars.ContextVar("DEPTH", default=0)
+
+
+class InContext(Small):
+    def factor(self, batch: Tensor) -> Any:
+        DEPTH.set(DEPTH.get() + 1)
+        return DEPTH.get()
+
+
+class Louder(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        Louder.calls += 1
+        return x * Louder.calls
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class OnAutogradFunction(Small):
+    def factor(self, batch: Tensor) -> Any:
+        return 1 + Louder.apply(batch).mean()  # type: ignore[no-untyped-call]

@@ -1,0 +1,76 @@
+"""Which numbers of machines will do, and what is said of those that will not."""
+
+import pytest
+from pydantic import ValidationError
+
+from midstride.engine.config.nodes import Nodes
+from midstride.engine.config.world import WorldOptions
+from midstride.engine.config.yaml_file import parse_yaml
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "lanes", "usable"),
+    [
+        ("1", 3, None, [1]),
+        ("4", 3, None, [4]),
+        ("1:4", 2, 8, [1, 2, 4]),
+        ("2:3", 1, 4, [2]),
+        ("1:8", 1, 4, [1, 2, 4]),
+        ("3", 1, 4, []),
+        ("1:4", 1, None, []),
+    ],
+)
+def test_which_numbers_of_nodes_will_do(text: str, processes: int, lanes: int | None, usable: list[int]) -> None:
+    nodes = Nodes.parse(text, processes=processes, lanes=lanes)
+    assert nodes.usable == usable
+    assert bool(nodes.errors) == (not usable)
+    for ready, line in enumerate(nodes.sentences(), nodes.least):
+        assert line.endswith("will do") == (ready in usable)
+
+
+def test_it_is_said_of_each_number_whether_it_will_do() -> None:
+    assert Nodes.parse("1:4", processes=2, lanes=8).sentences() == [
+        "1 node (2 ranks) will do",
+        "2 nodes (4 ranks) will do",
+        "3 nodes (6 ranks) cannot share 8 lanes: 2 nodes of them train, the rest wait",
+        "4 nodes (8 ranks) will do",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("world", "fault"),
+    [
+        (
+            "{strategy: ddp, nodes: '2'}",
+            "nodes that join need an address: say rendezvous: HOST:PORT, by which they reach this machine, such "
+            "as rendezvous: head:29400",
+        ),
+        (
+            "{strategy: ddp, nodes: '1:3', processes: 2, rendezvous: 'head:1'}",
+            "nodes 1:3 without lanes: how many samples a step has would follow from how many machines there "
+            'are: say lanes, such as lanes: 8, or one number: nodes: "3"',
+        ),
+        (
+            "{strategy: ddp, nodes: '3:3', lanes: 8, rendezvous: 'head:1'}",
+            "nodes 3:3 of 1 processes: no number of them can share 8 lanes: ranks that can are 1, 2, 4, 8",
+        ),
+        (
+            "{strategy: horovod, nodes: '2', rendezvous: 'head:1'}",
+            "nodes that join with strategy horovod: horovodrun starts it: say ddp",
+        ),
+        (
+            "{strategy: ddp, nodes: '2', launcher: torchrun}",
+            "nodes 2 with launcher torchrun, which starts one machine: leave it out",
+        ),
+        (
+            "{strategy: ddp, rendezvous: 'head:1'}",
+            'rendezvous head:1 is for nodes that join: say nodes: "2", or leave it out',
+        ),
+    ],
+)
+def test_a_fault_says_the_way_out(world: str, fault: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        WorldOptions.model_validate(parse_yaml(world))
+    assert [error["msg"] for error in refused.value.errors()] == [f"Value error, {fault}"]

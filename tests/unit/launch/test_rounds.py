@@ -1,0 +1,148 @@
+"""Rounds: which nodes train together, told by a clock that is moved by hand."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from midstride.engine.config.world import WorldOptions
+from midstride.engine.launch.nodes.rounds import Node, Rounds
+
+pytestmark = pytest.mark.fast
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def rounds_of(clock: Clock, **chosen: Any) -> Rounds:
+    world = {"nodes": "1:4", "strategy": "ddp", "lanes": 8, "processes": 2, "rendezvous": "head:1", **chosen}
+    return Rounds(WorldOptions.model_validate(world), clock)
+
+
+def come(rounds: Rounds, *hosts: str) -> list[Node]:
+    for host in hosts:
+        rounds.add(len(rounds.nodes) + 1, host, 8)
+    nodes = [*rounds.nodes.values()][-len(hosts) :]
+    for node in nodes:
+        rounds.hear(node, asks=True)
+    return nodes
+
+
+def pass_s(rounds: Rounds, clock: Clock, seconds: float, *heard: Node) -> None:
+    """Let time pass in which something is heard of some nodes."""
+    clock.pass_s(seconds)
+    for node in heard:
+        rounds.hear(node)
+
+
+def hosts(rounds: Rounds) -> list[str]:
+    return [node.host for node in rounds.members]
+
+
+def test_the_first_round_gives_others_a_moment_to_come(clock: Clock) -> None:
+    rounds = rounds_of(clock)
+    assert not rounds.begin()
+    [one] = come(rounds, "a")
+    assert not rounds.begin()
+    pass_s(rounds, clock, 4.0, one)
+    [two] = come(rounds, "b")
+    pass_s(rounds, clock, 4.0, one, two)
+    assert not rounds.begin()
+    pass_s(rounds, clock, 2.0, one, two)
+    assert rounds.begin()
+    assert hosts(rounds) == ["a", "b"]
+    assert [rounds.words(node) for node in rounds.members] == ["node a (ranks 0 to 1)", "node b (ranks 2 to 3)"]
+
+
+def test_as_many_as_there_may_be_begin_at_once(clock: Clock) -> None:
+    rounds = rounds_of(clock)
+    come(rounds, *"abcd")
+    assert rounds.begin()
+    assert hosts(rounds) == [*"abcd"]
+
+
+def test_a_number_that_cannot_share_the_lanes_leaves_one_waiting(clock: Clock) -> None:
+    rounds = rounds_of(clock, nodes="1:3", grow_after_s=0)
+    come(rounds, *"abc")
+    assert rounds.begin()
+    assert hosts(rounds) == ["a", "b"]
+    rounds.train()
+    assert rounds.end() is None  # three can do no more than two
+
+
+def test_a_silent_node_is_left_out_and_one_that_waits_takes_its_part(clock: Clock) -> None:
+    rounds = rounds_of(clock, nodes="1:2", node_timeout_s=5)
+    one, two, spare = come(rounds, *"abc")
+    assert rounds.begin()
+    pass_s(rounds, clock, 5.0, two, spare)
+    assert rounds.end() is None
+    pass_s(rounds, clock, 0.1, two, spare)
+    assert rounds.end() == ("kill", "node a (ranks 0 to 1) was silent for 5 s: it is left out")
+    assert not rounds.have_left()
+    rounds.hear(two, asks=True)
+    assert rounds.have_left()
+    rounds.close()
+    assert rounds.begin()
+    assert hosts(rounds) == ["b", "c"]
+    rounds.hear(one, asks=True)  # its cable is back: it waits, as there are two
+    rounds.train()
+    assert rounds.end() is None
+    rounds.hear(spare, left="asked to stop")
+    assert rounds.end() == ("stop", "node c (ranks 2 to 3) leaves: asked to stop")
+
+
+def test_ranks_that_have_ended_say_why_themselves(clock: Clock) -> None:
+    rounds = rounds_of(clock, nodes="2", lanes=None)
+    one, two = come(rounds, *"ab")
+    assert rounds.begin()
+    rounds.hear(two, asks=True)
+    assert rounds.end() == ("stop", "")
+    rounds.hear(one, asks=True)
+    rounds.close()
+    assert rounds.begin()
+    assert hosts(rounds) == ["a", "b"]
+    assert rounds.end() is None
+    rounds.hear(one, left="asked to stop")
+    rounds.hear(two, asks=True)
+    rounds.close()
+    assert not rounds.begin()  # it needs two
+
+
+def test_a_round_grows_when_it_has_trained_for_a_while(clock: Clock) -> None:
+    rounds = rounds_of(clock, nodes="1:2", grow_after_s=60)
+    [one] = come(rounds, "a")
+    pass_s(rounds, clock, 5.0, one)
+    assert rounds.begin()
+    [two] = come(rounds, "b")
+    pass_s(rounds, clock, 100.0, one, two)
+    assert rounds.end() is None  # it has not trained: there would be nothing to keep
+    rounds.train()
+    pass_s(rounds, clock, 59.0, one, two)
+    rounds.train()
+    assert rounds.end() is None
+    pass_s(rounds, clock, 1.0, one, two)
+    assert rounds.end() == ("stop", "b can train as well")
+
+
+def test_a_round_never_grows_where_the_job_says_so(clock: Clock) -> None:
+    rounds = rounds_of(clock, nodes="1:2", grow_after_s=None)
+    [one] = come(rounds, "a")
+    pass_s(rounds, clock, 5.0, one)
+    assert rounds.begin()
+    rounds.train()
+    [two] = come(rounds, "b")
+    pass_s(rounds, clock, 1e6, one, two)
+    assert rounds.end() is None

@@ -1,0 +1,90 @@
+"""From a logger's name to the logger, and what of it is refused; and the rows that it is given."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.config.loggers import LoggerOptions
+from midstride.engine.errors import EngineError
+from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.loggers.build import build_logger, logger_errors
+
+OF_ONES_OWN = """
+from midstride.engine import Logger
+
+class Mine(Logger):
+    def __init__(self, size: int = 1) -> None:
+        if size < 0:
+            raise ValueError("a size below 0")
+        self.size = size
+
+    def open(self, run, rows):
+        return 0
+
+    def log_rows(self, rows):
+        pass
+
+def none() -> int:
+    return 7
+"""
+
+
+class InMemory(Logger):
+    """Keeps rows; does nothing at the end."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def open(self, run: LoggedRun, rows: CommittedRows) -> int:
+        return self.rows[-1].step if self.rows else 0
+
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_logger_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OF_ONES_OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_logger_of_ones_own_is_built_with_its_arguments(own: str) -> None:
+    logger = build_logger(LoggerOptions(path=f"{own}:Mine", args={"size": 3}))
+    assert type(logger) is sys.modules[own].Mine
+    assert logger.size == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("Mine", {"sise": 3}, "loggers.0.args.sise: {own}:Mine takes no 'sise', did you mean 'size'?; it takes size"),
+        ("Mine", {"size": -1}, "a size below 0"),
+        ("none", {}, "loggers.0: {own}:none gives a int; a Logger is needed"),
+        ("Nine", {}, "Nine"),
+    ],
+)
+def test_what_gives_no_logger_is_refused(own: str, name: str, args: dict[str, int], message: str) -> None:
+    options = LoggerOptions(path=f"{own}:{name}", args=args)
+    (found,) = [line for line in logger_errors([options]) if message.format(own=own) in line]
+    with pytest.raises(EngineError) as caught:
+        build_logger(options, "loggers.0")
+    assert found in str(caught.value)
+
+
+def test_rows_come_in_the_order_of_segments_as_often_as_they_are_read() -> None:
+    rows = CommittedRows(["epoch,step,loss,lr\n0,1,0.5,\n0,2,,0.1\n", "epoch,step,val\n1,3,2\n"])
+    wanted = [Row(0, 1, {"loss": 0.5}), Row(0, 2, {"lr": 0.1}), Row(1, 3, {"val": 2.0})]
+    assert list(rows) == list(rows) == wanted
+    assert (rows.last_step, CommittedRows([]).last_step) == (3, 0)
+
+
+def test_a_logger_need_not_care_for_the_end() -> None:
+    logger = InMemory()
+    logger.log_rows([Row(0, 1, {})])
+    logger.finish(None)
+    logger.close()
+    assert logger.open(LoggedRun("a", "b", "c", {}), CommittedRows([])) == 1

@@ -1,0 +1,103 @@
+"""What the built-in callbacks make of the values that they are given, and how several are told apart."""
+
+import math
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from midstride.engine import BestCheckpoint, Callback, EarlyStopping, Trainer, TrainingModule
+from midstride.engine.errors import UserError
+from midstride.engine.modules.callbacks import Callbacks
+
+NAN = math.nan
+
+
+class Logs(TrainingModule):
+    """Takes one step an epoch, and finds the next of some values in the validation after it."""
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.layer, self.values = nn.Linear(1, 1), values
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch.float().unsqueeze(1)).mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("value", self.values[self.current_epoch])
+
+    def configure_optimizers(self) -> Any:
+        from torch.optim import SGD
+
+        return SGD(self.parameters(), lr=0.1)
+
+
+def fit(values: list[float], *callbacks: Callback) -> Trainer:
+    trainer = Trainer(max_epochs=len(values), callbacks=list(callbacks))
+    trainer.fit(Logs(values), DataLoader([1, 2], batch_size=2), DataLoader([3]))
+    return trainer
+
+
+#: callback, the value of each validation, steps after which the fit ends, the best value
+STOPS: dict[str, tuple[EarlyStopping, list[float], int, float]] = {
+    "it gets better": (EarlyStopping("value", patience=1), [3, 2, 1], 3, 1),
+    "it stays": (EarlyStopping("value", patience=2), [3, 2, 2, 2, 1], 4, 2),
+    "larger is better": (EarlyStopping("value", patience=1, mode="max"), [1, 2, 1, 3], 3, 2),
+    "too small a change": (EarlyStopping("value", patience=1, min_delta=0.5), [3.0, 2.75, 1], 2, 3),
+    "exactly the change": (EarlyStopping("value", patience=1, min_delta=0.5), [3.0, 2.5, 1], 2, 3),
+    "not a number": (EarlyStopping("value", patience=2), [NAN, NAN, 1], 2, math.inf),
+    "patience begins anew": (EarlyStopping("value", patience=2), [3, 4, 2, 4, 4, 1], 5, 2),
+}
+
+
+@pytest.mark.parametrize("case", STOPS)
+def test_training_stops_where_nothing_gets_better(case: str) -> None:
+    stopping, values, steps, best = STOPS[case]
+    assert fit(values, stopping).progress.step == steps
+    assert stopping.best == best
+
+
+#: mode, the value of each validation, the step of the best
+BESTS: dict[str, tuple[str, list[float], int]] = {
+    "in the middle": ("min", [3, 1, 2], 2),
+    "the first of equals": ("min", [1, 1, 1], 1),
+    "larger is better": ("max", [1, 3, 3], 2),
+    "after what is no number": ("min", [NAN, 5, NAN], 2),
+    "none at all": ("max", [NAN, NAN], -1),
+}
+
+
+@pytest.mark.parametrize("case", BESTS)
+def test_the_best_weights_are_those_of_the_best_validation(case: str) -> None:
+    mode, values, step = BESTS[case]
+    best = BestCheckpoint("value", mode)
+    fit(values, best)
+    assert best.best_step == step
+
+
+@pytest.mark.parametrize("kind", [BestCheckpoint, EarlyStopping])
+def test_what_is_not_logged_cannot_be_monitored(kind: type[Callback]) -> None:
+    with pytest.raises(UserError, match=r"monitors 'val/loss', which was not logged; logged so far: value\. "):
+        fit([1.0], kind("val/loss"))  # type: ignore[call-arg]
+    with pytest.raises(UserError, match="no mode 'low'; there are: min, max"):
+        kind("value", mode="low")  # type: ignore[call-arg]
+
+
+def test_callbacks_of_one_class_have_states_of_their_own() -> None:
+    def three() -> list[Callback]:
+        return [EarlyStopping("a"), BestCheckpoint("a"), EarlyStopping("b")]
+
+    first, again = three(), three()
+    for number, callback in enumerate(first):
+        callback.best = float(number)  # type: ignore[attr-defined]
+    Callbacks(again).load_state_dict(Callbacks(first).state_dict())
+    assert list(Callbacks(first).by_name) == ["EarlyStopping", "BestCheckpoint", "EarlyStopping#1"]
+    assert [callback.best for callback in again] == [0.0, 1.0, 2.0]  # type: ignore[attr-defined]
+
+
+def test_a_callback_that_is_new_starts_afresh_and_one_that_is_gone_is_forgotten() -> None:
+    saved = Callbacks([EarlyStopping("a")]).state_dict()
+    running = Callbacks([BestCheckpoint("a")])
+    running.load_state_dict(saved)
+    assert saved == running.state_dict() == {"BestCheckpoint": {"best": math.inf, "best_step": -1}}

@@ -1,0 +1,98 @@
+"""Hooks: who is called, in which order, with what; and methods that never would be."""
+
+import pytest
+from torch import nn
+
+from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine.errors import UserCodeError
+from midstride.engine.modules.hooks import Hooks, bind_step_end, own_hook, unknown_hooks
+
+CALLS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    CALLS.clear()
+
+
+class First(Callback):
+    def on_train_start(self, trainer: object, module: nn.Module) -> None:
+        CALLS.append(f"first {type(trainer).__name__} {type(module).__name__}")
+
+
+class Second(First):
+    def on_train_end(self, trainer: object, module: nn.Module) -> None:
+        raise KeyError("a bug")
+
+
+class Module(TrainingModule):
+    def on_train_start(self) -> None:
+        CALLS.append("module")
+
+
+def hooks() -> Hooks:
+    return Hooks(Trainer(), Module(), [Second(), First()])
+
+
+@pytest.mark.parametrize(
+    ("of", "called"),
+    [
+        ("all", ["first Trainer Module", "first Trainer Module", "module"]),
+        ("callbacks", ["first Trainer Module"] * 2),
+        ("module", ["module"]),
+    ],
+)
+def test_callbacks_go_first_in_their_order_and_the_module_last(of: str, called: list[str]) -> None:
+    hooks().call("on_train_start", of=of)  # type: ignore[arg-type]
+    assert called == CALLS
+
+
+def test_a_hook_that_is_not_written_is_not_called_and_one_that_raises_is_named() -> None:
+    hooks().call("on_fit_start")
+    with pytest.raises(UserCodeError, match=r"Second\.on_train_end"):
+        hooks().call("on_train_end")
+
+
+class Misspelt(TrainingModule):
+    def on_train_epoch_begin(self) -> None: ...
+
+    def helper(self) -> None: ...
+
+
+class Lightnings(Callback):
+    def on_epoch_end(self, trainer: object, module: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "named"),
+    [
+        (Module(), [First()], []),
+        (Misspelt(), [], ["Misspelt.on_train_epoch_begin would never be called: write on_train_epoch_end"]),
+        (Module(), [Lightnings()], ["Lightnings.on_epoch_end would never be called: "]),
+    ],
+)
+def test_methods_that_would_never_be_called_are_named(
+    module: TrainingModule, callbacks: list[Callback], named: list[str]
+) -> None:
+    found = unknown_hooks(module, callbacks)
+    assert [message[: len(start)] for message, start in zip(found, named, strict=True)] == named
+
+
+class Ends(TrainingModule):
+    def training_step_end(self, outputs: object) -> object:
+        return "outputs", outputs
+
+    def validation_step_end(self, outputs: object, batch: object) -> object:
+        return outputs, batch
+
+
+def test_the_end_of_a_step_takes_the_batch_or_not() -> None:
+    assert bind_step_end(Ends(), "training_step")(1, 2) == ("outputs", 1)
+    assert bind_step_end(Ends(), "validation_step")(1, 2) == (1, 2)
+
+
+def test_a_hook_of_ones_own_is_called_by_name() -> None:
+    hook = own_hook(Ends(), "training_step_end")
+    assert hook is not None
+    assert hook(1) == ("outputs", 1)
+    assert own_hook(Ends(), "optimizer_step_of_none") is None
