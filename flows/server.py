@@ -21,6 +21,8 @@ from midstride.engine.processes.loopback import free_port
 __all__ = ["ServerError", "api", "need_server"]
 
 _PORTS_TRIED = 3
+# What Prefect itself runs for an ephemeral server (prefect.server.api.server), only detached from our signals.
+_APPLICATION = "prefect.server.api.server:create_app"
 
 
 class ServerError(EngineError):
@@ -116,8 +118,7 @@ def _drain() -> None:
 
 
 def _start(port: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    # What Prefect itself runs for an ephemeral server (prefect.server.api.server), only detached from our signals.
-    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command = [sys.executable, "-m", "uvicorn", "--factory", _APPLICATION]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
     environment = os.environ | {
         "PREFECT_UI_ENABLED": "0",

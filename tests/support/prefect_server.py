@@ -1,6 +1,7 @@
 """One Prefect server for all processes that run tests side by side: who needs it first starts it."""
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -34,6 +35,8 @@ def _server(folder: Path) -> Iterator[str]:
     with temporary_settings(settings), ExitStack() as running:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL", "0.5")  # tests wait for events
+            patch.setattr(server, "_APPLICATION", "support.prefect_app:create_app")
+            patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
             patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder}/prefect.db")
             address = running.enter_context(server.api(nullcontext))
         yield address
