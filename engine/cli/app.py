@@ -24,6 +24,7 @@ from midstride.engine.cli.snapshots import Url, runs_at, snapshots
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested, StopSignal
 from midstride.engine.runs.run import Run
+from midstride.engine.session.signals import GRACE_S
 from midstride.engine.session.terminal_view import TerminalView
 
 __all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
@@ -129,6 +130,7 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     from midstride.engine.jobs.check import job_errors
     from midstride.engine.jobs.portability import portability_errors
     from midstride.engine.lanes import allowed_sizes
+    from midstride.engine.launch.schedulers.build import build_scheduler
 
     loaded = TrainingJob.load(job, overrides or ())
     if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
@@ -138,8 +140,10 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     if resume and (faults := resume_errors(loaded)):
         raise JobError.of(job, faults)
     print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
-    if loaded.world.nodes != "1":
+    if loaded.world.launched_by == "join":
         print("\n".join(loaded.world.machines.sentences()))
+    if (scheduler := build_scheduler(loaded, "RUN", GRACE_S)) is not None:
+        print(f"it would ask for them by: {scheduler.describe(loaded.world.rendezvous or 'HOST:PORT')}")
     if (lanes := loaded.world.lanes) is not None:
         *some, most = allowed_sizes(lanes)
         print(f"{lanes} lanes: {', '.join(map(str, some))} or {most} processes end with the same bits")

@@ -11,6 +11,7 @@ loggers          the loggers as rows of data, and how a job or a Trainer names t
 nodes            on how many machines a world trains, and which numbers of them will do
 options          the choices a Trainer and a job share, validated in one place, with titles for forms
 plugins          what a job names by import path and gives arguments to: its callbacks
+schedulers       the schedulers as rows of data: what gives a world its machines, and what it takes as `on_args`
 strategies       the strategies as rows of data: where the class is, what starts its ranks, what it takes,
                  what it refuses
 strategy_spec    what a row of the table of strategies says, and what is asked of it

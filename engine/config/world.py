@@ -14,6 +14,7 @@ from midstride.engine.config.launchers import LAUNCHERS
 from midstride.engine.config.lightning_names import LIGHTNING_STRATEGIES, STRATEGY_ALIASES
 from midstride.engine.config.nodes import Nodes
 from midstride.engine.config.options import Count, Options
+from midstride.engine.config.schedulers import SCHEDULERS, on_args_errors
 from midstride.engine.config.strategies import STRATEGIES, conflicts, default_launcher
 from midstride.engine.config.strategy_spec import StrategyRequest, StrategySpec
 
@@ -45,11 +46,18 @@ def _known_launcher(name: str) -> str:
     raise ValueError(f'there is no launcher {name!r}; there are: {known}, and your own as "package.module:Class"')
 
 
+def _known_scheduler(name: str) -> str:
+    if name in ("join", *SCHEDULERS):
+        return name
+    raise ValueError(f"nothing is known here that gives machines and is called {name!r}; there are: {_LIST}")
+
+
 def _text(value: Any) -> Any:
     """`nodes: 1` means the text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+_LIST = ", ".join(("join", *SCHEDULERS))
 #: host:slots of each, by commas
 _HOSTS = r"^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$"
 #: a number, or the least and the most
@@ -63,6 +71,9 @@ TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
 GpuCount = Annotated[int, Field(ge=-1, strict=True)]
 GpuIndices = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)]
 
+SchedulerName = Annotated[
+    str, AfterValidator(_known_scheduler), Field(json_schema_extra={"enum": ["join", *SCHEDULERS]})
+]
 LauncherName = Annotated[str, AfterValidator(_known_launcher), WithJsonSchema(class_schema([*LAUNCHERS]))]
 
 
@@ -103,10 +114,19 @@ class WorldOptions(Options):
         title="Nodes",
         description='How many machines: "4", or with lanes "1:4" for at least one and at most four.',
     )
+    on: SchedulerName = Field(
+        "join",
+        title="Nodes from",
+        description="What starts the nodes: slurm; join if they come by themselves.",
+    )
+    on_args: dict[str, Any] = Field(
+        {}, title="Arguments for them", description="Passed to what starts the nodes, such as partition and time."
+    )
     rendezvous: Annotated[str, Field(pattern=_ADDRESS)] | None = Field(
         None,
         title="Rendezvous",
-        description="HOST:PORT of the machine that launches, where the nodes meet: what `midstride join` is given.",
+        description="HOST:PORT of the machine that launches, where the nodes meet: what `midstride join` is given. "
+        "With on, any free port of this machine's own address if empty.",
     )
     node_timeout_s: Annotated[float, Field(gt=0)] = Field(
         5.0, title="Node time-out", description="Seconds of silence after which a node is left out."
@@ -149,7 +169,8 @@ class WorldOptions(Options):
     @property
     def launched_by(self) -> str:
         """The launcher's name, chosen or following from the nodes and the strategy."""
-        return self.launcher or ("join" if self.nodes != "1" else default_launcher(self.strategy))
+        others = self.nodes != "1" or self.on != "join"
+        return self.launcher or ("join" if others else default_launcher(self.strategy))
 
     @property
     def machines(self) -> Nodes:
@@ -187,7 +208,12 @@ class WorldOptions(Options):
             )
         if joined and spec is not None and spec.launcher != "torchrun":
             faults.append(f"nodes that join with strategy {self.strategy}: {spec.launcher} starts it: say ddp")
-        if joined and self.rendezvous is None:
+        if self.on != "join" and not joined:
+            faults.append(
+                f"on {self.on} with launcher {self.launched_by}, which starts the ranks on this machine: leave it out"
+            )
+        faults += on_args_errors(self.on, self.on_args)
+        if joined and self.on == "join" and self.rendezvous is None:
             faults.append(
                 "nodes that join need an address: say rendezvous: HOST:PORT, by which they reach this machine, such as "
                 "rendezvous: head:29400"

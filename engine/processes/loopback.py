@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from midstride.engine.world import World
 
-__all__ = ["ADDRESS", "free_port", "interface_towards", "interfaces", "is_loopback", "rank_environments"]
+__all__ = ["ADDRESS", "free_port", "interface_towards", "interfaces", "is_loopback", "own_address", "rank_environments"]
 
 ADDRESS = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # asks for an interface's address
@@ -39,6 +39,16 @@ def interface_towards(host: str) -> str | None:
             if found[20:24] == ours:
                 return name
     return None
+
+
+def own_address() -> str:
+    """Return the address by which other machines reach this one: that of its route to the world, else its name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; no machine has this address
+        except OSError:  # there is no such route
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Nodes that join: other machines, on each of which `midstride join` was started."""
+"""Nodes that join: other machines, on each of which `midstride join` is started, by a person or a scheduler."""
 
 import sys
 from typing import ClassVar

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -17,7 +18,10 @@ from midstride.engine.errors import EngineError, JobError, StopRequested, WorldE
 from midstride.engine.launch.nodes.node_store import NodeStore, Plan
 from midstride.engine.launch.nodes.rounds import Node, Rounds
 from midstride.engine.launch.rank import print_whole_lines
+from midstride.engine.launch.schedulers.build import build_scheduler
+from midstride.engine.launch.schedulers.node_jobs import NodeJobs
 from midstride.engine.processes.lifetime import parent_of, tie_to_parent
+from midstride.engine.processes.loopback import own_address
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt, Verdict, retry_verdict
@@ -48,18 +52,26 @@ class NodeServer:
 
     def __init__(self, session: Session, run: Run, store: NodeStore, grace_s: float) -> None:
         self._session, self._run, self._store, self._grace_s = session, run, store, grace_s
+        host = _rendezvous(run).rpartition(":")[0]
+        self.address = f"{host}:{store.port}"
         self._events = EventLog(session.events)
         self._rounds = Rounds(run.job.world)
         self._plan = Plan()
         self._ended: list[Attempt] = []  # what came of each round
         self._round = Attempt(0)
         self._why = ""
+        self._why_none_comes: Callable[[], str] = str
         self._stop_by: float | None = None
         self._snapshots = 0
         self._launcher = parent_of(os.getppid())  # above the supervisor, which asks for a stop when it is killed
 
-    def run(self) -> int:
-        """Return the exit code, once no round will follow."""
+    def run(self, why_none_comes: Callable[[], str] = str) -> int:
+        """Return the exit code, once no round will follow.
+
+        Args:
+            why_none_comes: says why no further node will come; "" while one may.
+        """
+        self._why_none_comes = why_none_comes
         self._store.set("job", {**self._session.document(), "grace_s": self._grace_s, "record": _record(self._run)})
         self._store.publish(self._plan)
         self._say_where()
@@ -82,10 +94,9 @@ class NodeServer:
         self._snapshots += 1
 
     def _say_where(self) -> None:
-        machines, port = self._rounds.machines, self._store.port
-        host = str(self._run.job.world.rendezvous).rpartition(":")[0]
+        machines = self._rounds.machines
         wanted = f"{machines.least}" if machines.least == machines.most else f"{machines.least} to {machines.most}"
-        print(f"waiting for nodes, {wanted} of them: run midstride join {host}:{port} on each", flush=True)
+        print(f"waiting for nodes, {wanted} of them: run midstride join {self.address} on each", flush=True)
 
     # What is heard ------------------------------------------------------------------------------------
 
@@ -144,6 +155,8 @@ class NodeServer:
             self._finish(Outcome.of(StopRequested("asked to stop while no node trained")))
         elif self._rounds.begin():
             self._begin()
+        elif (why := self._why_none_comes()) and not self._rounds.present():
+            self._finish(Outcome.of(WorldError(why)))
 
     def _watch(self) -> None:
         if (end := self._rounds.end()) is not None and self._plan.end != "kill":
@@ -212,6 +225,10 @@ def _record(run: Run) -> str:
     return repr(max(attempt.started for attempt in run.attempts.attempts()))
 
 
+def _rendezvous(run: Run) -> str:
+    return run.job.world.rendezvous or f"{own_address()}:0"
+
+
 def _serve(rendezvous: str, patience_s: float) -> NodeStore:
     """Return the store, served; where something listens already, once that has ended."""
     host, _, port = rendezvous.rpartition(":")
@@ -236,11 +253,12 @@ def main() -> None:
     run = Run.from_document(session.document())
     try:
         patience_s = grace_s + _GOODBYE_S  # for an earlier attempt on its way out
-        server = NodeServer(session, run, _serve(str(run.job.world.rendezvous), patience_s), grace_s)
+        server = NodeServer(session, run, _serve(_rendezvous(run), patience_s), grace_s)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.stop)
         signal.signal(signal.SIGUSR1, server.snapshot)
-        sys.exit(server.run())
+        with NodeJobs(build_scheduler(run.job, run.name, grace_s), server.address) as jobs:
+            sys.exit(server.run(jobs.end_reason))
     except EngineError as error:
         session.begin_round(1)
         session.write_outcome(Outcome.of(error))

@@ -68,6 +68,23 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
             "{strategy: ddp, rendezvous: 'head:1'}",
             'rendezvous head:1 is for nodes that join: say nodes: "2", or leave it out',
         ),
+        (
+            "{strategy: ddp, nodes: '2', on: slurm, on_args: {array: 0-3}}",
+            "on_args: array is what midstride tells sbatch itself: say world.nodes",
+        ),
+        (
+            "{strategy: ddp, nodes: '2', on: slurm, on_args: {gres: [gpu, 2], -p: gpu}}",
+            "on_args: gres should be text, a number or true, not ['gpu', 2]; '-p' is no long option of sbatch, such "
+            "as partition or gpus_per_node",
+        ),
+        (
+            "{strategy: ddp, nodes: '2', rendezvous: 'head:1', on_args: {partition: gpu}}",
+            "on_args is for slurm: say on: slurm",
+        ),
+        (
+            "{strategy: ddp, launcher: torchrun, on: slurm}",
+            "on slurm with launcher torchrun, which starts the ranks on this machine: leave it out",
+        ),
     ],
 )
 def test_a_fault_says_the_way_out(world: str, fault: str) -> None:

@@ -1,0 +1,85 @@
+"""The schedulers as rows of data: what gives a world its machines, and what it takes as `on_args`.
+
+Reading the table imports none of them.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import ConfigDict, ValidationError, model_validator
+
+from midstride.engine.config.options import Options
+from midstride.engine.config.validation import validation_errors
+
+__all__ = ["SCHEDULERS", "SchedulerSpec", "SlurmArguments", "on_args_errors"]
+
+#: what midstride says itself, and where a job says it
+_SLURM_OWN = {
+    "array": "nodes",
+    "nodes": "nodes",
+    "ntasks": "processes",
+    "ntasks_per_node": "processes",
+    "kill_on_invalid_dep": "",
+    "no_kill": "",
+    "no_requeue": "",
+    "parsable": "",
+    "requeue": "",
+    "signal": "",
+    "wait": "",
+    "wrap": "",
+    "export": "",
+}
+
+
+class SlurmArguments(Options):
+    """Options of sbatch by their long names, with _ or -; true is an option without a value."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _options_of_sbatch(self) -> Self:
+        faults = []
+        for key, value in (self.model_extra or {}).items():
+            name = key.replace("-", "_")
+            if not re.fullmatch("[a-z][a-z0-9_]+", name):
+                faults.append(f"{key!r} is no long option of sbatch, such as partition or gpus_per_node")
+            elif name in _SLURM_OWN:
+                instead = f": say world.{_SLURM_OWN[name]}" if _SLURM_OWN[name] else ", and leaves no choice"
+                faults.append(f"{key} is what midstride tells sbatch itself{instead}")
+            elif not isinstance(value, str | int | float) or value is False:
+                faults.append(f"{key} should be text, a number or true, not {value!r}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+
+@dataclass(frozen=True)
+class SchedulerSpec:
+    """One scheduler.
+
+    Args:
+        target: "package.module:Class".
+        arguments: what `on_args` may hold.
+    """
+
+    target: str
+    arguments: type[Options]
+
+
+#: name, as `world.on` has it -> what it is
+SCHEDULERS: dict[str, SchedulerSpec] = {
+    "slurm": SchedulerSpec("midstride.engine.launch.schedulers.slurm:Slurm", SlurmArguments),
+}
+
+
+def on_args_errors(name: str, arguments: Mapping[str, Any]) -> list[str]:
+    """Return messages on what the scheduler called `name`, or "join", does not take."""
+    if name not in SCHEDULERS:
+        return [f"on_args is for {', '.join(SCHEDULERS)}: say on: {next(iter(SCHEDULERS))}"] if arguments else []
+    try:
+        SCHEDULERS[name].arguments.model_validate(arguments)
+    except ValidationError as error:
+        return validation_errors(error, SCHEDULERS[name].arguments, "on_args")
+    return []

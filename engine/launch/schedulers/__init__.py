@@ -1,0 +1,7 @@
+"""Schedulers: what starts `midstride join` on the machines of a cluster, and ends it.
+
+base       what a scheduler is: it starts nodes, says why none will come any more, and ends them
+build      schedulers by name: nothing is imported until its name is asked for
+node_jobs  the nodes of one attempt, from their start to their end
+slurm      Slurm, by sbatch, squeue and scancel
+"""

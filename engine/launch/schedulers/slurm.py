@@ -1,0 +1,116 @@
+"""Slurm, by sbatch, squeue and scancel.
+
+An elastic world is an array of jobs of one node each: one that is lost costs no other, and Slurm starts it again. A
+world of a fixed size is one job, so that no two runs each hold half of what they need; Slurm starts all of it again
+when a node of it is lost.
+"""
+
+import math
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from typing import ClassVar
+
+from midstride.engine.errors import JobError, StrategyUnavailable, WorldError
+from midstride.engine.launch.schedulers.base import NodeRequest, Scheduler, join_command, node_environment
+
+__all__ = ["Slurm"]
+
+#: for one of Slurm's commands to answer; they wait as long themselves for a controller that is busy
+_ANSWER_S = 60.0
+#: beyond the grace: Slurm sends a signal up to a minute early, and looks at its clocks every 30 s
+_MARGIN_S = 30.0
+#: what sbatch says when it is the controller that is at fault
+_AWAY = re.compile("unable to contact|timed out|connect|temporarily|not responding", re.IGNORECASE)
+
+
+class Slurm(Scheduler):
+    """Submits one-node jobs in an array, or one job of all nodes."""
+
+    name: ClassVar[str] = "slurm"
+
+    def __init__(self, request: NodeRequest) -> None:
+        super().__init__(request)
+        self._job = ""
+
+    def describe(self, address: str) -> str:
+        """Return the command line of sbatch, and what the job runs."""
+        return f"{shlex.join(self._sbatch())} --wrap={shlex.quote(self._command(address))}"
+
+    def start(self, address: str) -> str:
+        """Submit; return which job it is."""
+        command = [*self._sbatch(), f"--wrap={self._command(address)}"]
+        done = _run(command, _environment())
+        if done.returncode != 0:
+            error = f"sbatch refuses: {_words(done)}\n  it was asked: {shlex.join(command)}"
+            raise WorldError(error) if _AWAY.search(done.stderr) else JobError(error)
+        self._job = done.stdout.strip().partition(";")[0]  # behind it, the cluster's name
+        return f"Slurm's job {self._job} will start the nodes: squeue --job={self._job} shows why it waits"
+
+    def end_reason(self) -> str:
+        """Return how the job has ended."""
+        done = _run(["squeue", "--noheader", f"--job={self._job}", "--format=%T"], _environment())
+        if done.returncode == 0 and done.stdout.strip():
+            return ""
+        if done.returncode != 0 and "Invalid job id" not in done.stderr:
+            raise WorldError(_words(done))
+        return f"Slurm's job {self._job} has ended, and no node is left: its output, slurm-{self._job}*.out, says why"
+
+    def stop(self) -> None:
+        """Cancel the job."""
+        if self._job:
+            _run(["scancel", self._job], _environment())
+
+    def _sbatch(self) -> list[str]:
+        nodes = self.request.nodes
+        is_array = nodes.least < nodes.most
+        size = ["--nodes=1", f"--array=0-{nodes.most - 1}"] if is_array else [f"--nodes={nodes.most}"]
+        # Slurm's own time-out and its preemption tell in time for a snapshot; the signal goes to what srun has started.
+        notice = f"--signal=TERM@{math.ceil(self.request.grace_s + _MARGIN_S)}"
+        named = {"job_name": f"midstride-{self.request.run}", **self.request.arguments}
+        return ["sbatch", "--parsable", *size, "--requeue", notice, *_options(named)]
+
+    def _command(self, address: str) -> str:
+        srun = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+        return f"exec {shlex.join([*srun, *join_command(address)])}"
+
+
+def _options(arguments: Mapping[str, object]) -> list[str]:
+    """Return the options of a command: {"gpus_per_node": 2, "exclusive": True} is --gpus-per-node=2 --exclusive."""
+    names = {f"--{name.replace('_', '-')}": value for name, value in arguments.items()}
+    return [name if value is True else f"{name}={value}" for name, value in names.items()]
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of nodes; what Slurm says to a launcher that is in a job of its own is not for them."""
+    return {name: text for name, text in node_environment().items() if not _of_a_job(name)}
+
+
+def _of_a_job(name: str) -> bool:
+    return name.startswith(("SLURM_", "SLURMD_")) and name != "SLURM_CONF"
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run one of Slurm's commands.
+
+    Raises:
+        StrategyUnavailable: there is no such command.
+        WorldError: it does not answer.
+    """
+    try:
+        return subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except FileNotFoundError:
+        raise StrategyUnavailable(
+            f"world.on is slurm, and there is no {command[0]} on {os.uname().nodename}: launch on a machine that has "
+            "Slurm's commands, such as a login node, or leave on out and start midstride join on each node"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise WorldError(f"{command[0]} has not answered for {_ANSWER_S:g} s") from None
+
+
+def _words(done: "subprocess.CompletedProcess[str]") -> str:
+    return (done.stderr or done.stdout).strip()
