@@ -66,13 +66,14 @@ def rebuilt(batch: Any, items: list[Any]) -> Any:
 
 def samples_in(batch: Any) -> int:
     """Return the samples in `batch`: the length of the first tensor found in it, 1 if there is none."""
+    return _samples_in(batch) or 1
+
+
+def _samples_in(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
-    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    for value in values:
-        if isinstance(value, (Tensor, dict, list, tuple)):
-            return samples_in(value)
-    return 1
+    items = list(batch) if isinstance(batch, tuple) else items_of(batch) or []
+    return next((count for item in items if (count := _samples_in(item)) is not None), None)
 
 
 def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:

@@ -6,7 +6,7 @@ from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
-from midstride.engine.errors import Overtaken
+from midstride.engine.errors import Overtaken, WorldError
 from midstride.engine.jobs.operations import run_operation
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun
@@ -46,5 +46,18 @@ def compare_and_promote(night: NightlyRun, data: Manifest) -> PromotionDecision:
             run=night.run.name, weights=night.registry.weights_url(champion), date=night.date, **why
         )
         emit(promoted, model(night.job.name))
+    if night.job.loggers:
+        _publish(night)
     night.close(decision, data)
     return decision
+
+
+def _publish(night: NightlyRun) -> None:
+    """Tell the trackers whose weights are in charge; one that is away ends no night."""
+    log = get_run_logger()
+    try:
+        errors = run_operation("publish", night.run, on_line=log.info)
+    except WorldError as error:
+        errors = [f"loggers were not told who is champion of {night.job.name}, the next night tells them: {error}"]
+    for message in errors:
+        log.warning(message)

@@ -1,6 +1,7 @@
 """`midstride champion list | show | rollback`: whose weights are in charge, and back to those before."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
@@ -11,8 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import UserError
+from midstride.engine.registry.publication import publish_champion
 from midstride.engine.registry.registry import FOLDER, Champion, ModelRegistry
+from midstride.engine.runs.run import job_of
 from midstride.engine.storage.store import Store
 
 __all__ = ["champion", "listeners"]
@@ -66,6 +70,13 @@ def rollback(url: Url, *, job: Job = None) -> int:
     registry = _only_registry(url, job)
     left, back = _current(registry), registry.roll_back()
     print(f"{back.run} is champion of {registry.name} again, after {left.run}: {registry.weights_url(back)}")
+    runs = Store.open(url)
+    for run in (left, back):  # a champion outlives its run
+        if (its_job := job_of(runs.at(run.run))) is not None:
+            make_importable(its_job.folder)
+            for message in publish_champion(registry, runs, its_job.loggers):
+                print(message, file=sys.stderr)
+            break
     for tell in listeners:
         tell(registry, left, back)
     return 0

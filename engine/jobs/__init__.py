@@ -9,4 +9,6 @@ operations   operations on a run that need torch or the user's code, each done i
 portability  what of a job would not hold elsewhere: in another folder and another process, as a deployment
              starts it
 prepare      data made once, with a manifest that tells later whether they are still there
+publish      tell the trackers of a job whose weights are in charge, in a process that their libraries cannot
+             harm
 """

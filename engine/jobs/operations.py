@@ -35,6 +35,7 @@ OPERATIONS: dict[str, str] = {
     "prepare": "midstride.engine.jobs.prepare:prepare",
     "evaluate": "midstride.engine.jobs.evaluate:evaluate",
     "compare": "midstride.engine.jobs.evaluate:evaluate_with_champion",
+    "publish": "midstride.engine.jobs.publish:publish",
 }
 
 

@@ -86,5 +86,15 @@ class Logger(ABC):
             best: file of the best weights, a state dict as safetensors; None if there are none.
         """
 
+    def promote(self, run: LoggedRun, weights: Path) -> None:
+        """The weights of a run are in charge of its job; called after each night, also where nothing has changed.
+
+        The logger is not open, and is in a process that does nothing else.
+
+        Args:
+            run: the champion's.
+            weights: file of its weights, a state dict as safetensors; gone when this returns.
+        """
+
     def close(self) -> None:
         """Let go of the tracker; `open` may be called again."""

@@ -27,7 +27,7 @@ from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.weights_index import newest_weights
 from midstride.engine.storage.store import Store, StoreOptions
 
-__all__ = ["Delivery", "DeliveryProcess", "main"]
+__all__ = ["Delivery", "DeliveryProcess", "logged_run", "main"]
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Delivery:
         rows = CommittedRows([*segments.values()])
         self._last = max(self._last, rows.last_step)
         if not self._is_open:
-            self._step = self._logger.open(_logged_run(self._store), rows)
+            self._step = self._logger.open(logged_run(self._store), rows)
             self._is_open = True
         self._segment = max(segments, default=self._segment)
         return rows
@@ -144,7 +144,12 @@ def _segments(catalog: SnapshotCatalog, after: str) -> dict[str, str]:
         before = faults
 
 
-def _logged_run(store: Store) -> LoggedRun:
+def logged_run(store: Store) -> LoggedRun:
+    """Return the run in a folder as loggers know it.
+
+    Raises:
+        FileNotFoundError: there is none, or none any more.
+    """
     document: dict[str, Any] = json.loads(store.read("run.json"))
     name = store.url.rstrip("/").rpartition("/")[2]
     return LoggedRun(name, store.url, Lineage.of(store).run_id, dict(_flat(document.get("identity", {}))))

@@ -2,6 +2,7 @@
 # where the library is not installed
 """MLflow: one run of an experiment, its rows each once, and the best weights as an artifact."""
 
+import hashlib
 import os
 import re
 import time
@@ -17,6 +18,8 @@ __all__ = ["MLflowLogger"]
 
 #: tag that names the run of midstride, and tag that says up to which step which rows were sent
 _RUN, _ROWS = "midstride.run_id", "midstride.rows"
+#: alias of the version that is in charge; tag of a version: the digest of its weights; their folder in the MLflow run
+_CHAMPION, _WEIGHTS, _FOLDER = "champion", "midstride.weights", "champion"
 #: what MLflow takes in one request
 _METRICS, _PARAMS, _PARAM_LENGTH = 1000, 100, 6000
 
@@ -30,23 +33,25 @@ class MLflowLogger(Logger):
     Args:
         tracking_uri: of the server; by default what MLFLOW_TRACKING_URI says.
         experiment: name of the experiment, made if there is none; in a job by default its name.
+        registered_model: name of the model in MLflow's registry of which each champion becomes a version; the one in
+            charge has the alias "champion". By default the registry is left alone.
     """
 
-    def __init__(self, tracking_uri: str | None = None, experiment: str = "midstride") -> None:
-        self._uri, self._experiment = tracking_uri, experiment
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str = "midstride",
+        registered_model: str | None = None,
+    ) -> None:
+        self._uri, self._experiment, self._model = tracking_uri, experiment, registered_model
         self._client: Any = None
         self._run_id = ""
         self._digest = xxhash.xxh3_128()  # of all rows that the tracker has
 
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
         """Find the MLflow run, or make one."""
-        # This process has a loop of its own for a server that is away.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        from mlflow import MlflowClient
-
-        self._client = client = MlflowClient(tracking_uri=self._uri)
-        experiment, mark = self._experiment_id(), run.run_id or run.url
-        found = client.search_runs([experiment], f"tags.`{_RUN}` = '{mark}'", max_results=1)
+        client = self._connect()
+        mark, found = _mark(run), self._found(run)
         step = self._agreement(found[0], rows) if found else 0
         if found and step is not None:
             self._run_id = found[0].info.run_id
@@ -56,8 +61,7 @@ class MLflowLogger(Logger):
                 client.set_tag(superseded.info.run_id, _RUN, f"{mark} until {time.time():.0f}")
                 client.set_terminated(superseded.info.run_id, "KILLED")
             self._digest.reset()
-            tags = {_RUN: mark, "midstride.url": run.url}
-            self._run_id = client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
+            self._run_id = self._new_run(run).info.run_id
         self._log_params(run, found[0].data.params if found and step is not None else {})
         return step or 0
 
@@ -86,6 +90,51 @@ class MLflowLogger(Logger):
         if best is not None:
             self._client.log_artifact(self._run_id, str(best), "weights")
         self._client.set_terminated(self._run_id)
+
+    def promote(self, run: LoggedRun, weights: Path) -> None:
+        """Make the weights a version of the registered model, unless they are one, and give it the alias."""
+        if self._model is None:
+            return
+        client = self._connect()
+        digest = _digest(weights)
+        versions = client.search_model_versions(f"name = '{self._model}' and tags.`{_WEIGHTS}` = '{digest}'")
+        if versions:
+            version = versions[0].version
+        else:
+            [source] = self._found(run) or [self._new_run(run)]
+            client.log_artifact(source.info.run_id, str(weights), _FOLDER)
+            self._need_model()
+            tags = {_WEIGHTS: digest, _RUN: _mark(run), "midstride.url": run.url}
+            where = f"{source.info.artifact_uri}/{_FOLDER}"
+            version = client.create_model_version(
+                self._model, where, source.info.run_id, tags=tags, await_creation_for=None
+            ).version
+        client.set_registered_model_alias(self._model, _CHAMPION, version)
+
+    def _connect(self) -> Any:
+        # This process has a loop of its own for a server that is away.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._uri)
+        return self._client
+
+    def _found(self, run: LoggedRun) -> list[Any]:
+        """Return the MLflow run, if there is one."""
+        return list(self._client.search_runs([self._experiment_id()], f"tags.`{_RUN}` = '{_mark(run)}'", max_results=1))
+
+    def _new_run(self, run: LoggedRun) -> Any:
+        tags = {_RUN: _mark(run), "midstride.url": run.url}
+        return self._client.create_run(self._experiment_id(), tags=tags, run_name=run.name)
+
+    def _need_model(self) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.create_registered_model(self._model)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
 
     def _experiment_id(self) -> str:
         from mlflow.exceptions import MlflowException
@@ -125,6 +174,16 @@ class MLflowLogger(Logger):
         new = [param for param in params if param.key not in known]  # a value, once logged, stays
         for first in range(0, len(new), _PARAMS):
             self._client.log_batch(self._run_id, params=new[first : first + _PARAMS])
+
+
+def _mark(run: LoggedRun) -> str:
+    """Return what is the same for all attempts of `run`, and for no other run."""
+    return run.run_id or run.url
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _name(key: str) -> str:

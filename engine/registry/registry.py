@@ -9,6 +9,7 @@ nothing is ever overwritten.
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -96,6 +97,20 @@ class ModelRegistry:
     def weights_url(self, champion: Champion) -> str:
         """Return the folder of its weights, for `load_from_checkpoint` and the like."""
         return f"{self._store.url}/weights/{champion.run}"
+
+    def download_weights(self, champion: Champion, folder: Path) -> Path:
+        """Write its weights into a folder of this machine; return the file.
+
+        Raises:
+            SnapshotMissing: they are gone.
+        """
+        where = f"weights/{champion.run}"
+        if (saved := newest_weights(self._store, where)) is None:
+            raise SnapshotMissing(f"no weights are in {self.weights_url(champion)}")
+        path = folder / "weights.safetensors"
+        with path.open("wb") as file:
+            file.writelines(self._store.stream(f"{where}/{saved.file}"))
+        return path
 
     def promoted(self, run: str) -> Champion | None:
         """Return the champion that `run` was made, if it was."""

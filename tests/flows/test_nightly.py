@@ -23,12 +23,14 @@ def house(tmp_path: Path) -> House:
 
 
 def _night(house: House, day: int, **options: Any) -> NightlyReport:
-    return nightly(house.job(), house.date(day), **options)
+    champions = f"[{{path: 'model:Champions', args: {{file: {house.folder}/champions}}}}]"
+    return nightly(house.job(f"loggers={champions}"), house.date(day), **options)
 
 
 def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house.comes_in(1, 1.0)
     assert _night(house, 1).champion == "level-2026-03-01"
+    assert (tmp_path / "champions").exists(), "a tracker that did not answer ended no night"
     words = ["nightly", str(house.folder / "job.yaml"), "--date", house.date(1)]
     environment = {**os.environ, "PREFECT_API_URL": server}
     command = Command(words, environment, tmp_path / "output.txt")
@@ -77,6 +79,7 @@ def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkey
     [rolled] = wait_for(lambda: _told(server, house, "rolled_back", 1), "an event for the roll-back")
     assert (rolled.run, rolled.after) == ("level-2026-03-01", third.run)
     assert Path(rolled.weights, "manifest.json").exists()
+    assert (tmp_path / "champions").read_text() == "level-2026-03-03 True\nlevel-2026-03-01 True\n"
 
 
 def _told(server: str, house: House, what: str, count: int) -> list[Any]:

@@ -1,5 +1,6 @@
 """Loggers: after any number of deaths a tracker holds the rows of metrics.csv, none twice, none missing."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,13 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from laws.lives import STEPS, Setting, assert_alike, live
+from support.champions import promote
 from support.trackers import Table, in_mlflow, in_tensorboard, in_wandb, rows_of, serve_mlflow
+from unit.cli.test_app import run as command
 
 from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer
 from midstride.engine.cli.export import export
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.loggers import LOGGERS
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.jobs.publish import publish
+from midstride.engine.runs.run import Run
 from midstride.engine.testing import run_ranks
 from midstride.engine.testing.laws.small_training import SmallData, SmallModule
 
@@ -156,3 +162,47 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.Monke
 def test_loggers_need_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fit needs a run"):
         Trainer(loggers=["tensorboard"], max_steps=1).fit(SmallModule(), SmallData(1))
+
+
+def test_the_champion_is_the_version_in_charge_of_a_registered_model(mlflow_server: str, tmp_path: Path) -> None:
+    """Promoted, told again, rolled back, also where its run was removed; a tracker that is away is told later."""
+    assert run_ranks(promote_and_roll_back, mlflow_server, str(tmp_path)) == [0]
+
+
+def promote_and_roll_back(server: str, path: str) -> None:
+    """Try what the registry has after each step, in a process of its own: MLflow leaves threads."""
+    from mlflow import MlflowClient
+
+    folder = Path(path)
+
+    def job(server: str) -> TrainingJob:
+        args = {"tracking_uri": server, "experiment": folder.name, "registered_model": folder.name}
+        return TrainingJob(
+            name="digits",
+            module="model:Net",
+            data="model:Data",
+            loggers=[{"mlflow": args}, "tensorboard"],
+            trainer={"max_epochs": 1},
+            snapshots={"url": str(folder / "runs")},
+        )
+
+    def version_in_charge() -> str:
+        version = client.get_model_version_by_alias(folder.name, "champion")
+        file = client.download_artifacts(version.run_id, "champion/weights.safetensors", path)
+        return f"{version.version} {Path(file).read_text()}"
+
+    client, here = MlflowClient(tracking_uri=server), job(server)
+    for number, run in enumerate(["digits-1", "digits-2"]):
+        promote(here, run, number or None)
+        Run(here, run).save_job()
+        away = publish(Run(job("http://127.0.0.1:1"), run))
+        assert [one.partition(", the next night tells it: ")[0] for one in away] == [
+            f"mlflow was not told that {run} is champion of digits"
+        ]
+        for _ in range(2):
+            assert publish(Run(here, run)) == []
+            assert version_in_charge() == f"{number + 1} weights of {run}"
+    shutil.rmtree(folder / "runs" / "digits-1")
+    assert command("champion", "rollback", str(folder / "runs")) == 0
+    assert version_in_charge() == "1 weights of digits-1"
+    assert len(client.search_model_versions(f"name = '{folder.name}'")) == 2

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import DataModule, TrainingModule
+from midstride.engine import DataModule, Logger, TrainingModule
+from midstride.engine.loggers.base import LoggedRun
 
 
 class Days(DataModule):
@@ -53,3 +54,28 @@ class Level(TrainingModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+class Champions(Logger):
+    """A tracker that keeps models and no rows: each champion that it is told of is a line of a file.
+
+    Args:
+        file: where they are; told a first time, the tracker does not answer, and makes the file.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = Path(file)
+
+    def open(self, run: object, rows: object) -> int:
+        return 0
+
+    def log_rows(self, rows: object) -> None:
+        pass
+
+    def promote(self, run: LoggedRun, weights: Path) -> None:
+        if not self.file.exists():
+            self.file.touch()
+            raise ConnectionError("no answer")
+        assert weights.stat().st_size
+        with self.file.open("a") as file:
+            print(run.name, bool(run.run_id), file=file)

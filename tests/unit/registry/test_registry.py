@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.champions import keep_weights, promote
 from unit.cli.test_app import run as command
 
 from midstride.engine.config.job import TrainingJob
@@ -15,7 +16,6 @@ from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.nightly import NightlyRun, metric_of, nightly_errors
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
-from midstride.engine.storage.checksums import digest_of, encode_document
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
 
@@ -36,24 +36,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def job_at(url: str, **changes: Any) -> TrainingJob:
     return TrainingJob.model_validate({**JOB, "snapshots": {"url": url}, **changes})
-
-
-def keep_weights(job: TrainingJob, run: str) -> None:
-    """Leave what a run leaves in its folder `best`, as far as whoever copies it looks at it."""
-    store, data = Store.open(f"{job.run_url(run)}/best"), f"weights of {run}".encode()
-    store.write("weights.safetensors", data)
-    store.write(
-        "manifest.json",
-        encode_document(
-            {"files": {"weights.safetensors": digest_of([data])}, "metrics": {}, "facts": {}, "state_dict": {}}
-        ),
-    )
-
-
-def promote(job: TrainingJob, run: str, over: int | None) -> None:
-    keep_weights(job, run)
-    decision = PromotionDecision(promoted=True, why="", metric="acc", mode="max", margin=0, challenger={}, over=over)
-    ModelRegistry.of(job).promote(Run(job, run), "best", decision)
 
 
 def reigning(job: TrainingJob) -> str | None:

@@ -1,0 +1,53 @@
+"""Trackers that keep models hear which weights are in charge. Needs no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from midstride.engine.config.loggers import LoggerOptions
+from midstride.engine.loggers.base import LoggedRun, Logger
+from midstride.engine.loggers.build import build_logger
+from midstride.engine.loggers.delivery import logged_run
+from midstride.engine.registry.registry import Champion, ModelRegistry
+from midstride.engine.storage.store import Store
+
+__all__ = ["publish_champion"]
+
+
+def publish_champion(registry: ModelRegistry, runs: Store, loggers: Sequence[LoggerOptions]) -> list[str]:
+    """Have each of `loggers` promote the champion; return a message for each that could not.
+
+    What a tracker has been told before it may be told again: a night that is killed is made up for by the next.
+
+    Args:
+        registry: whose champion.
+        runs: the store of all runs.
+        loggers: of the job.
+    """
+    if (champion := registry.current()) is None:
+        return []
+    errors: list[str] = []
+    with TemporaryDirectory(prefix="midstride-champion-") as folder:
+        weights: Path | None = None
+        for options in loggers:
+            try:
+                logger = build_logger(options)
+                if type(logger).promote is Logger.promote:
+                    continue
+                weights = weights or registry.download_weights(champion, Path(folder))
+                logger.promote(_run_of(runs, champion), weights)
+            except Exception as error:
+                cause = (str(error).splitlines() or [""])[0]
+                errors.append(
+                    f"{options.path} was not told that {champion.run} is champion of {registry.name}, "
+                    f"the next night tells it: {type(error).__name__}: {cause}"
+                )
+    return errors
+
+
+def _run_of(runs: Store, champion: Champion) -> LoggedRun:
+    store = runs.at(champion.run)
+    try:
+        return logged_run(store)
+    except FileNotFoundError:  # a champion outlives its run
+        return LoggedRun(champion.run, store.url, "", {})
