@@ -18,6 +18,7 @@ EngineError                 the world ends with 1: a retry may help
     ├── SnapshotMissing     nothing committed there
     ├── SnapshotDamaged     committed, but its bytes are not those that were written
     │   └── SnapshotUnreadable  they cannot be read
+    ├── StoreFull           the disk or the quota is full: a retry helps once there is room
     ├── StoreSilent         the store did not answer for as long as it was waited for
     ├── ReadBackDiffers     ends with 2: a part did not take back the state it gave
     └── StoreUnsafe         ends with 2: the store cannot promise what was asked of it
@@ -47,6 +48,7 @@ __all__ = [
     "SnapshotUnreadable",
     "StopRequested",
     "StopSignal",
+    "StoreFull",
     "StoreSilent",
     "StoreUnsafe",
     "StrategyUnavailable",
@@ -173,6 +175,10 @@ class ReadBackDiffers(SnapshotError):
 
 class StoreSilent(SnapshotError):
     """The store did not answer for as long as it was waited for."""
+
+
+class StoreFull(SnapshotError):
+    """The disk or the quota of the store is full; once there is room, the run goes on."""
 
 
 class StoreUnsafe(SnapshotError):

@@ -16,7 +16,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from midstride.engine.errors import SnapshotUnreadable, StoreSilent, StoreUnsafe
+from midstride.engine.errors import SnapshotUnreadable, StoreFull, StoreSilent, StoreUnsafe
 from midstride.engine.storage.retry import is_transient
 
 __all__ = ["EXCLUSIVE_HINT", "PASSWORD", "STORES", "Store", "StoreOptions", "holds_password"]
@@ -192,12 +192,16 @@ class Store(ABC):
         Raises:
             StoreUnsafe: it refuses; the message says what to do.
             StoreSilent: it does not answer; a retry may help.
+            StoreFull: there is no room; a retry helps once there is.
         """
         try:
             yield
         except OSError as error:
             if self.is_transient(error):
                 raise StoreSilent(f"{self.url} does not answer: {error}") from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                way_out = "Free some space: the same command then resumes the run"
+                raise StoreFull(f"{self.url} cannot be {done}: {error}. {way_out}.") from error
             elsewhere = ", or choose another place with snapshots.url." if done == "written" else "."
             raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
 
@@ -223,8 +227,7 @@ class Store(ABC):
 
     def _way_out(self, error: OSError) -> str:
         """What to do about `error`, which kept this store from being written."""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return "Free some space: the same command then resumes the run" if full else "Allow it"
+        return "Allow it"
 
 
 def holds_password(url: str) -> bool:

@@ -64,7 +64,7 @@ def in_folder(folder: Path, *command: str) -> int:
     subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode != 0,
     reason="no disk can be mounted here",
 )
-@pytest.mark.parametrize("room_bytes", [60_000, 200_000])
+@pytest.mark.parametrize("room_bytes", [4_096, 60_000, 200_000])
 def test_a_run_on_a_full_disk_goes_on_when_there_is_room(room_bytes: int, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     story = STORY.format(ballast_bytes=2 * 2**20 - room_bytes)

@@ -239,6 +239,7 @@ ERRORS = {
     "SnapshotDamaged": (1, "died"),
     "SnapshotUnreadable": (1, "died"),
     "ReadBackDiffers": (2, "died"),
+    "StoreFull": (1, "died"),
     "StoreSilent": (1, "died"),
     "StoreUnsafe": (2, "died"),
 }
