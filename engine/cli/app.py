@@ -142,7 +142,7 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
     if loaded.world.launched_by == "join":
         print("\n".join(loaded.world.machines.sentences()))
-    if (scheduler := build_scheduler(loaded, "RUN", GRACE_S)) is not None:
+    if (scheduler := build_scheduler(Run(loaded, "RUN"), GRACE_S)) is not None:
         print(f"it would ask for them by: {scheduler.describe(loaded.world.rendezvous or 'HOST:PORT')}")
     if (lanes := loaded.world.lanes) is not None:
         *some, most = allowed_sizes(lanes)

@@ -5,6 +5,7 @@ round, and writes what the ranks report into the session, where the launcher rea
 """
 
 import errno
+import math
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ __all__ = ["NodeServer", "main"]
 _POLL_S = 0.05
 #: for the nodes to hear that it is over
 _GOODBYE_S = 2.0
+#: before the grace is over, to end what a scheduler has started
+_CANCEL_S = 1.0
 #: rounds in a row without a newer snapshot that are followed by another
 _RETRIES = 3
 
@@ -79,7 +82,7 @@ class NodeServer:
             self._receive()
             self._advance()
             time.sleep(_POLL_S)
-        until = time.monotonic() + _GOODBYE_S
+        until = min(time.monotonic() + _GOODBYE_S, (self._stop_by or math.inf) - _CANCEL_S)
         while self._rounds.present() and time.monotonic() < until:
             self._receive()
             time.sleep(_POLL_S)
@@ -149,14 +152,24 @@ class NodeServer:
         if self._stop_by is not None and not self._plan.stop:
             self._why = "asked to stop"
             self._tell(stop=True, end="stop")
-        if self._rounds.members:
+        if self._stop_by is not None and time.monotonic() > self._stop_by - _CANCEL_S:
+            late = f"asked to stop, and not all nodes have left within the grace of {self._grace_s:g} s"
+            self._finish(Outcome.of(StopRequested(late)))
+        elif self._rounds.members:
             self._watch()
         elif self._plan.stop:
             self._finish(Outcome.of(StopRequested("asked to stop while no node trained")))
         elif self._rounds.begin():
             self._begin()
-        elif (why := self._why_none_comes()) and not self._rounds.present():
+        else:
+            self._wait_for_nodes()
+
+    def _wait_for_nodes(self) -> None:
+        if (why := self._why_none_comes()) and not self._rounds.present():
+            self._session.begin_round(1)  # whose end it is: that of the round before was followed by a wait
             self._finish(Outcome.of(WorldError(why)))
+        elif self._run.job.world.on != "join":  # its queue may be long: that is no hang
+            HeartbeatReading(phase=Phase.WAITING).write(self._session.heartbeat(0))
 
     def _watch(self) -> None:
         if (end := self._rounds.end()) is not None and self._plan.end != "kill":
@@ -257,7 +270,7 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.stop)
         signal.signal(signal.SIGUSR1, server.snapshot)
-        with NodeJobs(build_scheduler(run.job, run.name, grace_s), server.address) as jobs:
+        with NodeJobs(build_scheduler(run, grace_s), server.address) as jobs:
             sys.exit(server.run(jobs.end_reason))
     except EngineError as error:
         session.begin_round(1)

@@ -26,12 +26,14 @@ class NodeRequest:
 
     Args:
         run: its name; jobs are called after it.
+        url: of its folder in the store, which all nodes reach.
         nodes: how many, at least and at most, and how many processes each has.
         arguments: the job's `on_args`.
         grace_s: seconds that a node has to take a snapshot and leave, once it is asked to.
     """
 
     run: str
+    url: str
     nodes: Nodes
     arguments: Mapping[str, Any]
     grace_s: float

@@ -22,6 +22,11 @@ __all__ = ["Slurm"]
 _ANSWER_S = 60.0
 #: beyond the grace: Slurm sends a signal up to a minute early, and looks at its clocks every 30 s
 _MARGIN_S = 30.0
+#: states of a job that it does not leave; it does that of a node's failure, when it waits for its turn again
+_ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT"),
+}
 #: what sbatch says when it is the controller that is at fault
 _AWAY = re.compile("unable to contact|timed out|connect|temporarily|not responding", re.IGNORECASE)
 
@@ -51,12 +56,15 @@ class Slurm(Scheduler):
 
     def end_reason(self) -> str:
         """Return how the job has ended."""
-        done = _run(["squeue", "--noheader", f"--job={self._job}", "--format=%T"], _environment())
-        if done.returncode == 0 and done.stdout.strip():
-            return ""
-        if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        done = _run(["squeue", "--noheader", "--states=all", f"--job={self._job}", "--format=%T"], _environment())
+        if done.returncode != 0 and "Invalid job id" not in done.stderr:  # which is one that Slurm has forgotten
             raise WorldError(_words(done))
-        return f"Slurm's job {self._job} has ended, and no node is left: its output, slurm-{self._job}*.out, says why"
+        states = {*done.stdout.split()}
+        if states - _ENDED:
+            return ""
+        how = ", ".join(sorted(states)).lower() or "forgotten"
+        output = dict(self._named()).get("output", "its output")
+        return f"Slurm's job {self._job} has ended ({how}), and no node is left; why stands in {output}"
 
     def stop(self) -> None:
         """Cancel the job."""
@@ -69,18 +77,25 @@ class Slurm(Scheduler):
         size = ["--nodes=1", f"--array=0-{nodes.most - 1}"] if is_array else [f"--nodes={nodes.most}"]
         # Slurm's own time-out and its preemption tell in time for a snapshot; the signal goes to what srun has started.
         notice = f"--signal=TERM@{math.ceil(self.request.grace_s + _MARGIN_S)}"
-        named = {"job_name": f"midstride-{self.request.run}", **self.request.arguments}
-        return ["sbatch", "--parsable", *size, "--requeue", notice, *_options(named)]
+        return ["sbatch", "--parsable", *size, "--requeue", notice, *_options(self._named())]
+
+    def _named(self) -> dict[str, object]:
+        """Return options that a job may say otherwise; output goes to the run's folder, if it is one."""
+        named: dict[str, object] = {"job-name": f"midstride-{self.request.run}"}
+        folder = self.request.url.removeprefix("file://")
+        if "://" not in folder:
+            named |= {"output": f"{folder.replace('%', '%%')}/slurm-%j.txt", "open-mode": "append"}
+        return named | {name.replace("_", "-"): value for name, value in self.request.arguments.items()}
 
     def _command(self, address: str) -> str:
-        srun = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+        # One task has all processors of its node, and is no process of MPI's.
+        srun = ["srun", "--ntasks-per-node=1", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=1"]
         return f"exec {shlex.join([*srun, *join_command(address)])}"
 
 
 def _options(arguments: Mapping[str, object]) -> list[str]:
-    """Return the options of a command: {"gpus_per_node": 2, "exclusive": True} is --gpus-per-node=2 --exclusive."""
-    names = {f"--{name.replace('_', '-')}": value for name, value in arguments.items()}
-    return [name if value is True else f"{name}={value}" for name, value in names.items()]
+    """Return the options of a command: {"gpus-per-node": 2, "exclusive": True} is --gpus-per-node=2 --exclusive."""
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in arguments.items()]
 
 
 def _environment() -> dict[str, str]:

@@ -147,6 +147,15 @@ def test_check_tries_lanes_and_says_how_many_processes_will_do(job: str, capsys:
     assert capsys.readouterr().out == f"{job} is in order\n8 lanes: 1, 2, 4 or 8 processes end with the same bits\n"
 
 
+def test_check_says_what_a_scheduler_would_be_asked(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    world = "{strategy: ddp, lanes: 2, nodes: '1:2', on: slurm, on_args: {partition: gpu}}"
+    assert run("check", job, "--set", f"world={world}") == 0
+    shown = capsys.readouterr().out
+    assert "1 node (1 rank) will do\n2 nodes (2 ranks) will do\n" in shown
+    assert "it would ask for them by: sbatch --parsable --nodes=1 --array=0-1" in shown
+    assert "--partition=gpu --wrap='exec srun" in shown
+
+
 def test_check_resumes_a_few_steps_where_it_is_asked_to(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", job, "--resume") == 0
     assert capsys.readouterr().out == f"{job} is in order, and resumes exactly\n"

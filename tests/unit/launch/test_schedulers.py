@@ -1,0 +1,52 @@
+"""What a scheduler would be asked, and what is said where it is missing; `tests/distributed` has real ones."""
+
+import os
+import shlex
+import sys
+from unittest import mock
+
+import pytest
+
+from midstride.engine.config.nodes import Nodes
+from midstride.engine.errors import StrategyUnavailable
+from midstride.engine.launch.schedulers.base import NodeRequest, node_environment
+from midstride.engine.launch.schedulers.slurm import Slurm
+
+JOIN = (
+    "exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 "
+    f"{sys.executable} -m midstride.engine join head:1 --wait=30"
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "url", "arguments", "asked"),
+    [
+        (
+            Nodes(1, 4, lanes=4),
+            "/runs/100%/a",
+            {"partition": "gpu", "gpus_per_node": 2, "exclusive": True},
+            "--nodes=1 --array=0-3 --requeue --signal=TERM@50 --job-name=midstride-a "
+            "--output=/runs/100%%/a/slurm-%j.txt --open-mode=append --partition=gpu --gpus-per-node=2 --exclusive",
+        ),
+        (
+            Nodes(4, 4),
+            "s3://runs/a",
+            {"job-name": "mine", "time": "1-12:00:00"},
+            "--nodes=4 --requeue --signal=TERM@50 --job-name=mine --time=1-12:00:00",
+        ),
+    ],
+)
+def test_what_slurm_is_asked(nodes: Nodes, url: str, arguments: dict[str, object], asked: str) -> None:
+    described = Slurm(NodeRequest("a", url, nodes, arguments, 20.0)).describe("head:1")
+    assert shlex.split(described) == ["sbatch", "--parsable", *asked.split(), f"--wrap={JOIN}"]
+
+
+def test_a_machine_without_slurm_says_what_to_do() -> None:
+    missing = pytest.raises(StrategyUnavailable, match=r"world.on is slurm, and there is no sbatch on .*: launch on")
+    with mock.patch.dict(os.environ, {"PATH": "/nowhere"}), missing:
+        Slurm(NodeRequest("a", "/runs/a", Nodes(2, 2), {}, 20.0)).start("head:1")
+
+
+def test_nodes_are_not_told_what_is_for_this_machine_alone() -> None:
+    ours = {"MIDSTRIDE_SESSION": "/tmp/a", "OMP_NUM_THREADS": "2", "MIDSTRIDE_GRACE_S": "20", "PYTHONHASHSEED": "0"}
+    assert node_environment({**ours, "WANDB_API_KEY": "k"}) == {"WANDB_API_KEY": "k"}
