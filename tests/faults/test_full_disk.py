@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from laws.lives import assert_runs_alike
+from support.flow_runs import train_forked
+
+from midstride.engine.config.job import TrainingJob
 
 JOB = """\
 name: full
@@ -75,5 +78,5 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(room_bytes: int, tmp_pa
     assert "No space left on device" in said
     assert "Traceback" not in said
     assert (tmp_path / "second.code").read_text() == "0\n", (tmp_path / "second.txt").read_text()
-    assert in_folder(tmp_path, sys.executable, "-m", "midstride.engine", "fit", "job.yaml", "--run", "whole") == 0
+    train_forked(TrainingJob.load(tmp_path / "job.yaml"), "whole")
     assert_runs_alike(str(tmp_path / "kept"), str(tmp_path / "store" / "whole"), ["last"])

@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     for item in here:
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(400, func_only=True))
+            item.add_marker(pytest.mark.timeout(400))
 
 
 @flow

@@ -34,7 +34,7 @@ Make = Callable[..., TrainingJob]
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
 
 #: a worker, a flow and a world start one after the other
-pytestmark = pytest.mark.timeout(600, func_only=True)
+pytestmark = pytest.mark.timeout(600)
 
 
 class Worker:

@@ -78,7 +78,7 @@ def live_to_the_end(setting: Setting, folder: Path, plan: FaultPlan | None = Non
     raise AssertionError("the run does not come to its end")
 
 
-@pytest.mark.timeout(300, func_only=True)  # several lives, each with a tracker's own processes
+@pytest.mark.timeout(300)  # several lives, each with a tracker's own processes
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_tracker_holds_the_rows_of_the_run_after_many_deaths(
     tracker: Tracker,
