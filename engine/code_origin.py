@@ -6,7 +6,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-__all__ = ["is_pythons_file", "is_users", "is_users_file"]
+__all__ = ["is_python_file", "is_user_class", "is_user_file"]
 
 _PYTHON = tuple({*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")), str(Path(os.__file__).parent)})
 _INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
@@ -14,17 +14,17 @@ _OURS = str(Path(__file__).resolve().parent)
 
 
 @cache  # asked of every class at every snapshot, and to resolve a path asks the file system for each of its folders
-def is_users_file(path: str) -> bool:
+def is_user_file(path: str) -> bool:
     """Return whether the file at `path` is neither Python's, nor a library's, nor ours."""
     return not (path.startswith(("<", *_PYTHON, *_INSTALLED)) or str(Path(path).resolve()).startswith(_OURS))
 
 
-def is_pythons_file(path: str) -> bool:
+def is_python_file(path: str) -> bool:
     """Return whether the file at `path` is Python's own, which calls on behalf of its caller."""
     return path.startswith(("<", *_PYTHON)) and not path.startswith(_INSTALLED)
 
 
-def is_users(kind: type) -> bool:
+def is_user_class(kind: type) -> bool:
     """Return whether a class was written by the user."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return is_users_file(file) if file else kind.__module__ == "__main__"
+    return is_user_file(file) if file else kind.__module__ == "__main__"

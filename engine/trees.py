@@ -1,15 +1,110 @@
-"""Nests of containers: batches of any kind moved and rebuilt, trees of state mapped leaf by leaf."""
+"""Nests of containers: what is directly in one, a nest of its kind with other items, and a map over the leaves.
+
+Batches and outputs are nests of any dicts, lists, tuples and dataclasses. In a tree of state only plain ones are nests
+(`is_state_leaf`): an object of a class derived from them, such as a `RowShard`, is a value.
+"""
 
 import copy
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["convert", "items_of", "map_leaves", "move", "rebuilt", "samples_in"]
+__all__ = [
+    "convert",
+    "is_state_leaf",
+    "items_of",
+    "map_leaves",
+    "move",
+    "named_leaves",
+    "paths_of",
+    "rebuilt",
+    "samples_in",
+]
+
+
+def items_of(nest: Any) -> list[Any] | None:
+    """Return what is directly in `nest`; None if it is no dict, list, tuple or dataclass."""
+    if isinstance(nest, Mapping):
+        return list(nest.values())
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        return [getattr(nest, field.name) for field in dataclasses.fields(nest)]
+    # Packed sequences are tuples with a `to` of their own, and know better than we what belongs where.
+    return list(nest) if isinstance(nest, (list, tuple)) and not hasattr(nest, "to") else None
+
+
+def paths_of(nest: Any, path: str) -> list[str]:
+    """Return how code reaches each of the items of `nest`, which stands at `path`.
+
+    >>> paths_of({"x": [1, 2]}, "batch")
+    ["batch['x']"]
+    """
+    if isinstance(nest, Mapping):
+        return [f"{path}[{key!r}]" for key in nest]
+    if dataclasses.is_dataclass(nest):
+        return [f"{path}.{field.name}" for field in dataclasses.fields(nest)]
+    if hasattr(nest, "_fields"):
+        return [f"{path}.{name}" for name in nest._fields]
+    return [f"{path}[{index}]" for index in range(len(nest))]
+
+
+def rebuilt(nest: Any, items: list[Any]) -> Any:
+    """Return a nest of the kind of `nest` with other `items` in it."""
+    if isinstance(nest, Mapping):
+        named = dict(zip(nest, items, strict=True))
+        if not isinstance(nest, MutableMapping):
+            kind: Any = type(nest)
+            return kind(named)
+        copied: Any = copy.copy(nest)  # some kinds, such as defaultdict, are made of more than items
+        copied.update(named)
+        return copied
+    if dataclasses.is_dataclass(nest):
+        copied = copy.copy(nest)
+        for field, item in zip(dataclasses.fields(nest), items, strict=True):
+            object.__setattr__(copied, field.name, item)  # also of frozen ones, and those that are no arguments
+        return copied
+    return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
+
+
+def is_state_leaf(value: Any) -> bool:
+    """Return whether `value` is a leaf of a tree of state."""
+    return type(value) not in (dict, OrderedDict, list, tuple)
+
+
+def map_leaves(
+    replace: Callable[..., Any], tree: Any, *others: Any, is_leaf: Callable[[Any], bool] = lambda value: False
+) -> Any:
+    """Return `tree` with what `replace` makes of each leaf, and of those that stand there in `others`.
+
+    Args:
+        replace: of the leaf of each tree.
+        tree: any nest.
+        others: nests of the same form.
+        is_leaf: whether `replace` is given what would be walked into.
+
+    >>> map_leaves(max, {"a": [1, 5]}, {"a": [3, 4]})
+    {'a': [3, 5]}
+    """
+    trees = tree, *others
+    items = None if is_leaf(tree) else items_of(tree)
+    if items is None:
+        return replace(*trees)
+    keyed = isinstance(tree, Mapping)  # another tree may have the keys in another order
+    rows = [items, *([other[key] for key in tree] if keyed else items_of(other) or () for other in others)]
+    return rebuilt(tree, [map_leaves(replace, *row, is_leaf=is_leaf) for row in zip(*rows, strict=True)])
+
+
+def named_leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every leaf of `tree`, which stands at `path`, and how code reaches it."""
+    items = items_of(tree)
+    if items is None:
+        yield path, tree
+        return
+    for inner, item in zip(paths_of(tree, path), items, strict=True):
+        yield from named_leaves(item, inner)
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -22,46 +117,20 @@ def move(batch: Any, device: torch.device) -> Any:
 def convert(
     batch: Any, change: Callable[[Tensor], Tensor], change_other: Callable[[Any], Any] = lambda other: other
 ) -> Any:
-    """Return `batch` with every tensor in it changed: in dicts, lists, tuples and dataclasses.
+    """Return `batch` with every tensor in it changed.
 
     Args:
-        batch: any nest of them; what is none of them stays.
+        batch: any nest; what is none stays.
         change: of a tensor.
         change_other: of anything else that has `.to`.
     """
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if (items := items_of(batch)) is not None:
-        return rebuilt(batch, [convert(item, change, change_other) for item in items])
-    return change_other(batch) if hasattr(batch, "to") else batch
 
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        return change_other(leaf) if hasattr(leaf, "to") else leaf
 
-def items_of(batch: Any) -> list[Any] | None:
-    """Return what is directly in `batch`; None if it is no dict, list, tuple or dataclass."""
-    if isinstance(batch, Mapping):
-        return list(batch.values())
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    # Packed sequences are tuples with a `to` of their own, and know better than we what belongs where.
-    return list(batch) if isinstance(batch, (list, tuple)) and not hasattr(batch, "to") else None
-
-
-def rebuilt(batch: Any, items: list[Any]) -> Any:
-    """Return a nest of the kind of `batch` with other `items` in it."""
-    if isinstance(batch, Mapping):
-        named = dict(zip(batch, items, strict=True))
-        if not isinstance(batch, MutableMapping):
-            kind: Any = type(batch)
-            return kind(named)
-        copied: Any = copy.copy(batch)  # some kinds, such as defaultdict, are made of more than items
-        copied.update(named)
-        return copied
-    if dataclasses.is_dataclass(batch):
-        copied = copy.copy(batch)
-        for field, item in zip(dataclasses.fields(batch), items, strict=True):
-            object.__setattr__(copied, field.name, item)  # also of frozen ones, and those that are no arguments
-        return copied
-    return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    return map_leaves(changed, batch)
 
 
 def samples_in(batch: Any) -> int:
@@ -74,12 +143,3 @@ def _samples_in(batch: Any) -> int | None:
         return batch.shape[0] if batch.ndim else 1
     items = list(batch) if isinstance(batch, tuple) else items_of(batch) or []
     return next((count for item in items if (count := _samples_in(item)) is not None), None)
-
-
-def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return `tree`, of plain dicts, lists and tuples, with what `replace` makes of everything else in it."""
-    if type(tree) in (dict, OrderedDict):
-        return type(tree)((key, map_leaves(value, replace)) for key, value in tree.items())
-    if type(tree) in (list, tuple):
-        return type(tree)(map_leaves(value, replace) for value in tree)
-    return replace(tree)

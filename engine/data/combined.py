@@ -14,13 +14,13 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
+from midstride.engine.trees import map_leaves, named_leaves
 
-__all__ = ["CombinedLoader", "CombinedResumableLoader", "Mode", "leaves"]
+__all__ = ["CombinedLoader", "CombinedResumableLoader", "Mode", "named_loaders"]
 
 _NOTHING = object()
 Mode = Literal["min_size", "max_size_cycle", "max_size", "sequential"]
@@ -49,20 +49,24 @@ class CombinedLoader:
         self.mode: Mode = mode
 
 
-def leaves(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[Any]]], Callable[[Sequence[Any]], Any]]:
+def named_loaders(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[Any]]], Callable[[Sequence[Any]], Any]]:
     """Return every loader in a nest with its name, and what makes such a nest of anything else.
 
     Raises:
         UserError: something in it is no loader, or there is none.
     """
-    found, spec = pytree.tree_flatten_with_path(loaders)
-    named = [(f"{name} {pytree.keystr(path)}".strip(), leaf) for path, leaf in found]
+    named = [(where.strip(), leaf) for where, leaf in named_leaves(loaders, f"{name} ")]
     if not named:
         raise UserError(f"{name} is an empty {type(loaders).__name__}: put a DataLoader in it, or return None.")
     for path, leaf in named:
         if not isinstance(leaf, DataLoader):
             raise UserError(f"{path} is a {type(leaf).__name__}; a torch.utils.data.DataLoader is needed.")
-    return named, lambda values: pytree.tree_unflatten(list(values), spec)
+
+    def nest_of(values: Sequence[Any]) -> Any:
+        each = iter(values)
+        return map_leaves(lambda leaf: next(each), loaders)
+
+    return named, nest_of
 
 
 class _Stream:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoader, Mode, leaves
+from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoader, Mode, named_loaders
 from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.lane_loader import LaneLoader, check_lanes, nest_in_lanes
@@ -92,7 +92,7 @@ class LoaderResolver:
         if isinstance(given, (dict, list, tuple)):
             given = CombinedLoader(given, "max_size_cycle")
         if isinstance(given, CombinedLoader):
-            named, nest = leaves(given.loaders, "the training loader")
+            named, nest = named_loaders(given.loaders, "the training loader")
             loaders = [self._train(loader, name, i, 1.0) for i, (name, loader) in enumerate(named)]
             nest = nest if self._settings.lanes is None or given.mode == "sequential" else nest_in_lanes(nest)
             resumable: ResumableLoader = CombinedResumableLoader(
@@ -164,7 +164,8 @@ class LoaderResolver:
                 f"the {stage} loaders with lanes: mode {mode} reads them side by side, and in evaluation lanes have "
                 "different numbers of batches: say mode='sequential'."
             )
-        named, nest = leaves(given.loaders if isinstance(given, CombinedLoader) else given, f"the {stage} loader")
+        loaders = given.loaders if isinstance(given, CombinedLoader) else given
+        named, nest = named_loaders(loaders, f"the {stage} loader")
         evaluate = partial(self._evaluate, stage=stage, limit=limit if mode == "sequential" else 1.0)
         resumables = [evaluate(loader, name, i) for i, (name, loader) in enumerate(named)]
         if mode == "sequential":

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from midstride.engine.data.in_place_copy import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
-from midstride.engine.objects.generators import Generator, attributes_of, find_generators, get_state, set_state
+from midstride.engine.objects.attributes import attributes_of, members_of
+from midstride.engine.objects.generators import Generator, find_generators, get_state, set_state
 from midstride.engine.state.codec import differences, walk
 
 __all__ = ["SamplerState", "wrapped"]
@@ -69,7 +70,7 @@ class SamplerState:
             if _says_itself(owner):
                 state[f"{path}/"] = copy.deepcopy(owner.state_dict())
                 continue
-            for name, value in attributes_of(owner):
+            for name, value in attributes_of(owner).items():
                 if _is_plain(value):
                     state[f"{path}/{name}"] = _copied(value)
         generators = find_generators(self._sampler, beside=self._dataset)
@@ -103,11 +104,10 @@ class SamplerState:
                 continue
             seen.add(id(value))
             if isinstance(value, (list, tuple, deque, dict)) and len(value) <= _LONG and not _is_plain(value):
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                queue += [(f"{path}[{key!r}]", item) for key, item in items]
+                queue += [(path + step, item) for step, item in members_of(value)]
             elif _says_itself(value) or _is_object(value):
                 owners[path] = value
-                queue += [] if _says_itself(value) else [(f"{path}.{name}", v) for name, v in attributes_of(value)]
+                queue += [] if _says_itself(value) else [(path + step, item) for step, item in members_of(value)]
         return owners
 
 

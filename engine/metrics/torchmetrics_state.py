@@ -25,7 +25,7 @@ from midstride.engine.metrics.torchmetrics_internals import (
     updates,
 )
 from midstride.engine.state.codec import differences, encode
-from midstride.engine.trees import map_leaves
+from midstride.engine.trees import convert
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -267,4 +267,4 @@ def _joined(pieces: list[Any], reduction: Callable[..., Any] | None) -> Any:
 
 
 def _on(value: Any, device: Any) -> Any:
-    return map_leaves(value, lambda leaf: leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf)
+    return convert(value, lambda tensor: tensor.detach().to(device))

@@ -11,7 +11,7 @@ from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of, transient_buffers
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.graph_restore import StateFilling
+from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.object_state import module_anchors
 
 __all__ = ["ModuleStructure"]
@@ -96,7 +96,7 @@ class ModuleStructure:
             owner, name = self._module.get_submodule(_owner(path)), path.rpartition(".")[2]
             if children_of(owner).get(name) is not None:
                 continue
-            filling = StateFilling(GraphWalk({}, {}), module_anchors(self._module), self._device)
+            filling = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)
             made = filling.put(node, MISSING, f"structure/{path}")
             if not isinstance(made, nn.Module):
                 raise UserError(

@@ -1,11 +1,13 @@
-"""The attributes of an object, wherever its class keeps them."""
+"""What is directly in an object: its attributes, wherever its class keeps them, or the items of a container."""
 
 import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-__all__ = ["INTERNAL", "attributes_of"]
+__all__ = ["INTERNAL", "attributes_of", "items_of", "members_of", "state_attributes"]
 
 #: what nn.Module keeps of its own
 INTERNAL = frozenset(vars(nn.Module()))
@@ -14,11 +16,8 @@ _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """Return the attributes of an object by name, those in slots included; of a module, those that hold its state."""
-    found = {name: value for name, value in getattr(value, "__dict__", {}).items() if not _is_own(value)}
-    if isinstance(value, nn.Module):
-        internal = INTERNAL - _OF_MODULES
-        return {name: item for name, item in vars(value).items() if name not in internal}
+    """Return the attributes of an object by name, those in slots included."""
+    found = dict(getattr(value, "__dict__", {}))
     for name in _slots(type(value)):
         try:
             found[name] = getattr(value, name)
@@ -27,8 +26,31 @@ def attributes_of(value: object) -> dict[str, Any]:
     return found
 
 
-def _is_own(value: object) -> bool:
-    return type(value).__module__.startswith("midstride.engine")
+def state_attributes(value: object) -> dict[str, Any]:
+    """Return the attributes of an object; of a module, those that hold its state."""
+    if isinstance(value, nn.Module):
+        internal = INTERNAL - _OF_MODULES
+        return {name: item for name, item in vars(value).items() if name not in internal}
+    return attributes_of(value)
+
+
+def items_of(value: object) -> Iterable[tuple[Any, Any]] | None:
+    """Return the items of a container with their keys or numbers; None if `value` is no container."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, (list, tuple, set, frozenset, deque)) else None
+
+
+def members_of(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield what is directly in a container or an object, each with how code reaches it from there.
+
+    >>> [*members_of({"x": 1}), *members_of([2])]
+    [("['x']", 1), ('[0]', 2)]
+    """
+    if (items := items_of(value)) is not None:
+        yield from ((f"[{key!r}]", item) for key, item in items)
+    else:
+        yield from ((f".{name}", item) for name, item in attributes_of(value).items())
 
 
 def _slots(kind: type) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
-from midstride.engine.code_origin import is_users, is_users_file
+from midstride.engine.code_origin import is_user_class, is_user_file
 
 __all__ = ["class_and_global_state", "is_data"]
 
@@ -23,10 +23,10 @@ def class_and_global_state(objects: Iterable[object]) -> Iterator[tuple[str, obj
     That is what stands on their classes and in the globals of the files of these, on the user's other classes that such
     a file names, and in the defaults, attributes and closures of functions there.
     """
-    kinds = {kind for value in objects for kind in type(value).__mro__ if is_users(kind)}
+    kinds = {kind for value in objects for kind in type(value).__mro__ if is_user_class(kind)}
     files = sorted({kind.__module__ for kind in kinds if kind.__module__ in sys.modules})
     named = [value for file in files for value in vars(sys.modules[file]).values()]
-    kinds.update(value for value in named if isinstance(value, type) and is_users(value))
+    kinds.update(value for value in named if isinstance(value, type) and is_user_class(value))
     for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
         yield from _of_class(kind)
     for function in dict.fromkeys(value for value in named if isinstance(value, types.FunctionType)):
@@ -41,7 +41,7 @@ def is_data(value: object) -> bool:
     """Return whether `value` is data rather than code: what can be called is, where its class is the user's."""
     if isinstance(value, (*_CODE, *_WRAPPERS, *_SLOTS)):
         return False
-    return is_users(type(value)) or not callable(value)
+    return is_user_class(type(value)) or not callable(value)
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, object]]:
@@ -58,7 +58,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, object]]:
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    if not is_users_file(function.__code__.co_filename):
+    if not is_user_file(function.__code__.co_filename):
         return
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]

@@ -1,8 +1,7 @@
 """How values, tensors and containers are put back: a filler for each type of node."""
 
 import itertools
-import sys
-from collections import defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
 
 
 class Filler(Protocol):
-    """What puts values back needs of the pass over all of them: `Filling`."""
+    """What puts values back needs of the pass over all of them: a `GraphRestore`."""
 
     device: torch.device
     change: CodeChange
@@ -175,6 +174,5 @@ def made_by_function(filling: Filler, node: Instance, live: Any, path: str) -> A
 KINDS: dict[type, Callable[[Filler, Any, Any, str], Any]] = {
     **{Same: _same, View: _view, list: _list, tuple: _tuple, deque: _deque, np.ndarray: _array},
     **dict.fromkeys((Tensor, nn.Parameter, nn.Buffer), _tensor),
+    **dict.fromkeys((dict, OrderedDict, Counter, defaultdict), _dict),
 }
-for _kind in ("dict", "OrderedDict", "Counter", "defaultdict"):
-    KINDS[getattr(sys.modules["collections"], _kind, dict)] = _dict

@@ -14,6 +14,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from midstride.engine.objects.attributes import INTERNAL, members_of
 from midstride.engine.objects.code_state import class_and_global_state, is_data
 from midstride.engine.objects.generators import Generator, get_state
 
@@ -21,7 +22,7 @@ __all__ = ["differing_lines", "digest_lines", "object_digest"]
 
 DEPTH = 5
 _WHOLE_BYTES = 1 << 26
-_INTERNAL = frozenset(vars(nn.Module())) | {"_trainer"}
+_NOT_STATE = INTERNAL | {"_trainer"}
 
 
 def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
@@ -52,23 +53,20 @@ def _walk(name: str, value: Any, depth: int, seen: dict[int, object]) -> Iterato
         yield name, told
     elif id(value) not in seen and depth:
         seen[id(value)] = value
-        for step, item in itertools.islice(_items(value), 1000):
+        for step, item in itertools.islice(_members(value), 1000):
             yield from _walk(name + step, item, depth - 1, seen)
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what `value` consists of, and how each item is reached from it."""
     if isinstance(value, nn.Module):
         for path, submodule in value.named_modules():
             prefix = f".{path}." if path else "."
-            yield from ((prefix + key, item) for key, item in vars(submodule).items() if key not in _INTERNAL)
-    elif isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield " holds", f"{len(value)} items"
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-    elif is_data(value) and hasattr(value, "__dict__"):
-        yield from ((f".{key}", item) for key, item in vars(value).items())
+            yield from ((prefix + key, item) for key, item in vars(submodule).items() if key not in _NOT_STATE)
+    elif is_data(value):
+        if isinstance(value, (list, tuple)):
+            yield " holds", f"{len(value)} items"
+        yield from members_of(value)
 
 
 def _describe(value: Any) -> str | None:

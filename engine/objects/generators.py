@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Generator", "attributes_of", "find_generators", "get_state", "seeder", "set_state", "shared_generators"]
+from midstride.engine.objects.attributes import attributes_of, items_of
+
+__all__ = ["Generator", "find_generators", "get_state", "seeder", "set_state", "shared_generators"]
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -64,19 +66,9 @@ def shared_generators(owner: object) -> list[Any]:
     return [generator for path, generator in sorted(find_generators(owner).items()) if _OUTSIDE in path]
 
 
-def attributes_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an instance by name, those in slots too."""
-    yield from list(getattr(value, "__dict__", {}).items())
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield name, getattr(value, name)
-
-
 def _items(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
-        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+    if isinstance(value, _CONTAINERS):
+        items = items_of(value) or ()
         if len(value) > _MANY:
             items = _unlike_data(value, items)
         yield from ((f"[{key!r}]", item) for key, item in items)
@@ -86,7 +78,7 @@ def _items(value: object) -> Iterator[tuple[str, object]]:
         names = ("__self__", "__func__") if isinstance(value, types.MethodType) else ("func", "args", "keywords")
         yield from ((f".{name}", getattr(value, name)) for name in names)
     else:
-        yield from ((f".{name}", item) for name, item in attributes_of(value))
+        yield from ((f".{name}", item) for name, item in attributes_of(value).items())
         yield from _used_by_class(type(value))
 
 

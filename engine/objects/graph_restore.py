@@ -18,10 +18,10 @@ from midstride.engine.objects.instances import FORMS
 from midstride.engine.objects.node_writers import PLAIN, kind_name
 from midstride.engine.state.nodes import Instance
 
-__all__ = ["StateFilling"]
+__all__ = ["GraphRestore"]
 
 
-class StateFilling:
+class GraphRestore:
     """One pass over nodes and the live objects that stand at the same paths.
 
     Args:

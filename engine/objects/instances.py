@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from midstride.engine.code_origin import is_users
-from midstride.engine.objects.attributes import attributes_of
+from midstride.engine.code_origin import is_user_class
+from midstride.engine.objects.attributes import state_attributes
 from midstride.engine.objects.containers import MISSING, Filler, fill_dict, items_of, made_by_function, on_device
 from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
@@ -136,7 +136,7 @@ def _class(kind: str, live: Any, base: type) -> Any:
     for inner in name.split("."):
         found = getattr(found, inner, None)
     known = isinstance(found, type) and issubclass(found, base)
-    return found if known and (is_users(found) or issubclass(found, nn.Module)) else None
+    return found if known and (is_user_class(found) or issubclass(found, nn.Module)) else None
 
 
 def _enum(filling: Filler, node: Instance, live: Any, path: str) -> Any:
@@ -174,7 +174,7 @@ def _object(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 
 def _fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str) -> None:
-    before = attributes_of(live)
+    before = state_attributes(live)
     for name, child in nodes.items():
         if filling.change.drops(path, name) or filling.change.replaces(path, name, child):
             filling.skip(child, step(path, name))

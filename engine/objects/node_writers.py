@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
-from midstride.engine.code_origin import is_users, is_users_file
-from midstride.engine.objects.attributes import attributes_of
+from midstride.engine.code_origin import is_user_class, is_user_file
+from midstride.engine.objects.attributes import state_attributes
 from midstride.engine.objects.generators import get_state
 from midstride.engine.state.arrays import describe_dtype
 from midstride.engine.state.codec import encode
@@ -201,7 +201,7 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
     kind = kind_text(value.__module__, value.__qualname__)
     walk.constants[path] = kind
     cells: dict[str, Any] = {}
-    if value.__closure__ and is_users_file(value.__code__.co_filename):
+    if value.__closure__ and is_user_file(value.__code__.co_filename):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
             if cell != types.CellType():  # bound
                 cells[name] = walk.node(cell.cell_contents, step(path, name))
@@ -248,7 +248,7 @@ def _named_tuple(walk: Walk, value: Any, path: str) -> Any:
 
 def _object(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
-    node = _of(value, "object", attributes=walk.attributes(attributes_of(value), path))
+    node = _of(value, "object", attributes=walk.attributes(state_attributes(value), path))
     if isinstance(value, dict):
         node.state["items"] = _dict(walk, dict(value), step(path, "items"))
     elif isinstance(value, (list, set, deque)):
@@ -307,7 +307,7 @@ def _writer(kind: type) -> Writer:
     if kind_name(kind) in VALUES:
         return _value
     if issubclass(kind, tuple):
-        return _named_tuple if hasattr(kind, "_fields") and is_users(kind) else _opaque
+        return _named_tuple if hasattr(kind, "_fields") and is_user_class(kind) else _opaque
     if issubclass(kind, (*_CONSTANT, Tensor, IterableDataset)):
         return _opaque
     if issubclass(kind, nn.Module) or not _is_library(kind):
@@ -320,4 +320,4 @@ def _is_library(kind: type) -> bool:
     """Return whether objects of `kind` are a library's: what their attributes mean is not known here."""
     if kind_name(kind) in _NAMESPACES or (kind.__module__.startswith("torch.optim") and kind.__module__ in sys.modules):
         return False
-    return not is_users(kind)
+    return not is_user_class(kind)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from midstride.engine.code_origin import is_users
+from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.attributes import INTERNAL
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.graph_restore import StateFilling
+from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.node_writers import DATA, PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
 from midstride.engine.state.codec import differences
@@ -77,7 +77,7 @@ def module_roots(module: nn.Module) -> Iterator[Root]:
         ours = _OURS | getattr(type(submodule), "not_state", frozenset())
         set_by_users = (name for name in vars(submodule) if name not in ours and not name.startswith(_COMPOSABLE))
         own = {name: vars(submodule)[name] for name in set_by_users}
-        yield Root("module", path, own, submodule, is_setup=not is_users(type(submodule)))
+        yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
         if hooks := user_hooks(submodule, _HOOKS):
             yield Root("hooks", path, hooks)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -127,7 +127,7 @@ class Objects:
         for root in roots:
             nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
             self._built[root.path] = set(root.values)
-            if root.owner is None or is_users(type(root.owner)):
+            if root.owner is None or is_user_class(type(root.owner)):
                 built = built_by(nodes, root.path)
                 # of what every attempt sets up anew, such as a number of workers, the names alone
                 self._code |= {k: dict.fromkeys(v, "") for k, v in built.items()} if root.is_setup else built
@@ -172,7 +172,7 @@ class Objects:
         change = CodeChange(self._code, as_saved(state_dict.pop("built", {})))
         walk, roots = self._walk()
         saved = [self._saved(root, state_dict, walk) for root in roots]
-        filling = StateFilling(walk, self._anchors(), self._device, change)
+        filling = GraphRestore(walk, self._anchors(), self._device, change)
         for root, nodes in zip(roots, saved, strict=True):
             self._fill(root, nodes, filling)
             if root.owner is not None:
@@ -188,7 +188,7 @@ class Objects:
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
 
-    def _fill(self, root: Root, nodes: dict[str, Any], filling: StateFilling) -> None:
+    def _fill(self, root: Root, nodes: dict[str, Any], filling: GraphRestore) -> None:
         for name, node in nodes.items():
             path = f"{root.path}/{name}"
             if filling.change.drops(root.path, name) or filling.change.replaces(root.path, name, node):
@@ -225,7 +225,7 @@ class Objects:
         """Return rank 0's, with a warning where others differ."""
         return dict(rank0_state("what an attribute holds", states))
 
-    def _report(self, filling: StateFilling) -> None:
+    def _report(self, filling: GraphRestore) -> None:
         if filling.change.found:
             lines = [
                 f"{what}: {_few([_shown(path) for path in paths])}" for what, paths in filling.change.found.items()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstride.engine.code_origin import is_users, is_users_file
+from midstride.engine.code_origin import is_user_class, is_user_file
 from midstride.engine.objects.node_writers import kind_name
 
 __all__ = ["RegisteredHooks", "user_hooks"]
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
     """Return the hooks of `owner` that user code wrote, by where they are registered."""
     registered = ((name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values())
-    return {f"{name}_{number}": hook for number, (name, hook) in enumerate(registered) if _is_users(hook)}
+    return {f"{name}_{number}": hook for number, (name, hook) in enumerate(registered) if _is_user_hook(hook)}
 
 
-def _is_users(hook: Any) -> bool:
+def _is_user_hook(hook: Any) -> bool:
     function = getattr(hook, "__func__", hook)
     if isinstance(function, types.FunctionType):
-        return is_users_file(function.__code__.co_filename)
-    return is_users(type(function))
+        return is_user_file(function.__code__.co_filename)
+    return is_user_class(type(function))
 
 
 class RegisteredHooks:

@@ -1,12 +1,13 @@
 """What keeps something from being pickled, by its path: `module.transform.fn`, not "can't pickle lambda"."""
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from midstride.engine.modules.torch_internals import children_of
+from midstride.engine.objects.attributes import members_of
 
 __all__ = ["find_unpicklable"]
 
@@ -27,18 +28,14 @@ def _innermost(value: Any, path: str, seen: set[int]) -> str | None:
     try:
         pickle.dumps(value)
     except Exception as error:
-        inner = (_innermost(item, f"{path}{key}", seen) for key, item in _items(value))
+        inner = (_innermost(item, f"{path}{key}", seen) for key, item in _members(value))
         return next(filter(None, inner), f"{path}: {error}")
     return None
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """What is directly in `value`, and how it is reached."""
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        if isinstance(value, nn.Module):
-            yield from ((f".{name}", child) for name, child in children_of(value).items())
-        yield from ((f".{name}", item) for name, item in vars(value).items() if name != "_modules")
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is directly in `value`, and how it is reached: of a module, submodules by their names."""
+    if isinstance(value, nn.Module):
+        yield from ((f".{name}", child) for name, child in children_of(value).items())
+    if not isinstance(value, type):
+        yield from (member for member in members_of(value) if member[0] != "._modules")

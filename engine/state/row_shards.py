@@ -4,7 +4,6 @@ Rows go to ranks as in `torch.chunk`, and so as in `fully_shard`: as many to eac
 A rank may have none.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from midstride.engine.errors import NotExact
+from midstride.engine.trees import is_state_leaf, map_leaves
 
 __all__ = ["RowShard", "join_rows", "reshard_rows", "shard_rows"]
 
@@ -65,11 +65,8 @@ def join_rows(shards: Sequence[RowShard]) -> Tensor:
 
 def reshard_rows(trees: Sequence[Any], rank: int, size: int) -> Any:
     """Return the tree of `rank` of `size`, given those of the ranks of another world; where they agree, the first's."""
-    first = trees[0]
-    if isinstance(first, RowShard):
-        return shard_rows(join_rows(trees), rank, size)
-    if type(first) in (dict, OrderedDict):
-        return type(first)((key, reshard_rows([tree[key] for tree in trees], rank, size)) for key in first)
-    if type(first) in (list, tuple):
-        return type(first)(reshard_rows(values, rank, size) for values in zip(*trees, strict=True))
-    return first
+
+    def resharded(*leaves: Any) -> Any:
+        return shard_rows(join_rows(leaves), rank, size) if isinstance(leaves[0], RowShard) else leaves[0]
+
+    return map_leaves(resharded, *trees, is_leaf=is_state_leaf)

@@ -1,7 +1,5 @@
 """Cutting a batch into chunks, and joining what came out of them, by the rules of `nn.DataParallel`."""
 
-import dataclasses
-from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 
 from midstride.engine.errors import UserError
-from midstride.engine.trees import items_of, rebuilt
+from midstride.engine.trees import items_of, named_leaves, rebuilt
 
 __all__ = ["cut", "join"]
 
@@ -39,16 +37,7 @@ def cut(batch: Any, chunks: int) -> list[Any]:
 
 def _sizes(value: Any, path: str) -> list[tuple[str, int]]:
     """The first dimension of every tensor in `value`, by its path."""
-    if isinstance(value, Tensor):
-        return [(path, len(value))] if value.ndim else []
-    items = items_of(value) or []
-    if isinstance(value, Mapping):
-        paths = [f"{path}[{key!r}]" for key in value]
-    elif dataclasses.is_dataclass(value):
-        paths = [f"{path}.{field.name}" for field in dataclasses.fields(value)]
-    else:
-        paths = [f"{path}[{index}]" for index in range(len(items))]
-    return [size for inner, item in zip(paths, items, strict=True) for size in _sizes(item, inner)]
+    return [(where, len(leaf)) for where, leaf in named_leaves(value, path) if isinstance(leaf, Tensor) and leaf.ndim]
 
 
 def _chunk(value: Any, start: int, length: int, samples: int) -> Any:
@@ -65,12 +54,10 @@ def _chunk(value: Any, start: int, length: int, samples: int) -> Any:
 
 def _check_whole(value: Any, chunks: int) -> None:
     """Refuse what holds tensors in a way that only it knows."""
-    for item in items_of(value) or ([] if isinstance(value, Tensor) else [value]):
-        if item is not value:
-            _check_whole(item, chunks)
-        elif hasattr(value, "to"):
+    for _, leaf in named_leaves(value):
+        if hasattr(leaf, "to") and not isinstance(leaf, Tensor):
             raise UserError(
-                f"a {type(value).__name__} in a batch cannot be cut into {chunks} parts: put its tensors into a dict, "
+                f"a {type(leaf).__name__} in a batch cannot be cut into {chunks} parts: put its tensors into a dict, "
                 "a list or a dataclass, or use ddp, which cuts no batch."
             )
 

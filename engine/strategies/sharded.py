@@ -27,7 +27,7 @@ from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.strategies.sharded_blocks import blocks, norms_of, uncut_tensors
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, broadcast_tensors
-from midstride.engine.trees import map_leaves
+from midstride.engine.trees import is_state_leaf, map_leaves
 
 __all__ = ["FullySharded", "Sharded"]
 
@@ -240,7 +240,7 @@ class _ShardedState:
     def state_dict(self) -> dict[str, Any]:
         """Return the part's state, with row shards."""
         _free(self._module)
-        return cast("dict[str, Any]", map_leaves(self._part.state_dict(), _row_shard))
+        return cast("dict[str, Any]", map_leaves(_row_shard, self._part.state_dict(), is_leaf=is_state_leaf))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give the part its state back."""
@@ -249,7 +249,7 @@ class _ShardedState:
         def distributed(value: Any) -> Any:
             return _distributed(value, like) if isinstance(value, RowShard) else value
 
-        self._part.load_state_dict(map_leaves(state_dict, distributed))
+        self._part.load_state_dict(map_leaves(distributed, state_dict, is_leaf=is_state_leaf))
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the row shards of `rank` in a new world, given those of all ranks of the old one."""

@@ -10,7 +10,7 @@ import xxhash
 from torch import Tensor
 
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.trees import samples_in
+from midstride.engine.trees import items_of, samples_in
 
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
@@ -87,13 +87,13 @@ def _digests(batch: Any) -> tuple[list[str], str]:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)) and any(isinstance(item, (Tensor, dict, list, tuple)) for item in batch):
-        for item in batch:
-            yield from _leaves(item)
-    else:
+    """Yield tensors, and what holds none and no nest, such as a list of texts, as a whole."""
+    items = items_of(batch)
+    if items is None or not any(isinstance(item, Tensor) or items_of(item) is not None for item in items):
         yield batch
+        return
+    for item in items:
+        yield from _leaves(item)
 
 
 def _bytes(tensor: Tensor) -> bytes:

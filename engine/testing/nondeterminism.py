@@ -7,7 +7,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from midstride.engine.code_origin import is_pythons_file, is_users_file
+from midstride.engine.code_origin import is_python_file, is_user_file
 
 __all__ = ["NondeterminismTracer"]
 
@@ -43,9 +43,9 @@ class NondeterminismTracer:
         if event != "c_call" or (name := _suspicious(function)) is None:
             return
         caller: FrameType | None = frame
-        while caller is not None and is_pythons_file(caller.f_code.co_filename):
+        while caller is not None and is_python_file(caller.f_code.co_filename):
             caller = caller.f_back
-        if caller is None or not is_users_file(caller.f_code.co_filename):
+        if caller is None or not is_user_file(caller.f_code.co_filename):
             return
         if function is id and caller is not frame:  # copy.deepcopy and json know objects by it; no answer depends on it
             return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from midstride.engine.objects.generators import attributes_of
+from midstride.engine.objects.attributes import attributes_of
 
 __all__ = ["content_digest"]
 
@@ -61,7 +61,7 @@ def _of_tensor(tensor: Tensor) -> Any:
 
 
 def _of_object(value: Any, deep: int) -> Any:
-    if attributes := dict(attributes_of(value)):
+    if attributes := attributes_of(value):
         return _plain(attributes, deep - 1)
     try:
         return pickle.dumps(value)

@@ -1,11 +1,11 @@
 """Whether two readings of a sample are the same, as far as can be seen."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from midstride.engine.objects.attributes import members_of
 from midstride.engine.state.codec import differences
 
 __all__ = ["is_repeatable"]
@@ -27,8 +27,7 @@ def is_repeatable(a: Any, b: Any, deep: int = 8) -> bool:
         return not differences(a, b)
     if deep == 0:
         return True
-    if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(is_repeatable(a[key], b[key], deep - 1) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(is_repeatable(left, right, deep - 1) for left, right in zip(a, b, strict=True))
-    return is_repeatable(dict(getattr(a, "__dict__", {})), dict(getattr(b, "__dict__", {})), deep - 1)
+    if isinstance(a, (set, frozenset)):
+        return bool(a == b)
+    left, right = dict(members_of(a)), dict(members_of(b))
+    return left.keys() == right.keys() and all(is_repeatable(left[step], right[step], deep - 1) for step in left)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from midstride.engine.code_origin import is_users
+from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
@@ -73,7 +73,7 @@ def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> I
 
 def _is_plain(value: object) -> bool:
     """Return whether `value` is of a kind that code counts in, rather than an object that is kept or does something."""
-    if is_users(type(value)):
+    if is_user_class(type(value)):
         return not isinstance(value, (nn.Module, Callback, DataModule, Dataset))
     return type(value).__module__ in _COUNTED_IN and not isinstance(value, Generator)
 
@@ -93,14 +93,14 @@ def _users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
     elif isinstance(dataset, ConcatDataset):
         for number, inner in enumerate(dataset.datasets):
             yield from _users_data(f"{name}/datasets/{number}", inner)
-    elif is_users(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
+    elif is_user_class(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
         yield name, dataset
 
 
 def _sampler_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
     """Yield what samplers of the user's hold; their state is part of their loader's."""
     for name, loader in _loaders(fit_loaders).items():
-        if not isinstance(loader, DataLoader) and is_users(type(loader)):
+        if not isinstance(loader, DataLoader) and is_user_class(type(loader)):
             yield Root("samplers", name, dict(vars(loader)))
 
 
@@ -131,7 +131,7 @@ def _resumable_leaves(resumable: Any) -> list[Any]:
 def _callback_roots(context: FitContext) -> Iterator[Root]:
     """Yield what callbacks hold that have no `state_dict` of their own."""
     for name, callback in Callbacks(context.callbacks).by_name.items():
-        if is_users(type(callback)) and type(callback).state_dict is Callback.state_dict:
+        if is_user_class(type(callback)) and type(callback).state_dict is Callback.state_dict:
             yield Root("callbacks", name, dict(vars(callback)), callback, is_setup=True)
 
 
@@ -159,7 +159,7 @@ def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
 
 def _global_generators(owners: list[Any]) -> Iterator[Root]:
     """Yield the generators that the classes of `owners`, and the files that these stand in, hold by name."""
-    kinds = dict.fromkeys(kind for owner in owners for kind in type(owner).__mro__ if is_users(kind))
+    kinds = dict.fromkeys(kind for owner in owners for kind in type(owner).__mro__ if is_user_class(kind))
     namespaces: dict[str, Any] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds}
     namespaces |= {kind.__module__: sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules}
     for name, namespace in namespaces.items():
