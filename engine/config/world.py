@@ -247,7 +247,7 @@ class WorldOptions(Options):
         ]
 
     @property
-    def alone(self) -> "WorldOptions":
+    def of_one_process(self) -> "WorldOptions":
         """The world of one process that has the first of these devices."""
         gpus = self.gpus[:1] if isinstance(self.gpus, list) else None
         given = {"lanes": self.lanes, "accelerator": self.accelerator, "gpus": gpus}

@@ -26,9 +26,9 @@ seeded_dataset    the user's data set and collate, each given its own random num
 stateful_loader   a DataLoader with a state, for loops that are not the Trainer's
 torch_internals   privates of `torch.utils.data`, named here alone
 workers           workers of a loader: started as the user wants, tied to their rank, and told apart when one
-                  is lost iterable/         streams that go on where they were, by their state or by reading
-                  again rng/              functions of where a sample stands, and the main process's left as
-                  they were
+                  is lost
+iterable/         streams that go on where they were, by their state or by reading again
+rng/              functions of where a sample stands, and the main process's left as they were
 """
 
 from typing import TYPE_CHECKING, Any

@@ -14,7 +14,7 @@ class ResumableLoader(ABC):
     It keeps no position: the loop counts, and says where to start.
     """
 
-    #: the batches of an epoch on the rank that has the most; see `set_longest`
+    #: the batches of an epoch on the rank that has the most; see `set_max_batches`
     max_batches: int
     #: samples in a full batch of this rank; None where batches have no fixed size
     batch_size: int | None

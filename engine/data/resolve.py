@@ -1,4 +1,4 @@
-"""A fit's loaders: the user's, each made exact."""
+"""A fit's loaders: the user's, each made resumable."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -144,7 +144,7 @@ class LoaderResolver:
         return loader if lanes is None else LaneLoader.of(loader, lanes)
 
     def evaluation(self, stage: str) -> list[ResumableLoader]:
-        """Return the resumables of `stage`, one for each `dataloader_idx`; none if there are none."""
+        """Return the loaders of `stage`, one for each `dataloader_idx`; none if there are none."""
         given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
         limit = getattr(self._options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
         resumables = [] if given is None or given == [] else self._evaluation(given, stage, limit)

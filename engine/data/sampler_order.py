@@ -14,7 +14,7 @@ from midstride.engine.data.items import Items, as_items, digest_of_items, pack_i
 from midstride.engine.data.order import BatchOrder, BatchRequest, SampleOrder
 from midstride.engine.data.permutation import Positions
 from midstride.engine.data.rng.isolation import seeded_rng
-from midstride.engine.data.sampler_state import SamplerState, wrapped
+from midstride.engine.data.sampler_state import SamplerState, samplers_in
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.seeds import mix
 from midstride.engine.state.codec import differences
@@ -68,22 +68,22 @@ class SamplerOrder(SampleOrder):
 
     def _dry_run(self) -> str:
         """Run copies of the sampler for two epochs, one of them from its state; return a digest of the first."""
-        built = self._state.whole()
+        built = self._state.full()
         one, other, resumed = (_copied(self._sampler, self._dataset) for _ in range(3))
         epochs = [self._run(one, 0)]
-        between = SamplerState(one, self._dataset).whole()
+        between = SamplerState(one, self._dataset).full()
         epochs.append(self._run(one, 1))
         # Copies share some generators, and what cannot be copied is one and the same.
-        SamplerState(other, self._dataset).fill(built)
+        SamplerState(other, self._dataset).restore_full(built)
         again = [self._run(other, 0)]
         try:
-            SamplerState(resumed, self._dataset).fill(between)
+            SamplerState(resumed, self._dataset).restore_full(between)
         except NotExact as error:
             raise NotExact(f"{self._what} cannot be given its state back: {error}. {_WAY_OUT}") from error
         except Exception as error:
             raise UserCodeError.of(f"{self._what}, given its state back", error) from error
         again.append(self._run(resumed, 1))
-        self._state.fill(built)
+        self._state.restore_full(built)
         if [*map(digest_of_items, epochs)] != [*map(digest_of_items, again)]:
             raise NotExact(
                 f"{self._what} gives another order when it is run again from the same state: it draws from a source "
@@ -112,9 +112,9 @@ class SamplerOrder(SampleOrder):
             return
         if not self._told and self._after is not None:
             self._tell_changed(self._after)
-        self._begin, self._due = self._state.taken(), None
+        self._begin, self._due = self._state.changes(), None
         self._items = self._run(self._sampler, epoch)
-        self._after = None if self._told else self._state.taken()
+        self._after = None if self._told else self._state.changes()
         if len(self._items) != self._length:
             raise UserError(
                 f"{self._what} gives {len(self._items)} items in epoch {epoch}, {self._length} in the first; "
@@ -125,10 +125,10 @@ class SamplerOrder(SampleOrder):
         """Run the sampler from its state at the start of the epoch, where its items could not be written."""
         if self._due is None:
             return
-        now = self._state.taken()
-        self._state.put(self._begin)
+        now = self._state.changes()
+        self._state.restore(self._begin)
         self._items = self._run(self._sampler, epoch)
-        self._state.put(now)
+        self._state.restore(now)
         if (digest := digest_of_items(self._items)) != self._due:
             raise NotExact(
                 f"{self._what} gives another order in epoch {epoch} than before the run died (digest {self._due}, now "
@@ -138,7 +138,7 @@ class SamplerOrder(SampleOrder):
 
     def _tell_changed(self, after: dict[str, Any]) -> None:
         """Say once that training changes a sampler that plain PyTorch would have drawing all through the epoch."""
-        if differences(after, self._state.taken()):
+        if differences(after, self._state.changes()):
             self._told = True
             log.warning(
                 "training changes %s while its epoch is under way. Here it is run whole at the start of each epoch: "
@@ -165,7 +165,7 @@ class SamplerOrder(SampleOrder):
         packed = pack_items(self._items)
         if packed is None:
             packed = {"begin": self._begin, "digest": digest_of_items(self._items)}
-        return {"now": self._state.taken(), "items": packed}
+        return {"now": self._state.changes(), "items": packed}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take both back."""
@@ -179,7 +179,7 @@ class SamplerOrder(SampleOrder):
             self._begin, self._due = packed["begin"], packed["digest"]
         else:
             self._items = unpack_items(packed)
-        self._state.put(state_dict["now"])
+        self._state.restore(state_dict["now"])
 
     def clone(self) -> "SamplerOrder":
         """Return this order with a copy of its sampler, as the sampler was built."""
@@ -191,7 +191,7 @@ class SamplerOrder(SampleOrder):
     def _run(self, sampler: Any, epoch: int) -> Items:
         try:
             with seeded_rng(mix(self._key, epoch)):
-                for one in wrapped(sampler):
+                for one in samplers_in(sampler):
                     if callable(set_epoch := getattr(one, "set_epoch", None)):
                         set_epoch(epoch)
                 items = [copy.copy(item) if type(item) is list else item for item in islice(sampler, self._most)]

@@ -20,7 +20,7 @@ from midstride.engine.objects.attributes import attributes_of, members_of
 from midstride.engine.objects.generators import Generator, find_generators, get_state, set_state
 from midstride.engine.state.codec import differences, walk
 
-__all__ = ["SamplerState", "wrapped"]
+__all__ = ["SamplerState", "samplers_in"]
 
 _LONG = 10_000
 _GENERATORS = "generators/"
@@ -41,33 +41,33 @@ class SamplerState:
 
     def __init__(self, sampler: Any, dataset: object) -> None:
         self._sampler, self._dataset = sampler, dataset
-        self._built = self.whole()
+        self._built = self.full()
 
     def of_copy(self, sampler: Any) -> "SamplerState":
         """Return the state of `sampler`, a copy of this one's, which is put where this one was built."""
         state = SamplerState(sampler, self._dataset)
         state._built = self._built
-        state.put({})
+        state.restore({})
         return state
 
-    def taken(self) -> State:
+    def changes(self) -> State:
         """Return what differs from when the sampler was built, copied."""
         built = self._built
-        return {path: v for path, v in self.whole().items() if path not in built or _differ(built[path], v)}
+        return {path: v for path, v in self.full().items() if path not in built or _differ(built[path], v)}
 
-    def put(self, state: State) -> None:
-        """Put the sampler where it was when `taken` returned `state`.
+    def restore(self, state: State) -> None:
+        """Put the sampler where it was when `changes` returned `state`.
 
         Raises:
             NotExact: a part of it is not there.
         """
-        self.fill({**self._built, **state})
+        self.restore_full({**self._built, **state})
 
-    def whole(self) -> State:
+    def full(self) -> State:
         """Return all of it, copied."""
         state: State = {}
         for path, owner in self._owners().items():
-            if _says_itself(owner):
+            if _has_state_dict(owner):
                 state[f"{path}/"] = copy.deepcopy(owner.state_dict())
                 continue
             for name, value in attributes_of(owner).items():
@@ -76,9 +76,9 @@ class SamplerState:
         generators = find_generators(self._sampler, beside=self._dataset)
         return state | {_GENERATORS + name: get_state(g) for name, g in generators.items()}
 
-    def fill(self, wanted: State) -> None:
-        """Put the sampler where it was when `whole` returned `wanted`."""
-        owners, now = self._owners(), self.whole()
+    def restore_full(self, wanted: State) -> None:
+        """Put the sampler where it was when `full` returned `wanted`."""
+        owners, now = self._owners(), self.full()
         generators = find_generators(self._sampler, beside=self._dataset)
         for path in now.keys() - wanted.keys():
             owner, _, name = path.rpartition("/")
@@ -87,11 +87,11 @@ class SamplerState:
         for path, value in wanted.items():
             owner, _, name = path.rpartition("/")
             if path.startswith(_GENERATORS):
-                set_state(_there(generators, path.removeprefix(_GENERATORS)), value)
+                set_state(_existing(generators, path.removeprefix(_GENERATORS)), value)
             elif name == "":
-                _there(owners, owner).load_state_dict(copy.deepcopy(value))
+                _existing(owners, owner).load_state_dict(copy.deepcopy(value))
             elif path not in now or _differ(now[path], value):
-                there = _there(owners, owner)
+                there = _existing(owners, owner)
                 setattr(there, name, copy_into(getattr(there, name, None), value))
 
     def _owners(self) -> dict[str, Any]:
@@ -105,19 +105,19 @@ class SamplerState:
             seen.add(id(value))
             if isinstance(value, (list, tuple, deque, dict)) and len(value) <= _LONG and not _is_plain(value):
                 queue += [(path + step, item) for step, item in members_of(value)]
-            elif _says_itself(value) or _is_object(value):
+            elif _has_state_dict(value) or _is_object(value):
                 owners[path] = value
-                queue += [] if _says_itself(value) else [(path + step, item) for step, item in members_of(value)]
+                queue += [] if _has_state_dict(value) else [(path + step, item) for step, item in members_of(value)]
         return owners
 
 
-def _there(found: dict[str, Any], name: str) -> Any:
+def _existing(found: dict[str, Any], name: str) -> Any:
     if name not in found:
         raise NotExact(f"there is no {name} yet when it is built")
     return found[name]
 
 
-def wrapped(sampler: Any) -> Iterator[Any]:
+def samplers_in(sampler: Any) -> Iterator[Any]:
     """Yield `sampler` and those it wraps."""
     seen = set[int]()
     while sampler is not None and id(sampler) not in seen:
@@ -127,7 +127,7 @@ def wrapped(sampler: Any) -> Iterator[Any]:
         sampler = next((value for value in inner if hasattr(value, "__iter__") and hasattr(value, "__dict__")), None)
 
 
-def _says_itself(value: Any) -> bool:
+def _has_state_dict(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 

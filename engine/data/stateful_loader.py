@@ -165,10 +165,10 @@ class StatefulDataLoader(DataLoader[T_co]):
     def _reader(self) -> ResumableLoader:
         """What reads; made late, because ranks may meet after their loaders are made."""
         if self._resumable is None:
-            self._resumable = self._made()
+            self._resumable = self._build_reader()
         return self._resumable
 
-    def _made(self) -> ResumableLoader:
+    def _build_reader(self) -> ResumableLoader:
         world = self._world
         if isinstance(self.dataset, IterableDataset):
             key = mix(mix(self._seed, 0), world.rank)

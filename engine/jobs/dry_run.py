@@ -89,7 +89,7 @@ def _shortened(job: TrainingJob, batches: int) -> TrainingJob:
     return job.model_copy(
         update={
             "trainer": options.model_copy(update=changed),
-            "world": job.world.alone,
+            "world": job.world.of_one_process,
             "snapshots": None,
             "loggers": (),
         }

@@ -28,12 +28,12 @@ def evaluate_with_champion(run: Run) -> dict[str, Any]:
     Returns:
         {"challenger": values, "weights": "best" or "last", "champion": values or None, "over": its number or None}
     """
-    line = ModelRegistry.of(run.job)
-    champion = line.current()
+    registry = ModelRegistry.of(run.job)
+    champion = registry.current()
     theirs = None
     if champion is not None:
         as_it_was = run.job.model_copy(update={"module": champion.module, "module_args": champion.module_args})
-        theirs = _test(as_it_was, line.weights_url(champion))
+        theirs = _test(as_it_was, registry.weights_url(champion))
     return {
         "challenger": evaluate(run),
         "weights": _saved_folder(run),
@@ -53,5 +53,5 @@ def _test(job: TrainingJob, weights: str) -> dict[str, float]:
     module, data = build_module(job), build_data(job)
     if type(module).test_step is TrainingModule.test_step:
         return {}
-    trainer = Trainer(seed=job.seed, **devices_of(job.world.alone), **job.trainer.model_dump())
+    trainer = Trainer(seed=job.seed, **devices_of(job.world.of_one_process), **job.trainer.model_dump())
     return trainer.test(module, data, ckpt_path=weights)

@@ -10,7 +10,7 @@ import sys
 import time
 
 from midstride.engine.errors import StopRequested
-from midstride.engine.launch.rank import main as be_a_rank
+from midstride.engine.launch.rank import main as rank_main
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.processes.loopback import free_port, rank_environments
@@ -72,11 +72,11 @@ class ForkServer:
 
 
 def _run_rank(session: Session) -> None:
-    """Be a rank, from here to the end of the process."""
+    """Run a rank, from here to the end of the process."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
     sys.argv = ["midstride-rank", str(session.folder)]
-    be_a_rank()
+    rank_main()
 
 
 def main() -> None:

@@ -66,12 +66,8 @@ def launch(
         StrategyUnavailable: what starts its processes is not installed; nothing was started.
         SnapshotError: the store does not answer; a retry may help.
     """
-    if (tasks := step_tasks(os.environ)) > 1:
-        raise JobError(
-            f"srun starts this command {tasks} times, and each would start a world of its own: start it once, by "
-            f"srun --ntasks=1, with world.processes in the job; or a script with a Trainer: its ranks are the tasks"
-        )
     job = run.job
+    _ensure_started_once()
     _ensure_writable(run)
     recover_orphaned_attempts(run)
     attempt_log = run.attempts
@@ -94,6 +90,14 @@ def launch(
         outcome = watch.outcome(session.ranks or job.world.processes, grace_s)
         _record_attempt(attempt_log, watch.attempt, outcome, session, run.store, on_line)
     return outcome
+
+
+def _ensure_started_once() -> None:
+    if (tasks := step_tasks(os.environ)) > 1:
+        raise JobError(
+            f"srun starts this command {tasks} times, and each would start a world of its own: start it once, by "
+            f"srun --ntasks=1, with world.processes in the job; or a script with a Trainer: its ranks are the tasks"
+        )
 
 
 def _ensure_writable(run: Run) -> None:

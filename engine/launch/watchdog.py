@@ -80,14 +80,14 @@ class Watchdog:
 
     def hang_message(self) -> str:
         """Say what has not happened for too long; nothing while the world gets on, or waits for a store."""
-        pulses, now = self.heartbeats(), self._clock()
-        if self._options.hosts and not any(pulse.pid for pulse in pulses):
+        readings, now = self.heartbeats(), self._clock()
+        if self._options.hosts and not any(reading.pid for reading in readings):
             return ""  # all ranks are on other machines: their heartbeats are not seen here
-        seen = [(pulse.beats, pulse.phase) for pulse in pulses]
-        if seen != self._seen or any(pulse.phase is Phase.WAITING for pulse in pulses):
+        seen = [(reading.beats, reading.phase) for reading in readings]
+        if seen != self._seen or any(reading.phase is Phase.WAITING for reading in readings):
             self._seen, self._since = seen, now
             return ""
-        phases = {pulse.phase for pulse in pulses}
+        phases = {reading.phase for reading in readings}
         # The most patient limit counts: others wait for the rank that may take longest.
         limit_s, phase = max((self._limit_s(phase), phase) for phase in phases)
         if now - self._since <= limit_s:
@@ -106,14 +106,14 @@ class Watchdog:
         """Return the rank that is much slower than the others, if there is one that was not named before."""
         if self._ranks == 1 or self._clock() - self._window < WINDOW_S:
             return None
-        pulses, before, self._window = self.heartbeats(), self._before, self._clock()
-        self._before = pulses
-        if len(before) != len(pulses):  # none yet, or nodes have come or gone
+        readings, before, self._window = self.heartbeats(), self._before, self._clock()
+        self._before = readings
+        if len(before) != len(readings):  # none yet, or nodes have come or gone
             return None
-        batches = [now.batches - then.batches for now, then in zip(pulses, before, strict=True)]
+        batches = [now.batches - then.batches for now, then in zip(readings, before, strict=True)]
         if min(batches) < _BATCHES:
             return None
-        own = [(now.worked_s - then.worked_s) / n for now, then, n in zip(pulses, before, batches, strict=True)]
+        own = [(now.worked_s - then.worked_s) / n for now, then, n in zip(readings, before, batches, strict=True)]
         rank = max(range(len(own)), key=own.__getitem__)
         others = statistics.median(own[:rank] + own[rank + 1 :])
         waits = (own[rank] - others) * batches[rank] > _SHARE * WINDOW_S
@@ -124,20 +124,20 @@ class Watchdog:
 
     def all_ended(self) -> bool:
         """Whether every rank has written its outcome."""
-        return all(pulse.phase is Phase.ENDED for pulse in self.heartbeats())
+        return all(reading.phase is Phase.ENDED for reading in self.heartbeats())
 
     def step(self) -> int:
         """Return how many optimizer steps were taken."""
-        return max(pulse.step for pulse in self.heartbeats())
+        return max(reading.step for reading in self.heartbeats())
 
     def write_stacks(self) -> None:
         """Have every rank write its stacks to the world's log."""
-        for rank, pulse in enumerate(self.heartbeats()):
+        for rank, reading in enumerate(self.heartbeats()):
             with self._session.log.open("ab") as log:
-                log.write(f"\n--- rank {rank}, process {pulse.pid}, {pulse.phase.name.lower()}\n".encode())
+                log.write(f"\n--- rank {rank}, process {reading.pid}, {reading.phase.name.lower()}\n".encode())
             try:
-                if pulse.pid:
-                    os.kill(pulse.pid, DUMP_STACKS)
+                if reading.pid:
+                    os.kill(reading.pid, DUMP_STACKS)
                     time.sleep(_WRITING_S)
             except ProcessLookupError:
                 continue

@@ -98,7 +98,7 @@ def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:
 
 
 def joined_over_ranks(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return one state for every name, of what each rank has: the fields of `Running`."""
+    """Return one state for every name, of what each rank has: the fields of `Accumulator`."""
     joined: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         having = [Accumulator(**rank[name]) for rank in ranks if name in rank]

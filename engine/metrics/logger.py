@@ -17,7 +17,7 @@ from midstride.engine.metrics.accumulator import (
     steps_over_ranks,
     weighted_over_ranks,
 )
-from midstride.engine.metrics.metric_log import MetricLog
+from midstride.engine.metrics.metric_log import MetricLog, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
 from midstride.engine.metrics.values import number, numbers_in, of_batch
 from midstride.engine.trees import samples_in
@@ -251,11 +251,7 @@ class MetricLogger:
         shares = self._everyones(lambda: self.rows.shares())
         cells = dict.fromkeys(cell for rank in shares for cell in rank)
         for cell in cells:
-            having = [rank[cell] for rank in shares if cell in rank]
-            running = Accumulator(having[0][2], sync=True)
-            for value, weight, _ in having:
-                running.add(value, weight)
-            self.rows.set_reduced(cell, running.value)
+            self.rows.set_reduced(cell, merge_shares([rank[cell] for rank in shares if cell in rank]).value)
         return self.rows.drain()
 
     def close_epoch(self) -> dict[str, float]:

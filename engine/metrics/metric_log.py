@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from midstride.engine.metrics.accumulator import Accumulator
 from midstride.engine.snapshots.rows import to_csv
 
-__all__ = ["MetricLog"]
+__all__ = ["MetricLog", "merge_shares"]
 
 Key = TypeVar("Key")
 
@@ -20,6 +20,14 @@ Key = TypeVar("Key")
 Share = tuple[Any, float, str]
 #: where a value stands: step and name
 Cell = tuple[int, str]
+
+
+def merge_shares(shares: Sequence[Share]) -> Accumulator:
+    """Return the value that the ranks' shares make."""
+    merged = Accumulator(shares[0][2], sync=True)
+    for value, weight, _ in shares:
+        merged.add(value, weight)
+    return merged
 
 
 class MetricLog:
@@ -117,10 +125,7 @@ class MetricLog:
         """Return rank 0's, with the shares of all ranks for rank 0 and none for the others."""
         shares: dict[str, Share] = {}
         for name in dict.fromkeys(name for state in states for name in state["pending_shares"]):
-            having = [state["pending_shares"][name] for state in states if name in state["pending_shares"]]
-            running = Accumulator(having[0][2], sync=True)
-            for value, weight, _ in having:
-                running.add(value, weight)
+            running = merge_shares([s["pending_shares"][name] for s in states if name in s["pending_shares"]])
             shares[name] = (running.value, running.weight, running.reduce_fx)
         pending = {**dict.fromkeys(shares), **states[0]["pending"]}
         return {**states[0], "pending": pending, "pending_shares": shares if rank == 0 else {}}

@@ -53,7 +53,7 @@ def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback]) -> list
     faults = []
     for owner, base in [(module, TrainingModule), *((callback, Callback) for callback in callbacks)]:
         known = _hook_names(ModuleHooks if base is TrainingModule else Callback)
-        written = {name for kind in type(owner).__mro__ if _is_users(kind) for name in vars(kind)}
+        written = {name for kind in type(owner).__mro__ if _is_user_class(kind) for name in vars(kind)}
         for name in sorted(written - set(dir(base))):
             meant = get_close_matches(name, known, n=1, cutoff=0.85)
             way = LIGHTNING_HOOKS.get(name) or (f"write {meant[0]}" if meant else "")
@@ -63,7 +63,8 @@ def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback]) -> list
     return faults
 
 
-def _is_users(kind: type) -> bool:
+def _is_user_class(kind: type) -> bool:
+    """Return whether `kind` may have mistyped hooks: also one that the user has installed."""
     libraries = ("torch", "torchmetrics", "midstride", "builtins", "lightning", "pytorch_lightning")
     return kind.__module__.partition(".")[0] not in libraries
 

@@ -1,6 +1,5 @@
 """What is directly in an object: its attributes, wherever its class keeps them, or the items of a container."""
 
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -54,6 +53,12 @@ def members_of(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    found = [vars(base).get("__slots__", ()) for base in kind.__mro__[:-1]]
-    named = itertools.chain.from_iterable([slots] if isinstance(slots, str) else slots for slots in found)
-    return tuple(name for name in named if name not in ("__dict__", "__weakref__"))
+    found = [(base, vars(base).get("__slots__", ())) for base in kind.__mro__[:-1]]
+    named = ((base, name) for base, slots in found for name in ([slots] if isinstance(slots, str) else slots))
+    return tuple(_mangled(base, name) for base, name in named if name not in ("__dict__", "__weakref__"))
+
+
+def _mangled(kind: type, name: str) -> str:
+    """Return how Python calls `name`, written in the body of the class `kind`: `__x` is another name in each class."""
+    owner = kind.__name__.lstrip("_")
+    return f"_{owner}{name}" if owner and name.startswith("__") and not name.endswith("__") else name

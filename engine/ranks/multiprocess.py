@@ -30,7 +30,6 @@ from midstride.engine.world import World
 
 __all__ = ["RankResult", "TrainerCall", "run_in_children"]
 
-#: for ranks whose peer has died: to notice, and to say so
 #: after one rank has failed, for the others to write what they raised
 _OTHERS_S = 10.0
 

@@ -16,7 +16,7 @@ from xxhash import xxh3_128
 from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.state.bounds import damaged_on_error, sizes
 from midstride.engine.state.tensors import DTYPES, FreshTensors
-from midstride.engine.storage.checksums import FileDigest, check_digest
+from midstride.engine.storage.checksums import FileDigest, check_digest, check_size
 from midstride.engine.storage.store import Store
 
 __all__ = ["read_tensors"]
@@ -44,8 +44,7 @@ def read_tensors(store: Store, path: str, expected: FileDigest, only: Collection
     try:
         with store.reading(path):
             size = store.size(path)
-            if size != expected["bytes"]:
-                raise SnapshotDamaged(f"{where} has {size} bytes, its manifest says {expected['bytes']}")
+            check_size(where, expected, size)
             source = _Source(store.stream(path))
             try:
                 tensors = _tensors(source, size, where, only)

@@ -9,7 +9,7 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import MergesOutputs
 from midstride.engine.strategies.replicas import run_on_replicas
 from midstride.engine.strategies.single import Single
-from midstride.engine.strategies.step import StepName, StepScope
+from midstride.engine.strategies.step import StepName, StepScope, loss_in
 
 __all__ = ["Dp", "SplitsBatches"]
 
@@ -42,7 +42,7 @@ class SplitsBatches(MergesOutputs, Strategy):
 
     def merge_outputs(self, outputs: Any) -> Any:
         """Return outputs whose loss is the mean of the chunks' losses, where it still is one for each chunk."""
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = loss_in(outputs)
         if not isinstance(loss, Tensor) or loss.ndim != 1 or len(loss) > len(self.devices):
             return outputs
         return {**outputs, "loss": loss.mean()} if isinstance(outputs, dict) else loss.mean()

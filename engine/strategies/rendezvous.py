@@ -9,10 +9,10 @@ from midstride.engine.processes.loopback import ADDRESS, is_loopback
 from midstride.engine.strategies.torch_internals import HashStore, PrefixStore, Store, TCPStore
 from midstride.engine.world import World
 
-__all__ = ["meeting", "serve_store"]
+__all__ = ["rendezvous_store", "serve_store"]
 
 
-def meeting(world: World) -> Store | None:
+def rendezvous_store(world: World) -> Store | None:
     """Return where the ranks meet; None if torch finds that out from their launcher's variables."""
     if number := os.environ.get(World.ROUND):
         # With the launcher, who outlives every node; ranks of an earlier round are left to themselves.

@@ -14,9 +14,14 @@ from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["StepName", "StepScope", "TrainingStep"]
+__all__ = ["StepName", "StepScope", "TrainingStep", "loss_in"]
 
 StepName = Literal["training_step", "validation_step", "test_step", "predict_step"]
+
+
+def loss_in(outputs: Any) -> Any:
+    """Return what stands for the loss in the outputs of a training step; None if nothing does."""
+    return outputs.get("loss") if isinstance(outputs, dict) else outputs
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from midstride.engine.errors import WorldError
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.object_gather import gather_objects
-from midstride.engine.strategies.rendezvous import meeting
+from midstride.engine.strategies.rendezvous import rendezvous_store
 from midstride.engine.strategies.side_channel import CHANNEL, SideChannel
 from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
 from midstride.engine.world import World
@@ -41,7 +41,7 @@ class TorchCollective(Collective):
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         rank, size = world.rank, world.size
         try:
-            dist.init_process_group(backend, store=meeting(world), rank=rank, world_size=size, timeout=TIMEOUT)
+            dist.init_process_group(backend, store=rendezvous_store(world), rank=rank, world_size=size, timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise WorldError(f"rank {rank} of {size} could not meet the others over {backend}: {error}") from error
         atexit.register(leave_process_group)

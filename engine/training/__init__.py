@@ -11,7 +11,6 @@ evaluation      evaluations on their own, outside a fit: of a module that is rea
 finite          losses that have to be finite: refused before anything is written after them
 fit             one fit: its parts put together, resumed from where the run stands, trained to the end
 fit_warnings    what looks as if it took part in a fit and does not: parameters, validations, monitors
-                checkpointing/  what a fit's state consists of, and how it goes to snapshots and comes back
 lane_scope      what surrounds a lane of a batch: its random numbers, what it logs, and that it leaves nothing
                 else behind
 loops           training and evaluation, a page each
@@ -26,4 +25,5 @@ trainer         puts the parts of a training together and hands them to the loop
 trainer_state   what a Trainer is between its calls and during them, as modules, callbacks and other processes
                 see it
 uneven_ranks    evaluation batch by batch, as often as the rank that has the most batches
+checkpointing/  what a fit's state consists of, and how it goes to snapshots and comes back
 """

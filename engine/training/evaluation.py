@@ -13,13 +13,13 @@ from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.uneven_ranks import lockstep_batches
 
-__all__ = ["evaluation_feeds", "predict"]
+__all__ = ["predict", "setup_evaluation"]
 
 
-def evaluation_feeds(
+def setup_evaluation(
     context: EvaluationContext, stage: Literal["validate", "test"], loaders: LoaderResolver
 ) -> list[ResumableLoader]:
-    """Bring the module to where it is evaluated, and return what `stage` reads."""
+    """Set up the module where it is evaluated; return the loaders of `stage`."""
     _ensure_written(context.module, f"{'validation' if stage == 'validate' else stage}_step")
     context.strategy.setup_module(context.module, context.scope)
     resumables = loaders.evaluation(stage)

@@ -145,7 +145,7 @@ class FitLoop:
         self.validate_if_due()
 
     def _record(self, batch: Any, index: int) -> None:
-        """Enter the samples of a batch, with lanes those of each, into the account."""
+        """Enter the samples of a batch, with lanes those of each, into the log of samples."""
         loader, samples, epoch = self.loader, self.context.samples, self.progress.epoch
         given: dict[int | None, Any] = {None: loader.last_indices}
         if self._lanes is not None:
@@ -186,7 +186,8 @@ class FitLoop:
 class EvaluationLoop:
     """Every batch of every loader once; ranks may have different numbers of them.
 
-    The engine puts no collective inside a step. Where the strategy does, ranks without a batch join in: see `turns`.
+    The engine puts no collective inside a step. Where the strategy does, ranks without a batch join in: see
+    `lockstep_batches`.
 
     Args:
         context: whose parts are used.

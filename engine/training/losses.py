@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from midstride.engine.errors import NoLoss, UserError
+from midstride.engine.strategies.step import loss_in
 from midstride.engine.training.context import FitContext
 
 __all__ = ["Losses"]
@@ -26,7 +27,7 @@ class Losses:
     """
 
     def __init__(self, context: FitContext) -> None:
-        self._context, self._feed = context, context.loaders.training
+        self._context, self._loader = context, context.loaders.training
         #: the ranks that have a loss for every batch; with lanes, as many as there are lanes
         self._ranks = context.world.size if context.lanes is None else context.lanes.count
         self._step = f"{type(context.module).__name__}.training_step"
@@ -40,7 +41,7 @@ class Losses:
         Raises:
             UserError: it is no tensor of one number with a gradient, or missing where no batch can be skipped.
         """
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = loss_in(outputs)
         if loss is None:
             self._missing(outputs)
             return None
@@ -72,7 +73,7 @@ class Losses:
         if self._ranks > 1 or self.had_one or progress.skipped < index:
             return
         progress.batch_skipped()
-        over = last or self._feed.at_end
+        over = last or self._loader.at_end
         enough = FEW_BATCHES if progress.epoch else 1
         if progress.skipped >= FIRST_BATCHES or (over and progress.skipped >= enough):
             which = f"any of the {progress.skipped} batches" if index else "the one batch"

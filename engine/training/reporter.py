@@ -11,6 +11,7 @@ from midstride.engine.config.options import TrainerOptions
 from midstride.engine.modules.progress import Progress
 from midstride.engine.session.events import Event, EventLog
 from midstride.engine.session.session import Session
+from midstride.engine.strategies.step import loss_in
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Reporter:
         if now_s < self._next_s:
             return
         self._next_s = now_s + PERIOD_S
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = loss_in(outputs)
         began_s, began = self._from
         self.emit(
             "step",

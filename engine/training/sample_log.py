@@ -124,14 +124,14 @@ class SampleLog:
         end = (open_[-1].epoch, open_[-1].end) if open_ else None
         if end != (epoch, batch) and (lane is None or end != (epoch, batch + 1)):
             open_.append(BatchRange(epoch, batch, batch, self._world, indexed=indices is not None))
-        stretch = open_[-1]
-        stretch.end = batch + 1
-        stretch.samples += samples
+        current = open_[-1]
+        current.end = batch + 1
+        current.samples += samples
         if indices is not None:
             rank = self._rank if lane is None else lane
-            stretch.digest = (stretch.digest + digest_of(indices, batch, rank)) & _MASK
+            current.digest = (current.digest + digest_of(indices, batch, rank)) & _MASK
         elif mark is not None:
-            stretch.digest = (stretch.digest + mark) & _MASK
+            current.digest = (current.digest + mark) & _MASK
 
     def skip(self, epoch: int, batch: int) -> None:
         """Note that every rank left this batch out of the weights; it was entered all the same."""
@@ -161,7 +161,7 @@ class SampleLog:
         self._open = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was settled last."""
+        """Return what the ranks merged last."""
         state = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
         state |= {"planned": [astuple(one) for one in self._planned]} if self._planned else {}
         return {**state, "stateful": sorted(self._stateful)} if self._stateful else state

@@ -33,7 +33,7 @@ from midstride.engine.strategies.mixins import device_generator, lanes_of, load_
 from midstride.engine.training.checkpointing.run_store import Resume
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
-from midstride.engine.training.evaluation import evaluation_feeds, predict
+from midstride.engine.training.evaluation import predict, setup_evaluation
 from midstride.engine.training.fit import Fit, load_measurements
 from midstride.engine.training.loops import EvaluationLoop
 from midstride.engine.training.setup import BoundCallback, set_up
@@ -141,11 +141,11 @@ class Trainer(TrainerState):
         self.arguments |= {"lanes": lanes, "seed": seed, "accept_change": accept_change, "identity": identity}
         self.arguments |= {"loggers": loggers}
         self.arguments |= {"snapshots": snapshots, **options}
-        wishes = DeviceRequest(
+        request = DeviceRequest(
             *(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus),
             *(short_precision(precision), tpu_cores, lanes, accelerator),
         )
-        self.placement, faults = resolve_placement(wishes, Hardware.here())
+        self.placement, faults = resolve_placement(request, Hardware.here())
         asked, unknown = checked_loggers(loggers)
         checked = checked_options(options, snapshots, [*faults, *unknown, *logger_errors(asked)])
         settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}), asked)
@@ -278,7 +278,7 @@ class Trainer(TrainerState):
         self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None
     ) -> dict[str, float]:
         with self._prepare(module, data, stage, ckpt_path) as ready:
-            loaders = evaluation_feeds(ready, stage, self._loaders(module, evaluate=data))
+            loaders = setup_evaluation(ready, stage, self._loaders(module, evaluate=data))
             self.context = replace(ready, progress=Progress())
             try:
                 return EvaluationLoop(self.context, stage, loaders).run()

@@ -6,7 +6,7 @@ Rounds go through all of them, each in the other direction; a ratio is of wall t
 same round. StatefulDataLoader (where torchdata is installed) gives its state at every step, once as most use it, which
 loses the workers' random numbers, and once with the generators in the data set's state, which is exact.
 
-A second table tells what it costs to come to a place of an epoch of a thousand million samples.
+A second table tells what it costs to come to a batch of an epoch of a thousand million samples.
 """
 
 import argparse
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[int, float, bool, int]] = {
 }
 
 #: batches of an epoch of so many samples that a life begins at
-SAMPLES, PLACES = 1_000_000_000, (0, 10, 1_000_000, 30_000_000)
+SAMPLES, BATCHES = 1_000_000_000, (0, 10, 1_000_000, 30_000_000)
 
 Data = Rows | Stream
 Reader = Callable[[Data, int], Iterator[Any]]
@@ -166,19 +166,19 @@ def main() -> None:
             cells = f"{statistics.median(times):.0f}", f"{statistics.median(ratios):.2f}"
             table.add_row(case if name == "plain DataLoader" else "", name, *cells, f"{ratios[0]:.2f}-{ratios[-1]:.2f}")
     Console(width=120).print(table)
-    places = Table("resumed at batch", "first batch after, ms", "memory taken, MB")
-    places.title = f"an epoch of {SAMPLES:,} samples"
-    for place in PLACES:
-        places.add_row(f"{place:,}", *to_first_batch(place))
-    Console(width=120).print(places)
+    resumes = Table("resumed at batch", "first batch after, ms", "memory taken, MB")
+    resumes.title = f"an epoch of {SAMPLES:,} samples"
+    for batch in BATCHES:
+        resumes.add_row(f"{batch:,}", *to_first_batch(batch))
+    Console(width=120).print(resumes)
 
 
-def to_first_batch(place: int) -> tuple[str, str]:
-    """Return ms and MB until the first batch of a life that begins at `place`, its loader included."""
+def to_first_batch(batch: int) -> tuple[str, str]:
+    """Return ms and MB until the first batch of a life that begins at `batch`, its loader included."""
     loader: DataLoader[int] = DataLoader(range(SAMPLES), BATCH, shuffle=True)  # type: ignore[arg-type]
 
     def read() -> None:
-        next(training_loader(loader, World(), seed=0, shard=False, limit=1.0).batches(0, place))
+        next(training_loader(loader, World(), seed=0, shard=False, limit=1.0).batches(0, batch))
 
     began = time.perf_counter()
     read()

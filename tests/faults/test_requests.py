@@ -53,8 +53,8 @@ def test_asked_to_stop_a_world_stops_together_and_resumes_where_it_stood(
     assert live(setting, tmp_path, plan) == [STOPPED] * setting.ranks
     plan.assert_all_fired()
     assert live(setting, tmp_path, plan) == [0] * setting.ranks
-    place = resumed_from(tmp_path, 2).rpartition("-g")[0]
-    assert place, "a snapshot was taken for the stop"
+    position = resumed_from(tmp_path, 2).rpartition("-g")[0]
+    assert position, "a snapshot was taken for the stop"
     assert_alike(tmp_path, undisturbed(setting))
 
 

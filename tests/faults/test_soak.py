@@ -1,4 +1,4 @@
-"""A short soak: five kills at random places of one run. `make soak` does more of them to a real example."""
+"""A short soak: five kills at random points of one run. `make soak` does more of them to a real example."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What goes wrong in workers: told with loader, rank, worker and place, to be retried or not, and no sample is lost."""
+"""What goes wrong in workers: told with loader, rank, worker and batch, to be retried or not, and no sample is lost."""
 
 import ctypes
 import os

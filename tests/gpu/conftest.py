@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-#: makes a machine with so many GPUs, in the place of the one before
+#: makes a machine with so many GPUs, in the index of the one before
 Machine = Callable[[int], None]
 
 
@@ -16,17 +16,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Random states of GPUs: as many as there are, each known by its index, as torch.cuda has them."""
     states: list[Tensor] = []
 
-    def index(device: torch.device | str | int) -> int:
-        place = device if isinstance(device, int) else torch.device(device).index or 0
-        if place >= len(states):
-            raise RuntimeError(f"CUDA error: invalid device ordinal {place} of {len(states)}")
-        return place
+    def index_of(device: torch.device | str | int) -> int:
+        index = device if isinstance(device, int) else torch.device(device).index or 0
+        if index >= len(states):
+            raise RuntimeError(f"CUDA error: invalid device ordinal {index} of {len(states)}")
+        return index
 
     def read(device: torch.device | str | int = 0) -> Tensor:
-        return states[index(device)].clone()
+        return states[index_of(device)].clone()
 
     def write(state: Tensor, device: torch.device | str | int = 0) -> None:
-        states[index(device)] = state.clone()
+        states[index_of(device)] = state.clone()
 
     def of(gpus: int) -> None:
         states[:] = [torch.tensor([number], dtype=torch.uint8) for number in range(gpus)]

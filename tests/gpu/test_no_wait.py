@@ -83,9 +83,9 @@ def test_no_step_between_snapshots_waits_and_what_is_kept_is_the_same(case: str,
     window = options.get("accumulate_grad_batches", 1)
     due = {8 * window * number - 1 for number in range(1, STEPS)}  # after these batches a snapshot is taken
     # After the first step it is tried once what the parts of the state give back.
-    waits = {place: count for place, count in enumerate(between.waits) if place >= window}
-    assert {place: count for place, count in waits.items() if count and place not in due} == {}
-    assert all(waits[place] for place in due if place in waits)  # there the counter counts
+    waits = {batch: count for batch, count in enumerate(between.waits) if batch >= window}
+    assert {batch: count for batch, count in waits.items() if count and batch not in due} == {}
+    assert all(waits[batch] for batch in due if batch in waits)  # there the counter counts
     assert (tmp_path / "device/metrics.csv").read_text() == (tmp_path / "host/metrics.csv").read_text()
 
 

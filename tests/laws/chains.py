@@ -37,7 +37,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Chain:
-    """The deaths of one run: at least one at every step; at the last place two.
+    """The deaths of one run: at least one at every step; at the last one two.
 
     Args:
         ranks: of its world, which take turns in dying.
@@ -62,7 +62,7 @@ class Chain:
             yield Death(self.layout, self.ranks, number % self.ranks, step, phase)
 
     def add_to(self, plan: FaultPlan) -> FaultPlan:
-        """Let `plan` kill the run at these places."""
+        """Let `plan` kill the run there."""
         for death in self.deaths:
             plan.add("kill", rank=death.rank, step=death.step, phase=death.phase)
         return plan

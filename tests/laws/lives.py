@@ -89,13 +89,13 @@ class Tangled(TrainingModule):
 
 
 def note_samples(module: TrainingModule, index: Tensor) -> None:
-    """Note which samples reached the training step, once per life and place."""
+    """Note which samples reached the training step, once per life and batch."""
     if journal := os.environ.get("LAWS_JOURNAL"):
-        place = [module.global_rank, module.trainer.progress.epoch, module.trainer.progress.batch]
+        batch = [module.global_rank, module.trainer.progress.epoch, module.trainer.progress.batch]
         if getattr(module, "_is_replica", False):  # one of several parts of the batch
-            place.append(int(index[0]))
+            batch.append(int(index[0]))
         with Path(journal).open("a") as file:
-            file.write(json.dumps([place, index.tolist()]) + "\n")
+            file.write(json.dumps([batch, index.tolist()]) + "\n")
 
 
 class SampleData(DataModule):
@@ -214,9 +214,9 @@ def uncounted(account: Audit) -> Audit:
 
 
 def journal(folder: Path) -> dict[str, list[int]]:
-    """Return which samples each rank trained on in each place; lives that saw a place twice saw the same samples."""
-    places: dict[str, list[int]] = {}
+    """Return which samples each rank trained on in each batch; lives that saw a batch twice saw the same samples."""
+    batches: dict[str, list[int]] = {}
     for line in (folder / "journal.jsonl").read_text().splitlines():
-        place, samples = json.loads(line)
-        assert places.setdefault(str(place), samples) == samples, f"place {place} had other samples in another life"
-    return places
+        batch, samples = json.loads(line)
+        assert batches.setdefault(str(batch), samples) == samples, f"batch {batch} had other samples in another life"
+    return batches

@@ -60,9 +60,9 @@ def check_lives(kind: str, stage: str, rank: int, ranks: int, workers: int, deat
     expected = [read(whole, epoch, 0) for epoch in epochs]
     assert not differences(main, Generators().state_dict())
     draw = random.Random(f"{kind} {stage} {rank} {deaths}")
-    places = sorted((draw.randrange(EPOCHS), draw.randint(0, len(whole))) for _ in range(deaths))
+    stops = sorted((draw.randrange(EPOCHS), draw.randint(0, len(whole))) for _ in range(deaths))
     number, start, state, found = 0, 0, None, [[] for _ in epochs]
-    for death in [*places, (EPOCHS, 0)]:
+    for death in [*stops, (EPOCHS, 0)]:
         feed = feed_of(kind, stage, rank=rank, ranks=ranks, workers=workers)
         if state is not None:
             feed.load_state_dict(state)
@@ -142,13 +142,13 @@ def test_workers_that_are_not_forked(context: str) -> None:
     assert run_ranks(_without_fork, context) == [0]
 
 
-PLACES = [(0, "fetch"), (3, "validation"), (5, "after_step"), (6, "validation"), (8, "backward")]
+DEATHS = [(0, "fetch"), (3, "validation"), (5, "after_step"), (6, "validation"), (8, "backward")]
 AXES: dict[str, list[Any]] = {
     "kind": list(LOADERS),
     "ranks": [1, 2],  # what is read has no sum whose order counts
     "workers": [0, 2],
     "deaths": [1, 2, 5],
-    "place": list(range(len(PLACES))),
+    "death": list(range(len(DEATHS))),
 }
 
 
@@ -174,11 +174,11 @@ def test_a_killed_run_ends_with_the_same_bits(
     plain = Setting(ranks, options=options, module=module, data=data)
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
-    places = [PLACES[(case["place"] + number) % len(PLACES)] for number in range(case["deaths"])]
-    for step, phase in places:
+    deaths = [DEATHS[(case["death"] + number) % len(DEATHS)] for number in range(case["deaths"])]
+    for step, phase in deaths:
         plan.add("kill", rank=step % ranks, step=step, phase=phase)
     lives = 0
-    while len(plan.fired()) < len(places):
+    while len(plan.fired()) < len(deaths):
         setting = replace(plain, workers=(case["workers"] + lives) % 3)
         assert -9 in live(setting, tmp_path, plan)
         lives += 1

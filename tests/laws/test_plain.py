@@ -234,9 +234,9 @@ def assert_same_bits(folder: Path, ranks: int, *trainings: Callable[[str], None]
     """Let every training write its state, in ranks that `start` starts, and compare."""
     states = []
     for number, train in enumerate(trainings):
-        place = folder / str(number)
-        place.mkdir()
-        assert start(train, str(place), processes=ranks) == [0] * ranks
-        states.append([torch.load(place / f"rank-{rank}.pt") for rank in range(ranks)])
+        run = folder / str(number)
+        run.mkdir()
+        assert start(train, str(run), processes=ranks) == [0] * ranks
+        states.append([torch.load(run / f"rank-{rank}.pt") for rank in range(ranks)])
     for rank, (expected, found) in enumerate(zip(*states, strict=True)):
         assert not differences(expected, found), f"rank {rank}"

@@ -13,7 +13,7 @@ from laws.strategies import Small
 from midstride.engine.storage.store import Store
 from midstride.engine.testing.laws import LauncherLaws, StoreLaws, StrategyLaws
 
-#: how to find a place that is empty
+#: how to find an empty store
 URLS: dict[str, Callable[[pytest.FixtureRequest], str]] = {
     "local": lambda request: f"{request.getfixturevalue('tmp_path')}/a",
     "file": lambda request: f"file://{request.getfixturevalue('tmp_path')}/a",

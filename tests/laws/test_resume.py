@@ -59,7 +59,7 @@ def test_a_run_that_dies_at_every_step_ends_with_the_same_bits(
 
 
 #: a snapshot is taken after every second step, and in a validation after every second batch
-PLACES = [(3, "backward"), (5, "validation"), (9, "after_step")]
+DEATHS = [(3, "backward"), (5, "validation"), (9, "after_step")]
 
 
 def test_every_kind_of_module_resumes(
@@ -70,7 +70,7 @@ def test_every_kind_of_module_resumes(
     setting = Setting(ranks=ranks, module=module)
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
-    for step, phase in PLACES:
+    for step, phase in DEATHS:
         plan.add("kill", rank=ranks - 1, step=step, phase="fetch" if manual and phase == "backward" else phase)
     live_on(setting, tmp_path, plan)
     assert_alike(tmp_path, undisturbed(setting))

@@ -20,16 +20,16 @@ COVER = [
     for name, ranks, module in PRODUCT
     if ranks == ROWS[name].ranks[0 if module == ROWS[name].modules[0] else -1]
 ]
-#: where it dies: over the cells, each place is met with each; a snapshot is taken after every second step
-PLACES = cover({"step": [3, 5, 8, 10], "phase": ["forward", "backward", "validation", "after_step"]}, seed=3)
+#: where it dies: over the cells, each death is met with each; a snapshot is taken after every second step
+DEATHS = cover({"step": [3, 5, 8, 10], "phase": ["forward", "backward", "validation", "after_step"]}, seed=3)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "place" in metafunc.fixturenames:
+    if "death" in metafunc.fixturenames:
         cells = PRODUCT if metafunc.config.getoption("--laws") == "all" else COVER
         metafunc.parametrize(
-            ("row", "ranks", "module", "place"),
-            [(*cell, PLACES[number % len(PLACES)]) for number, cell in enumerate(cells)],
+            ("row", "ranks", "module", "death"),
+            [(*cell, DEATHS[number % len(DEATHS)]) for number, cell in enumerate(cells)],
             ids=["-".join(map(str, filter(None, cell))) for cell in cells],
         )
 
@@ -38,14 +38,14 @@ def test_every_strategy_resumes(
     row: str,
     ranks: int,
     module: str,
-    place: dict[str, object],
+    death: dict[str, object],
     tmp_path: Path,
     undisturbed: Callable[[Setting], Path],
 ) -> None:
     start = ROWS[row].start
     setting, expected = ROWS[row].settings(ranks, module)
     (tmp_path / "plan").mkdir()
-    plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, **place)  # type: ignore[arg-type]
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, **death)  # type: ignore[arg-type]
     codes = start(setting, tmp_path, plan)
     assert -9 in codes if start is live else codes == [1]
     assert not any(start(setting, tmp_path, plan))

@@ -66,8 +66,8 @@ def test_a_killed_run_over_any_loader_ends_with_the_same_bits(
     data = partial(StreamData, case["kind"])
     setting = Setting(ranks, workers=first, options=options, module=Several, data=data)
     expected = undisturbed(setting)
-    places = [json.loads(line)[0] for line in (expected / "journal.jsonl").read_text().splitlines()]
-    batches = 1 + max(batch for _, epoch, batch in places if epoch == 0)
+    journal = [json.loads(line)[0] for line in (expected / "journal.jsonl").read_text().splitlines()]
+    batches = 1 + max(batch for _, epoch, batch in journal if epoch == 0)
     (tmp_path / "plan").mkdir()
     # In the second epoch: by then a snapshot is there, which says how many shards the first life read.
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, step=batches + 1, phase="backward")
@@ -101,10 +101,10 @@ def test_a_feed_goes_on_from_any_batch(name: str, workers: int) -> None:
         for number, batch in enumerate(feed.batches(epoch), 1):
             walked.append((epoch, number, copy.deepcopy(feed.state_dict()), batch))
         assert feed.at_end
-    ends = [sum(1 for place in walked if place[0] <= epoch) for epoch in (0, 1)]
+    ends = [sum(1 for entry in walked if entry[0] <= epoch) for epoch in (0, 1)]
     for stop in range(len(walked)):
         epoch, number, state, _ = walked[stop]
-        expected = [place[3] for place in walked[stop + 1 : ends[epoch]]]
+        expected = [entry[3] for entry in walked[stop + 1 : ends[epoch]]]
         if not expected:
             continue
         resumed = feed_of(STREAMS[name](1, 2 if stop == ends[0] + 1 else 0, 0.1))
@@ -157,10 +157,10 @@ def _three_resumes(kind: str, stream: Callable[[Path], Any], workers: int, folde
 
 def _every_stream(library: str | None, folder: str) -> None:
     for workers in (0, 1, 3):
-        place = Path(folder, str(workers))
-        place.mkdir()
+        run = Path(folder, str(workers))
+        run.mkdir()
         for kind, stream in (OPTIONAL[library] if library else PACKAGES).items():
-            _three_resumes(kind, stream, workers, place)
+            _three_resumes(kind, stream, workers, run)
 
 
 def test_streams_of_other_libraries_lose_nothing_over_three_resumes(tmp_path: Path) -> None:

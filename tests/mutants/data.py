@@ -1,4 +1,4 @@
-"""Bugs in what is read: order, place, random numbers, workers."""
+"""Bugs in what is read: order, position, random numbers, workers."""
 
 from mutants.mutant import Mutant
 

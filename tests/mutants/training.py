@@ -319,4 +319,11 @@ TRAINING = [
         "return _opaque",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[ScaledByHand]",
     ),
+    Mutant(
+        "a private name in slots is looked for as it is written",
+        "engine/objects/attributes.py",
+        'return f"_{owner}{name}" if owner and name.startswith("__") and not name.endswith("__") else name',
+        "return name",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Objects]",
+    ),
 ]

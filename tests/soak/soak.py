@@ -1,4 +1,4 @@
-"""Kill a run again and again, at random but repeatable places, and compare what it comes to with a run left in peace.
+"""Kill a run again and again, at random but repeatable points, and compare what it comes to with a run left in peace.
 
 make soak
 make soak ARGS="--kills 200 --seed 3"
@@ -29,8 +29,8 @@ def random_kills(folder: Path, *, seed: int, kills: int, ranks: int, steps: int)
     """Return a plan of `kills` kills of any rank, in any phase, anywhere in a run of `steps` steps; none twice."""
     draw = random.Random(seed)
     plan = FaultPlan(folder)
-    places = [(step, phase, rank) for step in range(steps - 1) for phase in PHASES for rank in range(ranks)]
-    for step, phase, rank in sorted(draw.sample(places, kills)):
+    points = [(step, phase, rank) for step in range(steps - 1) for phase in PHASES for rank in range(ranks)]
+    for step, phase, rank in sorted(draw.sample(points, kills)):
         plan.add("kill", rank=rank, step=step, phase=phase)
     return plan
 

@@ -143,7 +143,7 @@ def _leveldb_records(log: bytes) -> Iterator[bytes]:
     """Yield the records of a log as LevelDB writes it, and W&B after a header of 7 bytes; none may be cut."""
     at, whole = 7, b""
     while at < len(log):
-        if 32768 - at % 32768 < 7:  # the rest of a block that has no place for a header
+        if 32768 - at % 32768 < 7:  # the rest of a block that has no room for a header
             at += 32768 - at % 32768
             continue
         size, kind = struct.unpack("<HB", log[at + 4 : at + 7])

@@ -33,7 +33,7 @@ SOURCES = Path(midstride.engine.__file__).resolve().parents[1]
 
 # --- what a run leaves ----------------------------------------------------------------------------------------------
 
-#: document, and the place in it: its words
+#: document, and the path in it: its words
 WORDS = {
     "files": """
         _champions/golden/000001.json

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardReader(Dataset[Any]):
-    """A data set whose answer to a `ShardRequest` is `(batch, digest, states)`, `ShardExhausted` or a `Failure`.
+    """A data set whose answer to a `ShardRequest` is a `ShardAnswer`, `ShardExhausted` or a `WorkerFailure`.
 
     To None it answers None.
 

@@ -45,7 +45,7 @@ class StateAccessor:
         self._put(state)
 
 
-RawState = Any  # a piece of memory or `Asked`: what is read and set as `raw`
+RawState = Any  # a piece of memory or a `StateAccessor`: what is read and set as `raw`
 
 
 def memory_view(address: int, size: int) -> RawState:

@@ -14,6 +14,7 @@ from midstride.engine.launch.nodes.node_store import NodeStore, Plan
 from midstride.engine.processes.lifetime import children, signal_all
 from midstride.engine.session.events import EventTail
 from midstride.engine.session.heartbeat import HeartbeatReading
+from midstride.engine.session.outcome import CODES
 from midstride.engine.session.session import Session
 
 __all__ = ["NodeReport"]
@@ -120,7 +121,7 @@ class NodeReport:
         before, self._plan = self._plan, plan
         if plan.over is not None:
             self._send(left="the run is over")
-            self._end(LAUNCHER_GONE if plan.over == 1 else plan.over, "")
+            self._end(LAUNCHER_GONE if plan.over == CODES["died"] else plan.over, "")
         if plan.stop and not before.stop:
             signal_all([os.getpid()], signal.SIGTERM)  # torchrun's agent passes it on, waits, and ends
         if plan.snapshots > before.snapshots:

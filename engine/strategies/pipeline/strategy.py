@@ -72,7 +72,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         self._pipeline_groups: list[Any] = []
         self._replicas: Any = None
         self._location: PipelineLocation
-        self._flow: PipelineSchedule
+        self._pipeline: PipelineSchedule
 
     @property
     def stages(self) -> int:
@@ -199,8 +199,8 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             is_last=self._location.is_last,
             checkpoints=self._checkpoint,
         )
-        self._flow = PipelineSchedule(stage, self._location, self.micro_batches, self._schedule)
-        layers.set_pipeline(self._flow.evaluate)
+        self._pipeline = PipelineSchedule(stage, self._location, self.micro_batches, self._schedule)
+        layers.set_pipeline(self._pipeline.evaluate)
 
     def _cut(
         self,
@@ -242,7 +242,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
                 outputs = scope.call(module, "training_step", batch, 0)
         finally:
             module.sequential_module = layers
-        x = _caught(module, outputs)
+        x = _deferred_input(module, outputs)
         count = micro_batch_count(x, batch, self.micro_batches)
         micro_batch = first_micro_batch(x, count)
         with side_effects_reverted(layers, generators), scope.forward():
@@ -261,8 +261,8 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         module: Any = wrapped.module
         layers: StagedSequential = module.sequential_module
         with layers.deferred():
-            x = _caught(module, wrapped(batch, index))
-        self._flow.train(x, batch, loss_of)
+            x = _deferred_input(module, wrapped(batch, index))
+        self._pipeline.train(x, batch, loss_of)
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average the gradients of this stage over the pipelines."""
@@ -305,7 +305,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         """Nothing is left to do: the cut was made by it."""
 
 
-def _caught(module: TrainingModule, outputs: Any) -> Any:
+def _deferred_input(module: TrainingModule, outputs: Any) -> Any:
     """Return what `sequential_module` was called with, given what a training step returned."""
     if isinstance(outputs, DeferredOutput):
         return outputs.x

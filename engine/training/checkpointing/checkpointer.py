@@ -1,4 +1,4 @@
-"""Keep a fit's state in its run, and restore it."""
+"""The checkpointer: a fit's state kept in its run, and restored from there."""
 
 import json
 import logging
@@ -62,7 +62,7 @@ class Checkpointer:
         self._schedule = SnapshotSchedule(options, context.collective.gather, lambda: self.run.is_writing)
         #: everything that decides how the fit goes on, by name
         self.parts = state_parts(context)
-        self._watch: UnsavedStateMonitor | None = None
+        self._unsaved_state: UnsavedStateMonitor | None = None
         self._is_verified = False  # whether every part has shown that it takes back what it gives
         self._initial_sharding = InitialSharding.of(context.loaders, context.world.size)
         self._facts = run_facts(self._context)
@@ -96,7 +96,7 @@ class Checkpointer:
             walk(state_of(self.parts))  # what cannot be written is refused now, not at the first snapshot
             check_restores(self.parts, "before the first step")
         self._is_verified = found is not None
-        self._watch = unsaved_state_monitor(self._context, cast("Objects", self.parts["objects"]))
+        self._unsaved_state = unsaved_state_monitor(self._context, cast("Objects", self.parts["objects"]))
         lease = self.run.begin(found[0] if found else None)
         self._report_resume(lease.generation, lease.resumed_from)
         loggers = self._context.settings.loggers
@@ -159,8 +159,8 @@ class Checkpointer:
                 "snapshot", name=snapshot.name, step=position.step, epoch=epoch, bytes=snapshot.bytes, **held
             )
 
-        if self._watch is not None:
-            self._watch.check()
+        if self._unsaved_state is not None:
+            self._unsaved_state.check()
         rows = context.metric_logger.drain_rows()
         context.samples.merge_ranks(context.collective.gather)
         facts = {

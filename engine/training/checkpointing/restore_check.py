@@ -1,4 +1,4 @@
-"""Giving back, early: what could not come back in the next attempt is found within seconds of this one's start.
+"""The restore check: what could not come back in the next attempt is found within seconds of this one's start.
 
 Before the first step and once more after it, every part that user code decides gets the state it gave, and must say
 the same again. Parts that cannot take a state while they are in use are tried on a clone. Tensors are handed over as
@@ -39,7 +39,7 @@ def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
     """Give every part its own state, and see that all stand where they stood; no random number is drawn.
 
     Args:
-        parts: of a fit; those in `CHECKED` are tried.
+        parts: of a fit; those in `CHECKED_PARTS` are tried.
         when: for the message.
 
     Raises:
@@ -51,7 +51,7 @@ def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
     for name in CHECKED_PARTS:
         given = objects if name == "objects" else parts[name].state_dict()
         before = objects_before if name == "objects" else _copied(given)
-        part = _restore_error(parts[name])
+        part = _trial_part(parts[name])
         try:
             part.load_state_dict(_copied(given, lambda tensor: tensor))
         except EngineError:
@@ -64,7 +64,7 @@ def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
     parts["generators"].load_state_dict(drawn)
 
 
-def _restore_error(part: Stateful) -> Stateful:
+def _trial_part(part: Stateful) -> Stateful:
     """Return what is given the state of `part`: a clone, where it has one."""
     clone: Callable[[], Stateful] | None = getattr(part, "clone", None)
     return part if clone is None else clone()
@@ -89,6 +89,7 @@ def _copied(tree: Any, tensor: Callable[[Tensor], Tensor] = _on_host) -> Any:
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a tree of state; lists of plain numbers, such as the state of `random`, are not walked."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, (dict, Instance)):

@@ -67,7 +67,7 @@ class RunStore:
         """Return the snapshot to go on from and this rank's tree in it; None for a fresh start.
 
         It is the newest one that every rank could verify; what one of them could not is set aside. A world of another
-        size gets the tree of rank 0, and `others`.
+        size gets the tree of rank 0, and `other_trees`.
 
         Raises:
             SnapshotMissing: `resume` is a step of which there is no good snapshot.
@@ -205,7 +205,7 @@ class RunStore:
         self._replace("metrics.csv", lambda: join_segments(self._catalog.rows(faults=[])))
 
     def resume_message(self) -> str:
-        """Log where the next attempt of this run begins."""
+        """Return where the next attempt of this run begins."""
         newest = self._writer.newest if self._writer is not None else None
         name = newest.name if newest else self.lease.resumed_from if self.lease else None
         return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"

@@ -1,4 +1,4 @@
-"""The watch: what no snapshot holds, and what user code could still keep a count in.
+"""The unsaved state: what no snapshot holds, and what user code could still keep a count in.
 
 Class attributes, globals of the user's files and large data are looked at when training begins and at its first
 snapshots. What has changed by then is named, once: a resumed run would not have it.
@@ -21,7 +21,7 @@ class UnsavedStateMonitor:
     """Names what changes in training and is no state.
 
     Args:
-        watched: yields it by name; a `Watch` is made when training begins.
+        watched: yields it by name; a monitor is made when training begins.
     """
 
     def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]]) -> None:
@@ -34,7 +34,7 @@ class UnsavedStateMonitor:
             return
         self._looks -= 1
         now = self._lines()
-        if changed := [line for line in _changed(self._before, now)]:
+        if changed := [*_changed(self._before, now)]:
             self._looks = 0
             shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
             log.warning(

@@ -252,13 +252,13 @@ class Momentum(AutoEncoder):
         super().__init__()
         self.slow = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).requires_grad_(False)
         self.register_buffer("queue", torch.ones(8, 2))
-        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("head", torch.zeros(1, dtype=torch.long))
 
     @torch.no_grad()
     def _enqueue(self, keys):
-        place = int(self.place)
-        self.queue[place : place + len(keys)] = keys
-        self.place[0] = (place + len(keys)) % len(self.queue)
+        head = int(self.head)
+        self.queue[head : head + len(keys)] = keys
+        self.head[0] = (head + len(keys)) % len(self.queue)
         for fast, slow in zip(self.encoder.parameters(), self.slow.parameters(), strict=True):
             slow.mul_(0.9).add_(fast, alpha=0.1)
 

@@ -104,19 +104,19 @@ class Stream(IterableDataset[Tensor]):
     """Its state is none that can be written."""
 
     def __init__(self) -> None:
-        self.place = 0
+        self.position = 0
 
     def __iter__(self) -> Any:
-        self.place = 0
+        self.position = 0
         for row in Rows().rows:
-            self.place += 1
+            self.position += 1
             yield row
 
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "lock": threading.Lock()}
+        return {"position": self.position, "lock": threading.Lock()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place = state["place"]
+        self.position = state["position"]
 
 
 class Streams(Small):

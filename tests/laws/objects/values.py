@@ -116,10 +116,14 @@ class Fixed:
 
 
 class Slotted:
-    __slots__ = ("generator", "total")
+    __slots__ = ("__draws", "generator", "total")
 
     def __init__(self) -> None:
-        self.total, self.generator = 0.0, random.Random(3)
+        self.total, self.generator, self.__draws = 0.0, random.Random(3), 0
+
+    def draw(self) -> None:
+        self.__draws += 1
+        self.total += self.__draws * self.generator.random()
 
 
 class Guarded:
@@ -166,7 +170,7 @@ class Objects(Small):
         self.stats.count += 1
         self.stats.values.append(float(batch.sum()))
         self.fixed = Fixed(self.fixed.level * 2)
-        self.slotted.total += self.slotted.generator.random()
+        self.slotted.draw()
         object.__setattr__(self.guarded, "count", self.guarded.double // 2 + 1)
         self.level = Level.HIGH if self.stats.count > 1 else Level.LOW
         self.pair = self.pair._replace(left=self.pair.left + 1)
@@ -207,12 +211,12 @@ class Containers(Small):
         self.gone: int | None = 3
 
     def factor(self, batch: Tensor) -> Any:
-        place = len(self.lists)
-        self.counter[place % 2] += 1
-        self.ordered.move_to_end("a" if place % 2 else "b")
-        self.default[place] *= 2
-        self.lists[place].append(float(place))
-        self.numbers.add(place * 8)
+        length = len(self.lists)
+        self.counter[length % 2] += 1
+        self.ordered.move_to_end("a" if length % 2 else "b")
+        self.default[length] *= 2
+        self.lists[length].append(float(length))
+        self.numbers.add(length * 8)
         self.numbers.discard(33)
         self.nested[Level.LOW] += 1
         self.nested[1, "a"].rotate(1)
@@ -221,7 +225,7 @@ class Containers(Small):
         if hasattr(self, "gone"):
             del self.gone
         values = [next(iter(self.ordered)) == "a", self.nested[1, "a"][0], self.weights[self.layer.weight]]
-        order = sum(place * number for place, number in enumerate(self.numbers))
+        order = sum(index * number for index, number in enumerate(self.numbers))
         assert all(module is self.layer for module in self.nested["modules"])
         return sum(values) + self.counter[0] + sum(self.default.values()) + self.nested[Level.LOW] + order
 

@@ -22,10 +22,10 @@ def document(**choices: Any) -> dict[str, Any]:
     plain = job.resolved(Path("/srv/tiny")).model_dump(mode="json")
     for path, value in choices.items():
         *groups, last = path.split("__")
-        place = plain
+        values = plain
         for group in groups:
-            place = place[group]
-        place[last] = value
+            values = values[group]
+        values[last] = value
     return plain
 
 
@@ -78,7 +78,7 @@ def test_the_schema_takes_every_world_that_python_takes():
 
 
 @pytest.mark.parametrize(
-    ("choices", "place", "words"),
+    ("choices", "path", "words"),
     [
         ({"trainer__max_epochs": 0}, "$.trainer.max_epochs", "0 is"),
         ({"trainer__precision": "8"}, "$.trainer.precision", "'8' is not one of"),
@@ -99,9 +99,9 @@ def test_the_schema_takes_every_world_that_python_takes():
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_bad_choice_is_refused_where_it_stands(choices: dict[str, Any], place: str, words: str):
+def test_a_bad_choice_is_refused_where_it_stands(choices: dict[str, Any], path: str, words: str):
     found = faults(document(**choices))
-    assert any(fault.startswith(f"{place}: ") and words in fault for fault in found), found
+    assert any(fault.startswith(f"{path}: ") and words in fault for fault in found), found
 
 
 @pytest.mark.parametrize("url", ["/srv/runs", "s3://bucket/runs", "file:///srv/runs", "sftp://me@host/runs"])
@@ -118,7 +118,7 @@ def fields(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{group}.{name}", field) for group, form in groups for name, field in form.get("properties", {}).items()]
 
 
-@pytest.mark.parametrize(("place", "field"), fields(SCHEMA), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_field_has_a_title_and_a_description(place: str, field: dict[str, Any]):
-    assert field.get("title"), place
-    assert field.get("description") or "$ref" in field, place
+@pytest.mark.parametrize(("path", "field"), fields(SCHEMA), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_field_has_a_title_and_a_description(path: str, field: dict[str, Any]):
+    assert field.get("title"), path
+    assert field.get("description") or "$ref" in field, path

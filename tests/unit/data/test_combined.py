@@ -1,4 +1,4 @@
-"""Several loaders at once: each mode beside its hand-written loop, from any place, of any lengths."""
+"""Several loaders at once: each mode beside its hand-written loop, from any batch, of any lengths."""
 
 from itertools import cycle, islice, zip_longest
 from typing import Any

@@ -43,12 +43,12 @@ class Sized(Lines):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "interval", "places"), [(Lines(), 1.0, [5]), (Lines(), 2, [2, 4]), (Sized(), 0.5, [2, 4])]
+    ("dataset", "interval", "batches"), [(Lines(), 1.0, [5]), (Lines(), 2, [2, 4]), (Sized(), 0.5, [2, 4])]
 )
-def test_validation_comes_where_it_is_due(dataset: Any, interval: float, places: list[int]) -> None:
+def test_validation_comes_where_it_is_due(dataset: Any, interval: float, batches: list[int]) -> None:
     module = Module(dataset)
     Trainer(max_epochs=1, val_check_interval=interval, enable_progress_bar=False).fit(module)
-    assert module.validated == places
+    assert module.validated == batches
 
 
 def test_a_share_of_an_epoch_of_unknown_length_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Random numbers in the data: functions of the place, whoever reads it, and nobody else's are touched."""
+"""Random numbers in the data: functions of the position, whoever reads it, and nobody else's are touched."""
 
 import os
 import random

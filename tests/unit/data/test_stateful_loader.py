@@ -126,7 +126,7 @@ def test_a_pass_that_is_left_is_an_epoch_and_set_epoch_says_which():
     assert shown(loader) == first
     batches = iter(loader)
     next(batches)
-    loader.set_epoch(1)  # what Lightning and Accelerate say at each start: it keeps a place that was loaded
+    loader.set_epoch(1)  # what Lightning and Accelerate say at each start: it keeps a position that was loaded
     state = passed_on(loader)
     assert (state["epoch"], state["batch"]) == (1, 0)
     loader.load_state_dict({**state, "batch": 2})

@@ -88,7 +88,7 @@ class Mute(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         if self.at > 8:
-            raise KeyError("place")
+            raise KeyError("position")
         return {"at": self.at}
 
 
@@ -103,7 +103,7 @@ class Lost(Forgetful):
     ("kind", "why", "passed"),
     [
         (Forgetful, "batch 4 was another one). {again} after batch 1; here", [1]),
-        (Mute, "KeyError: 'place'). {again} after batch 1; here", [1]),
+        (Mute, "KeyError: 'position'). {again} after batch 1; here", [1]),
         (Lost, "batch 2 was another one). {again}; here", []),
         (Arguing, "TypeError", []),
     ],

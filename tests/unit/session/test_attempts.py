@@ -13,7 +13,7 @@ def died(number: int, **facts: Any) -> Attempt:
     return Attempt(number, **{"outcome": "died", **facts})
 
 
-def place(step: int, generation: int) -> str:
+def name_of(step: int, generation: int) -> str:
     return f"{step:012d}-g{generation:06d}"
 
 
@@ -61,11 +61,11 @@ def test_a_lost_attempt_counts() -> None:
 
 
 def test_a_newer_snapshot_refills_them() -> None:
-    attempts = [died(1), died(2), died(3, snapshot=place(20, 3)), died(4, resumed_from=place(20, 3)), died(5)]
+    attempts = [died(1), died(2), died(3, snapshot=name_of(20, 3)), died(4, resumed_from=name_of(20, 3)), died(5)]
     assert retry_verdict(attempts, 2).retry
-    again = died(6, resumed_from=place(20, 3), snapshot=place(20, 6))
+    again = died(6, resumed_from=name_of(20, 3), snapshot=name_of(20, 6))
     assert not retry_verdict([*attempts, again], 2).retry
-    further = died(6, resumed_from=place(20, 3), snapshot=f"{20:012d}.0003-g000006")
+    further = died(6, resumed_from=name_of(20, 3), snapshot=f"{20:012d}.0003-g000006")
     assert retry_verdict([*attempts, further], 2).retry
 
 
@@ -97,7 +97,7 @@ def test_who_asks_by_hand_gets_as_many_again() -> None:
 
 
 def test_a_snapshot_is_fatal_once_two_attempts_died_of_it_before_a_new_step() -> None:
-    at, other = place(8, 1), place(6, 1)
+    at, other = name_of(8, 1), name_of(6, 1)
     once = died(1, resumed_from=at)
     for harmless in (
         [once],

@@ -25,7 +25,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-#: how to find a place that is empty
+#: how to find an empty store
 URLS: dict[str, Callable[[pytest.FixtureRequest], str]] = {
     "local": lambda request: f"{request.getfixturevalue('tmp_path')}/a",
     "file": lambda request: f"file://{request.getfixturevalue('tmp_path')}/a",
