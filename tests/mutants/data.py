@@ -215,7 +215,7 @@ DATA = [
     Mutant(
         "a sampler that training changes is not named",
         "engine/data/sampler_order.py",
-        "        if differences(after, self._state.taken()):\n",
+        "        if differences(after, self._state.changes()):\n",
         "        if after is None:\n",
         f"{SAMPLERS}::test_a_sampler_that_plain_pytorch_would_ask_item_by_item_is_named_once",
     ),

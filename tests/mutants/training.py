@@ -266,7 +266,7 @@ TRAINING = [
     Mutant(
         "waiting for a store is a hang",
         "engine/launch/watchdog.py",
-        "if seen != self._seen or any(pulse.phase is Phase.WAITING for pulse in pulses):",
+        "if seen != self._seen or any(reading.phase is Phase.WAITING for reading in readings):",
         "if seen != self._seen:",
         "unit/launch/test_watchdog.py",
     ),
