@@ -23,7 +23,7 @@ from midstride.engine.state.row_shards import RowShard, join_rows
 from midstride.engine.storage.store import Store
 from midstride.engine.strategies import sharded
 from midstride.engine.testing import run_ranks
-from midstride.engine.trees import map_leaves
+from midstride.engine.trees import is_state_leaf, map_leaves
 
 
 def trainer_of(strategy: str, **options: Any) -> Trainer:
@@ -87,11 +87,11 @@ def whole(run: Path, part: str, name: str | None = None) -> Any:
     store = Store.open(run)
     found = [one for one in SnapshotCatalog(store).snapshots() if name in (None, one.name)][-1]
     trees = [read(store, found, rank)[part] for rank in range(found.manifest["world_size"])]
-    pieces = [[] for _ in trees]
-    for tree, own in zip(trees, pieces, strict=True):
-        map_leaves(tree, lambda value, own=own: own.append(value) if isinstance(value, RowShard) else None)
-    joined = iter([join_rows(ranks) for ranks in zip(*pieces, strict=True)])
-    return _plain(map_leaves(trees[0], lambda value: next(joined) if isinstance(value, RowShard) else value))
+
+    def joined(*leaves: Any) -> Any:
+        return join_rows(leaves) if isinstance(leaves[0], RowShard) else leaves[0]
+
+    return _plain(map_leaves(joined, *trees, is_leaf=is_state_leaf))
 
 
 def _plain(tree: Any) -> Any:
@@ -110,7 +110,7 @@ class Witness(Callback):
             return
         self.process = os.getpid()
         optimizer = {"0": trainer.optimizers[0].state_dict()}
-        state = map_leaves({"module": dict(module.state_dict()), "optimizers": optimizer}, gathered)
+        state = map_leaves(gathered, {"module": dict(module.state_dict()), "optimizers": optimizer})
         if trainer.world.is_first:
             torch.save(_plain(state), f"{self.folder}/begins-{trainer.progress.step}-of-{trainer.world.size}.pt")
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
-from midstride.engine.trees import map_leaves
+from midstride.engine.trees import is_state_leaf, map_leaves
 
 __all__ = ["DeepNet", "own", "plain_sharded"]
 
@@ -73,4 +73,4 @@ def own(state: Any) -> Any:
         value = value.to_local() if isinstance(value, DTensor) else value
         return value.cpu() if isinstance(value, torch.Tensor) else value
 
-    return map_leaves(state, held)
+    return map_leaves(held, state, is_leaf=is_state_leaf)

@@ -178,13 +178,13 @@ def test_what_a_sampler_holds_is_filled_in_place() -> None:
     sampler.array[1] = 3
     table = other.table
     held = [table.numbers, table.numbers["a"], table.numbers["b"], table.tensor, other.parts[0].tensor, other.array]
-    encoded = encode(state.taken())
-    live.put(decode(encoded.document, encoded.tensors))
-    assert not differences(live.whole(), state.whole())
+    encoded = encode(state.changes())
+    live.restore(decode(encoded.document, encoded.tensors))
+    assert not differences(live.full(), state.full())
     now = [table.numbers, table.numbers["a"], table.numbers["b"], table.tensor, other.parts[0].tensor, other.array]
     assert [*map(id, held)] == [*map(id, now)]
-    live.put({})
-    assert not differences(live.whole(), SamplerState(Deep(), None).whole())
+    live.restore({})
+    assert not differences(live.full(), SamplerState(Deep(), None).full())
 
 
 class Late(By):
