@@ -19,7 +19,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage test-airflow test-ui test-gpu test-xla bench-data bench-gpu bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-xla bench-data bench-gpu bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -73,6 +73,9 @@ mutants: $(STAMP) $(HOROVOD)  ## plant known bugs in a copy, one at a time: whic
 
 soak: $(STAMP)  ## kill one run of the real example 20 times and compare; ARGS="--kills 200 --seed 3"
 	PYTHONPATH=tests $(BIN)/python -m soak.soak $(ARGS)
+
+soak-nodes: $(STAMP)  ## kill, cut off, freeze and add the machines of runs in lanes for 10 minutes; ARGS="--minutes 60 --seed 3"
+	PYTHONPATH=tests $(BIN)/python -m soak.nodes $(ARGS)
 
 soak-damage: $(STAMP)  ## damage 500 files of runs, one at a time, and finish each run; ARGS="--cases 5000 --seed 500"
 	PYTHONPATH=tests $(BIN)/python -m soak.damage $(ARGS)

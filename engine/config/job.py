@@ -57,6 +57,7 @@ IdentityKey = Literal[
     IdentityOption,
     "precision",
     "strategy",
+    "bits",  # threads, CPU, GPU and versions, which a run in lanes must have as well
 ]
 
 

@@ -1,5 +1,6 @@
 """On how many machines a world trains, and which numbers of them will do. Reading it needs no torch."""
 
+import math
 from dataclasses import dataclass
 
 from midstride.engine.lanes import allowed_sizes
@@ -16,6 +17,7 @@ class Nodes:
         most: more than these wait.
         processes: ranks on each.
         lanes: of the run, which the ranks share; None if it has none.
+        batch: samples of a global batch, which the ranks share equally; None where each has its own batches.
 
     >>> Nodes.parse("1:4", processes=2, lanes=8).usable
     [1, 2, 4]
@@ -25,21 +27,37 @@ class Nodes:
     most: int
     processes: int = 1
     lanes: int | None = None
+    batch: int | None = None
 
     @classmethod
-    def parse(cls, text: str, *, processes: int = 1, lanes: int | None = None) -> "Nodes":
+    def parse(cls, text: str, *, processes: int = 1, lanes: int | None = None, batch: int | None = None) -> "Nodes":
         """Return what a job's `nodes` says: "4", or "1:4" for at least one and at most four."""
         least, _, most = text.partition(":")
-        return cls(int(least), int(most or least), processes, lanes)
+        return cls(int(least), int(most or least), processes, lanes, batch)
 
     @property
     def usable(self) -> list[int]:
         """The numbers of nodes that can train, the smallest first."""
         every = range(self.least, self.most + 1)
-        if self.lanes is None:
+        if self._shared is None:
             return [*every] if len(every) == 1 else []
-        sizes = set(allowed_sizes(self.lanes))
+        sizes = set(self._sizes)
         return [nodes for nodes in every if nodes * self.processes in sizes]
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The numbers of ranks that can share what is shared."""
+        if self.lanes is not None:
+            return allowed_sizes(self.lanes)
+        batch = self.batch or 1
+        return [ranks for ranks in range(1, batch + 1) if batch % ranks == 0]
+
+    @property
+    def _shared(self) -> str | None:
+        """What all ranks share, said for people."""
+        if self.lanes is not None:
+            return f"{self.lanes} lanes"
+        return None if self.batch is None else f"batches of {self.batch} samples"
 
     def training(self, ready: int) -> int:
         """Return how many of `ready` nodes train; 0 if they are too few."""
@@ -48,26 +66,36 @@ class Nodes:
     @property
     def errors(self) -> list[str]:
         """Messages on a choice that could never train, or not always the same run."""
-        if self.most == 1:
+        if self.lanes is not None and self.batch is not None:
+            return [
+                f"global_batch_size {self.batch} with lanes, each of which has the loader's batch_size: leave one out"
+            ]
+        if self.most == 1 and self.batch is None:
             return []  # one machine: what its ranks cannot do is not for want of others
         if self.most < self.least:
             return [f"nodes {self.least}:{self.most}: at least {self.least} and at most {self.most} is no range"]
-        if self.lanes is None and self.most > self.least:
+        if self._shared is None and self.most > self.least:
             return [
                 f"nodes {self.least}:{self.most} without lanes: how many samples a step has would follow from how many "
-                f'machines there are: say lanes, such as lanes: {self._fitting_lanes()}, or one number: nodes: "'
-                f'{self.most}"'
+                f"machines there are: say lanes, such as lanes: {self._fitting_lanes()}, or how many samples, such as "
+                f'global_batch_size: {self._fitting_batch()}, or one number of machines: nodes: "{self.most}"'
             ]
+        if not self.usable and self.most == 1:
+            return [f"{self.processes} processes cannot share {self._shared}: {_listed(self._sizes)} can"]
         if not self.usable:
             return [
                 f"nodes {self.least}:{self.most} of {self.processes} processes: no number of them can share "
-                f"{self.lanes} lanes: ranks that can are {', '.join(map(str, allowed_sizes(self.lanes or 1)))}"
+                f"{self._shared}: ranks that can are {_listed(self._sizes)}"
             ]
         return []
 
     def _fitting_lanes(self) -> int:
         """The smallest power of two that all ranks together do not exceed."""
         return 1 << (self.most * self.processes - 1).bit_length()
+
+    def _fitting_batch(self) -> int:
+        """The smallest number of samples that every number of nodes can share."""
+        return math.lcm(*range(self.least, self.most + 1)) * self.processes
 
     def sentences(self) -> list[str]:
         """Return a line for each number of nodes: how many ranks that is, and whether they will do."""
@@ -79,8 +107,12 @@ class Nodes:
                 lines.append(f"{what} will do")
                 continue
             then = f"{_count(used, 'node')} of them train, the rest wait" if used else "they wait for more"
-            lines.append(f"{what} cannot share {self.lanes} lanes: {then}")
+            lines.append(f"{what} cannot share {self._shared}: {then}")
         return lines
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _count(number: int, noun: str) -> str:

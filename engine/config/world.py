@@ -92,6 +92,12 @@ class WorldOptions(Options):
         description="Equal parts of every batch, a power of two: the run is that of so many processes, bit for bit, "
         "whatever number computes it. batch_size is a lane's.",
     )
+    global_batch_size: Count | None = Field(
+        None,
+        title="Global batch size",
+        description="Samples of a training batch over all ranks, which share them equally: batch_size of the loader "
+        "gives way. Without lanes, this lets nodes come and go.",
+    )
     processes: Count = Field(1, title="Processes", description="Ranks on each node.")
     devices: Count | None = Field(
         None, title="Devices", description="Over which each process splits its batches, with dp and ddp2."
@@ -112,7 +118,7 @@ class WorldOptions(Options):
     nodes: Annotated[str, Field(pattern=_NODES), BeforeValidator(_text)] = Field(
         "1",
         title="Nodes",
-        description='How many machines: "4", or with lanes "1:4" for at least one and at most four.',
+        description='How many machines: "4"; with lanes or global_batch_size also "1:4", from one to four.',
     )
     on: SchedulerName = Field(
         "join",
@@ -175,7 +181,7 @@ class WorldOptions(Options):
     @property
     def machines(self) -> Nodes:
         """The nodes, and which numbers of them will do."""
-        return Nodes.parse(self.nodes, processes=self.processes, lanes=self.lanes)
+        return Nodes.parse(self.nodes, processes=self.processes, lanes=self.lanes, batch=self.global_batch_size)
 
     @property
     def ranks(self) -> int:

@@ -46,12 +46,14 @@ class LoaderSettings:
         options: which ask for limits, shards and random numbers.
         seed: of the run.
         lanes: those that samples are dealt to instead, which `world` then counts; None without lanes.
+        global_batch_size: samples of a training batch over all ranks; None as the loader has it.
     """
 
     world: World
     options: TrainerOptions
     seed: int
     lanes: Lanes | None = None
+    global_batch_size: int | None = None
 
     @property
     def shard(self) -> bool:
@@ -100,6 +102,8 @@ class LoaderResolver:
             )
         else:
             resumable = self._train(given, "the training loader", 0, limit)
+        if self._settings.global_batch_size is not None:
+            _share_batches(resumable, self._settings.global_batch_size, self._settings)
         if resumable.estimated_batches == 0 and limit != 1.0:
             raise UserError(f"there is no batch to train on: limit_train_batches={limit!r} leaves none.")
         mine = len(resumable) if resumable.is_sized else None, resumable.order_identity()
@@ -221,3 +225,26 @@ def _check_alike(identities: tuple[dict[str, Any], ...]) -> None:
                     f"rank {rank} has {value!r}. Build data set and sampler alike on every rank, or say "
                     "use_distributed_sampler=False."
                 )
+
+
+def _share_batches(loader: ResumableLoader, batch: int, settings: LoaderSettings) -> None:
+    """Have each rank read its share of batches of `batch` samples.
+
+    Raises:
+        NotExact: the loader cannot, or so many ranks cannot.
+    """
+    ranks, why = settings.world.size, loader.fixed_world
+    if settings.lanes is not None:
+        raise NotExact(
+            f"global_batch_size {batch} with lanes, each of which has the loader's batch_size: leave one out"
+        )
+    if why is None and loader.batch_size is None:
+        why = "its batches have no fixed size"
+    if why is not None:
+        raise NotExact(f"global_batch_size {batch}: the training loader's batches cannot be set: {why}. Leave it out.")
+    if ranks not in (worlds := loader.valid_world_sizes(1, batch)):
+        raise NotExact(
+            f"global_batch_size {batch}: {ranks} ranks cannot share such batches so that an epoch is the same at any "
+            f"number. Start one of these numbers: {', '.join(map(str, worlds))}."
+        )
+    loader.resize(batch // ranks)

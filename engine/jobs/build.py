@@ -60,6 +60,7 @@ def build_trainer(job: TrainingJob) -> Trainer:
         strategy_args=job.world.strategy_args,
         **devices_of(job.world),
         lanes=job.world.lanes,
+        global_batch_size=job.world.global_batch_size,
         snapshots=job.snapshots,
         callbacks=build_callbacks(job),
         loggers=[_in_project(options, job.name) for options in job.loggers],

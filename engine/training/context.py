@@ -51,6 +51,7 @@ class TrainerSettings:
         accept_change: keys of a run's identity that may differ from its snapshot's.
         identity: what else makes a run this run.
         loggers: trackers that get the metric log.
+        global_batch_size: samples of a training batch over all ranks; None as the loaders have it.
     """
 
     options: TrainerOptions
@@ -59,6 +60,7 @@ class TrainerSettings:
     accept_change: Sequence[str]
     identity: Mapping[str, Any]
     loggers: Sequence[LoggerOptions] = ()
+    global_batch_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ class Trainer(TrainerState):
         auto_select_gpus: take so many free GPUs.
         lanes: equal parts that every batch is cut in, a power of two: the run is that of so many ranks, bit for bit,
             whatever number computes it; `batch_size` is a lane's.
+        global_batch_size: samples of a training batch over all ranks, which share them equally, whatever `batch_size`
+            the loader has; not with lanes.
         snapshots: when the whole state is written; None for never.
         callbacks: what acts beside the module.
         loggers: trackers that get the metric log: "tensorboard", {"mlflow": {"tracking_uri": ...}}, as in a job.
@@ -108,6 +110,7 @@ class Trainer(TrainerState):
         num_nodes: int | None = None,
         auto_select_gpus: bool = False,
         lanes: int | None = None,
+        global_batch_size: int | None = None,
         snapshots: SnapshotOptions | Mapping[str, Any] | None = _DEFAULT,
         callbacks: Sequence[Callback] = (),
         loggers: Sequence[str | Mapping[str, Any] | LoggerOptions] = (),
@@ -139,7 +142,7 @@ class Trainer(TrainerState):
         #: how this Trainer was made, for ranks that make another like it on their own devices
         self.arguments: dict[str, Any] = {"strategy": strategy, "strategy_args": strategy_args, "callbacks": callbacks}
         self.arguments |= {"lanes": lanes, "seed": seed, "accept_change": accept_change, "identity": identity}
-        self.arguments |= {"loggers": loggers}
+        self.arguments |= {"loggers": loggers, "global_batch_size": global_batch_size}
         self.arguments |= {"snapshots": snapshots, **options}
         request = DeviceRequest(
             *(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus),
@@ -148,7 +151,7 @@ class Trainer(TrainerState):
         self.placement, faults = resolve_placement(request, Hardware.here())
         asked, unknown = checked_loggers(loggers)
         checked = checked_options(options, snapshots, [*faults, *unknown, *logger_errors(asked)])
-        settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}), asked)
+        settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}), asked, global_batch_size)
         super().__init__(self.placement.strategy, settings, callbacks)
         seed_everything(seed)
 
@@ -297,5 +300,6 @@ class Trainer(TrainerState):
 
     def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:
         strategy = self.strategy
-        settings = LoaderSettings(strategy.data_world, self.options, self.settings.seed, lanes_of(strategy))
+        seed, batch = self.settings.seed, self.settings.global_batch_size
+        settings = LoaderSettings(strategy.data_world, self.options, seed, lanes_of(strategy), batch)
         return LoaderResolver(settings, self.strategy.collective, module, train=train, evaluate=evaluate)

@@ -1,105 +1,31 @@
-"""`midstride join`: machines that go and come change no bit of a run in lanes; nodes are processes on the loopback."""
+"""`midstride join`: machines that go and come change no bit of a run in lanes.
 
-import re
-import signal
-import subprocess
-import sys
+Nodes are processes on the loopback. Where root may make network namespaces, they are machines of their own as well.
+"""
+
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP, SIGUSR1
+from socket import gethostname
+from typing import Any
 
 import pytest
 from support.flow_runs import results, tiny_job, train_forked, wait_for
+from support.machines import Machines
+from support.networks import Network, why_no_network
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.processes.lifetime import descendants, signal_all
 from midstride.engine.runs.audit import audit
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
 
-#: nodes that are silent for so long are left out: not too short for a busy machine, on which the others are at work
-TIMEOUT_S = 5
 #: enough to be in the middle of, at two seconds a step, until other nodes have come
 STEPS = 64
 
 
-class Machines:
-    """A launcher and its nodes.
-
-    Args:
-        folder: of the job.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.nodes: list[subprocess.Popen[bytes]] = []
-        self._started: list[subprocess.Popen[bytes]] = []
-        self._address = "127.0.0.1:0"
-        self.rounds = 0
-
-    def fit(self, nodes: str = "1:2", lanes: int | None = 2) -> None:
-        """Start the launcher, and return when nodes may come."""
-        chosen = {
-            "strategy": "ddp",
-            "launcher": "join",
-            "nodes": nodes,
-            "node_timeout_s": TIMEOUT_S,
-            "grow_after_s": 0,
-            "processes": 1,
-        }
-        chosen |= {"rendezvous": self._address} | ({} if lanes is None else {"lanes": lanes})
-        options = [f"--set=world.{key}={value}" for key, value in chosen.items()]
-        self.launcher = self._start("fit.txt", "fit", f"{self.folder}/job.yaml", "--run", "a", *options)
-        asks = re.compile(r"midstride join (\S+) on each")
-        [self._address, *_] = wait_for(lambda: asks.findall(self.said("fit.txt")), "a rendezvous")
-
-    def join(self) -> None:
-        """Start a node."""
-        self.nodes.append(self._start(f"node-{len(self._started)}.txt", "join", self._address, "--wait=120"))
-
-    def wait_for_round(self, ranks: int) -> None:
-        """Wait for a round that has so many ranks, after those that were waited for."""
-
-        def found() -> int:
-            rounds = re.findall(r"^round \d+: .* (\d+) ranks?\b", self.said("fit.txt"), re.MULTILINE)
-            return next(
-                (number for number, size in enumerate(rounds, 1) if int(size) == ranks and number > self.rounds), 0
-            )
-
-        self.rounds = wait_for(found, f"a round of {ranks} ranks")
-
-    def _start(self, log: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        with (self.folder / log).open("ab") as out:
-            command = [sys.executable, "-m", "midstride.engine", *arguments]
-            self._started.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT))
-        return self._started[-1]
-
-    def said(self, log: str = "*.txt") -> str:
-        """Return what was printed."""
-        return "\n".join(path.read_text() for path in sorted(self.folder.glob(log)))
-
-    def close(self) -> None:
-        """End what is left."""
-        for process in self._started:
-            signal_machine(process, signal.SIGCONT)
-            signal_machine(process, signal.SIGKILL)
-            process.wait()
-
-
-def signal_machine(process: "subprocess.Popen[bytes]", by: signal.Signals) -> None:
-    """Send a signal to all processes of a machine; SIGKILL is as power-off, but that connections are closed."""
-    signal_all([process.pid, *descendants(process.pid)], by)
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
-    """Return machines that end with the test."""
-    found = Machines(tmp_path)
-    yield found
-    found.close()
-
-
 def killed(machines: Machines) -> None:
-    signal_machine(machines.nodes.pop(0), signal.SIGKILL)
+    machines.nodes.pop(0).kill()
     machines.wait_for_round(ranks=1)
 
 
@@ -110,38 +36,35 @@ def replaced(machines: Machines) -> None:
 
 
 def frozen(machines: Machines) -> None:
-    signal_machine(machines.nodes[0], signal.SIGSTOP)
+    machines.nodes[0].signal(SIGSTOP)
     machines.wait_for_round(ranks=1)
-    signal_machine(machines.nodes[0], signal.SIGCONT)
+    machines.nodes[0].signal(SIGCONT)
     machines.wait_for_round(ranks=2)
 
 
 def leaves(machines: Machines) -> None:
     leaving = machines.nodes.pop(0)
-    leaving.terminate()
+    leaving.stop()
     machines.wait_for_round(ranks=1)
-    assert leaving.wait(60) == 75, machines.said()
+    assert leaving.wait() == 75, machines.said()
 
 
 def rank_killed(machines: Machines) -> None:
-    ranks = [
-        pid for pid in descendants(machines.nodes[0].pid) if b"nodes.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    signal_all(ranks[:1])
+    machines.nodes[0].find("nodes.rank")[0].kill()
     machines.wait_for_round(ranks=2)
 
 
 def launcher_killed(machines: Machines) -> None:
-    machines.launcher.kill()
+    machines.launcher.find("engine fit")[0].kill()
     machines.launcher.wait()
     machines.fit()
     machines.wait_for_round(ranks=2)
 
 
 def stopped(machines: Machines) -> None:
-    machines.launcher.terminate()
-    assert machines.launcher.wait(60) == 75, machines.said()
-    assert [node.wait(60) for node in machines.nodes] == [75, 75], machines.said()
+    machines.launcher.find("engine fit")[0].terminate()
+    assert machines.launcher.wait() == 75, machines.said()
+    assert [node.wait() for node in machines.nodes] == [75, 75], machines.said()
     machines.nodes.clear()
     machines.fit()
     machines.join()
@@ -149,8 +72,29 @@ def stopped(machines: Machines) -> None:
     machines.wait_for_round(ranks=2)
 
 
+def powered_off(machines: Machines) -> None:
+    machines.nodes.pop(0).power_off()
+    machines.wait_for_round(ranks=1)
+
+
+def cut(machines: Machines) -> None:
+    machines.nodes[0].cut()
+    machines.wait_for_round(ranks=1)
+    wait_for(lambda: "has not answered for 30 s" in machines.said("node-1.txt"), "the node that is cut off to end")
+    machines.nodes[0].heal()
+    machines.wait_for_round(ranks=2)
+
+
+def cut_and_healed(machines: Machines) -> None:
+    machines.nodes[0].cut()
+    machines.wait_for_round(ranks=1)
+    machines.nodes[0].heal()
+    machines.wait_for_round(ranks=2)
+
+
+Strike = Callable[[Machines], None]
 #: what happens while two nodes train -> how many train in the rounds from then on, and the words of why
-STRIKES: dict[Callable[[Machines], None], tuple[list[int], list[str]]] = {
+STRIKES: dict[Strike, tuple[list[int], list[str]]] = {
     killed: ([2, 1], ["was silent for 5 s: it is left out"]),
     replaced: ([2, 1, 2], ["was silent for 5 s: it is left out", "can train as well"]),
     frozen: ([2, 1, 2], ["was silent for 5 s: it is left out", "can train as well"]),
@@ -158,19 +102,42 @@ STRIKES: dict[Callable[[Machines], None], tuple[list[int], list[str]]] = {
     rank_killed: ([2, 2], ["ended without a word"]),
     launcher_killed: ([2], []),
     stopped: ([2, 2], [""]),
+    powered_off: ([2, 1], ["was silent for 5 s: it is left out"]),
+    cut: ([2, 1, 2], ["was silent for 5 s: it is left out", "can train as well"]),
+    cut_and_healed: ([2, 1, 2], ["was silent for 5 s: it is left out", "can train as well"]),
 }
+#: those that need cables
+CABLED = (powered_off, cut, cut_and_healed)
+
+
+@pytest.fixture
+def machines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machines]:
+    """Return machines that end with the test."""
+    strike = request.node.callspec.params.get("strike") if hasattr(request.node, "callspec") else None
+    if strike not in CABLED:
+        found = Machines(tmp_path)
+        yield found
+        found.close()
+        return
+    if why := why_no_network():
+        pytest.skip(why)
+    with Network(4) as network:
+        found = Machines(tmp_path, network)
+        yield found
+        found.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "strike" in metafunc.fixturenames:
         chosen = [*STRIKES] if metafunc.config.getoption("--laws") == "all" else [killed]
         metafunc.parametrize("strike", chosen, ids=lambda strike: strike.__name__)
+    if "scene" in metafunc.fixturenames:
+        scenes = SCENES if metafunc.config.getoption("--laws") == "all" else ("missing code", "an error of the job")
+        metafunc.parametrize("scene", scenes)
 
 
 @pytest.mark.timeout(600)
-def test_what_happens_to_nodes_changes_no_bit(
-    strike: Callable[[Machines], None], tmp_path: Path, machines: Machines
-) -> None:
+def test_what_happens_to_nodes_changes_no_bit(strike: Strike, tmp_path: Path, machines: Machines) -> None:
     slow = tmp_path / "slow"
     job = tiny_job(tmp_path, steps=STEPS, lingers=str(slow))
     slow.touch()
@@ -183,7 +150,7 @@ def test_what_happens_to_nodes_changes_no_bit(
     strike(machines)
     slow.unlink()
     assert machines.launcher.wait(300) == 0, machines.said()
-    assert [node.wait(60) for node in machines.nodes] == [0] * len(machines.nodes), machines.said()
+    assert [node.wait() for node in machines.nodes] == [0] * len(machines.nodes), machines.said()
     assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
     assert audit(job.run_url("a")).is_clean
     # The next launch completes the log of an attempt whose launcher was killed, once its world has ended.
@@ -197,21 +164,172 @@ def test_what_happens_to_nodes_changes_no_bit(
     assert [attempt.outcome for attempt in Run(job, "a").attempts.attempts()][-1] == "done"
 
 
-def undisturbed(folder: Path) -> dict[str, bytes]:
-    """Return what the same run leaves that one process trains."""
-    tiny_job(folder, processes=1, steps=STEPS)
-    job = TrainingJob.load(folder / "job.yaml", ["world.strategy=ddp", "world.lanes=2"])
+def undisturbed(folder: Path, ranks: int = 1, lanes: int | None = 2, strategy: str = "ddp") -> dict[str, bytes]:
+    """Return what the same run leaves that processes of one machine train, one of them in lanes."""
+    tiny_job(folder, processes=ranks, steps=STEPS)
+    said = [f"world.strategy={strategy}", *([] if lanes is None else [f"world.lanes={lanes}"])]
+    job = TrainingJob.load(folder / "job.yaml", said)
     train_forked(job, "a")
     return results(job, "a")
 
 
-@pytest.mark.timeout(300)
-def test_an_error_of_the_job_ends_all_nodes_at_once(tmp_path: Path, machines: Machines) -> None:
-    job = tiny_job(tmp_path, fail_at=2)
+#: what is chosen for the world, and how many ranks train before and after one of the nodes is killed
+TWO_OF_TWO = ({"nodes": "1:2", "processes": 2, "lanes": 4}, [4, 2])
+FOUR = ({"nodes": "1:4", "lanes": 4}, [4, 2])
+ONE_SPARE = ({"nodes": "2:3", "lanes": 2}, [2, 2])
+SHARDED = ({"nodes": 2, "strategy": "sharded", "lanes": None}, [2, 2])
+
+
+def lingering(machines: Machines, **chosen: object) -> TrainingJob:
+    """Start the launcher of a job that takes two seconds for a step behind the first snapshot, until `go_on`."""
+    slow = machines.folder / "slow"
+    job = tiny_job(machines.folder, steps=STEPS, lingers=str(slow))
+    slow.touch()
+    machines.fit(**chosen)
+    return job
+
+
+def lingers(machines: Machines) -> None:
+    wait_for((machines.folder / "mark").exists, "a step behind a snapshot")
+
+
+def go_on(machines: Machines) -> None:
+    (machines.folder / "slow").unlink()
+    assert machines.launcher.wait(300) == 0, machines.said()
+    assert [node.wait() for node in machines.nodes] == [0] * len(machines.nodes), machines.said()
+
+
+def loses_one(chosen: dict[str, Any], sizes: list[int], machines: Machines) -> None:
+    job = lingering(machines, **chosen)
+    for _ in range(int(str(chosen["nodes"])[-1])):
+        machines.join()
+    machines.wait_for_round(sizes[0])
+    lingers(machines)
+    lost = next(node for node in machines.nodes if node.find("nodes.rank"))  # another may be the spare
+    machines.nodes.remove(lost)
+    lost.kill()
+    if chosen is SHARDED[0]:
+        machines.join()
+    machines.wait_for_round(sizes[1])
+    go_on(machines)
+    lanes, strategy = chosen["lanes"], chosen.get("strategy", "ddp")
+    ranks = sizes[0] if lanes is None else 1
+    assert results(job, "a") == undisturbed(machines.folder / "undisturbed", ranks, lanes, strategy)
+    assert audit(job.run_url("a")).is_clean
+
+
+def takes_a_snapshot(machines: Machines) -> None:
+    catalog = Run(lingering(machines), "a").catalog
+    machines.join()
+    machines.join()
+
+    def asked() -> list[int]:
+        machines.launcher.find("engine fit")[0].signal(SIGUSR1)
+        return [one.position.step for one in catalog.snapshots() if one.position.step % 5]
+
+    lingers(machines)
+    wait_for(asked, "a snapshot between those of the schedule")
+    go_on(machines)
+
+
+def dies_again_and_again(machines: Machines) -> None:
+    job = tiny_job(machines.folder, dies_at=3)
+    machines.fit(nodes=1, lanes=None)
+    machines.join()
+    assert machines.launcher.wait(250) == 1, machines.said()
+    [attempt] = Run(job, "a").attempts.attempts()
+    assert (attempt.outcome, len(attempt.rounds)) == ("died", 4)
+    assert "ended without a word" in attempt.error
+    words = "has ended 2 of the last 10 rounds: it waits while others are enough"
+    assert words in attempt.rounds[2]["why"], "and there are none"
+
+
+def is_refused(machines: Machines, join: Callable[[Path], object], words: str) -> None:
+    """Before the first step; the job is at fault."""
+    outside = machines.folder
+    machines.folder = outside / "here"
+    job = tiny_job(machines.folder)
+    machines.fit(nodes=2)
+    join(outside)
+    assert machines.launcher.wait(100) == 2, machines.said()
+    assert words.format(here=machines.folder, host=gethostname()) in machines.said("fit.txt")
+    [attempt] = Run(job, "a").attempts.attempts()
+    assert (attempt.outcome, attempt.rounds) == ("user_error", ())
+
+
+def without_code(machines: Machines) -> None:
+    words = "node {host} has no folder {here}: the job's code must be at the same path on every node"
+    is_refused(machines, lambda outside: machines.join(hides=outside), words)
+
+
+def without_store(machines: Machines) -> None:
+    words = "node {host} does not see what the launcher has written to {here}/runs/a: use a folder that all nodes share"
+    is_refused(machines, lambda outside: machines.join(hides=outside / "here" / "runs"), words)
+
+
+def with_other_threads(machines: Machines) -> None:
+    words = "node {host} computes sums otherwise than node {host}: OMP_NUM_THREADS '"
+    is_refused(machines, lambda _: [machines.join(OMP_NUM_THREADS=threads) for threads in "13"], words)
+
+
+def is_refused_late(machines: Machines) -> None:
+    job = lingering(machines)
+    machines.join()
+    machines.wait_for_round(ranks=1)
+    assert machines.join(OMP_NUM_THREADS="3").wait(100) == 2, machines.said()
+    machines.nodes.pop()
+    go_on(machines)
+    [attempt] = Run(job, "a").attempts.attempts()
+    assert [one["ranks"] for one in attempt.rounds] == [1]
+
+
+def leaves_a_folder(machines: Machines) -> None:
+    """That of a node that was killed is removed by the next."""
+    folder, there = machines.folder, {"TMPDIR": str(machines.folder)}
+    tiny_job(folder)
+    machines.fit(nodes=2)
+    killed = machines.join(**there)
+    [before] = wait_for(lambda: [*folder.glob("midstride-node-*/job.json")], "a node's folder")
+    killed.kill()
+    machines.nodes.remove(killed)
+    machines.join(**there)
+    wait_for(lambda: not before.exists(), "it to be gone")
+    machines.join(**there)
+    assert machines.launcher.wait(200) == 0, machines.said()
+    assert [node.wait() for node in machines.nodes] == [0, 0], machines.said()
+    assert not [*folder.glob("midstride-node-*")]
+
+
+def has_an_error(machines: Machines) -> None:
+    job = tiny_job(machines.folder, fail_at=2)
     machines.fit(nodes="1", lanes=None)
     machines.join()
     assert machines.launcher.wait(200) == 2, machines.said()
-    assert machines.nodes[0].wait(60) == 2, machines.said()
+    assert machines.nodes[0].wait() == 2, machines.said()
     assert "the model is not in the mood" in machines.said("fit.txt")
     [attempt] = Run(job, "a").attempts.attempts()
     assert (attempt.outcome, len(attempt.rounds)) == ("user_error", 1)
+
+
+#: what happens to nodes otherwise; the first two need mounts of a machine's own
+SCENES: dict[str, Callable[[Machines], None]] = {
+    "missing code": without_code,
+    "missing store": without_store,
+    "other threads": with_other_threads,
+    "other threads, late": is_refused_late,
+    "2 nodes of 2 ranks": partial(loses_one, *TWO_OF_TWO),
+    "4 nodes of 1 rank": partial(loses_one, *FOUR),
+    "one spare": partial(loses_one, *ONE_SPARE),
+    "sharded": partial(loses_one, *SHARDED),
+    "a snapshot": takes_a_snapshot,
+    "no progress": dies_again_and_again,
+    "a folder": leaves_a_folder,
+    "an error of the job": has_an_error,
+}
+
+
+@pytest.mark.timeout(600)
+def test_what_else_happens_to_nodes(scene: str, machines: Machines) -> None:
+    if scene.startswith("missing") and (why := why_no_network()):
+        pytest.skip(why)
+    SCENES[scene](machines)

@@ -155,17 +155,23 @@ def trained(folder: Path) -> dict[tuple[int, int], Counter[Any]]:
 LIVES = [(3, 1, "forward", 0), (2, 3, "validation", 2), (4, 4, "forward", 0), (3, 8, "backward", 0)]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fully_sharded"])
-def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "shared"), [("ddp", False), ("fully_sharded", False), ("ddp", True)], ids=["ddp", "sharded", "shared"]
+)
+def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(
+    strategy: str, shared: bool, tmp_path: Path
+) -> None:
+    lives: dict[str, Any] = {"strategy": strategy, **({"global_batch_size": GLOBAL} if shared else {})}
+    data = Data(5 if shared else GLOBAL // 3)  # where the global batch is said, the loader's size says nothing
     (tmp_path / "plan").mkdir()
     (tmp_path / "alone").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for ranks, step, phase, visit in LIVES:
         for rank in range(ranks):  # all of them, so that what was taken is committed
             plan.add("raise", rank=rank, step=step, phase=phase, visit=visit)
-        assert live(tmp_path, ranks, Data(), plan, strategy=strategy) == [1] * ranks
+        assert live(tmp_path, ranks, data, plan, **lives) == [1] * ranks
         plan.assert_all_fired()
-    assert live(tmp_path, 1, Data(GLOBAL), strategy=strategy) == [0]
+    assert live(tmp_path, 1, data if shared else Data(GLOBAL), **lives) == [0]
     assert live(tmp_path / "alone", 3, Data(), strategy=strategy) == [0] * 3
 
     resumed = [json.loads(path.read_text())["resumed_from"] for path in sorted((tmp_path / "run/lease").glob("*.json"))]
@@ -223,6 +229,27 @@ def test_what_another_number_of_ranks_cannot_go_on_with_is_named(name: str, tmp_
         for word in words:
             assert word in text
     assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        (
+            Data(),
+            {"global_batch_size": 7},
+            "3 ranks cannot share such batches so that an epoch is the same at any number",
+        ),
+        (Bucketed(), {"global_batch_size": 6}, "the training loader's batches cannot be set: "),
+        (Data(), {"global_batch_size": 6, "lanes": 4}, "global_batch_size 6 with lanes"),
+    ],
+    ids=["a number that does not divide", "a batch sampler", "lanes"],
+)
+def test_batches_that_cannot_be_shared_are_named(
+    data: DataModule, options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    ranks = 2 if "lanes" in options else 3
+    assert live(tmp_path, ranks, data, max_steps=1, **options) == [2] * ranks
+    assert words in (tmp_path / "error-0").read_text()
 
 
 def test_a_validation_goes_on_only_where_it_stands(tmp_path: Path) -> None:

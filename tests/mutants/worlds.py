@@ -172,6 +172,20 @@ WORLDS = [
         f"{ROUNDS}::test_a_round_grows_when_it_has_trained_for_a_while",
     ),
     Mutant(
+        "a node that ended many rounds is let in again and again",
+        "engine/launch/nodes/rounds.py",
+        "good = [node for node in waiting if not self.is_blamed(node)]\n",
+        "good = waiting\n",
+        f"{ROUNDS}::test_a_node_that_ended_two_rounds_waits_while_there_are_enough_without_it",
+    ),
+    Mutant(
+        "ranks that are done stop the others",
+        "engine/launch/nodes/rounds.py",
+        "node.is_ready and not node.is_done",
+        "node.is_ready",
+        f"{ROUNDS}::test_ranks_that_are_done_let_the_others_come_to_the_end_too",
+    ),
+    Mutant(
         "a notice of preemption is read as none",
         "engine/launch/preemption.py",
         'if event["EventType"] == "Preempt"',

@@ -2,6 +2,7 @@
 
 agent       what a node runs below `midstride join`: torchrun's agent, told by the launcher who trains together
 join        a node, from its coming to its end: `midstride join HOST:PORT`
+node_bits   what decides the bits of a machine's sums, compared when nodes meet
 node_store  what the launcher and the nodes tell each other: JSON in a key-value store of torch's
 rank        a rank of a node: `python -m midstride.engine.launch.nodes.rank FOLDER`
 report      what a node tells the launcher of its ranks, and what it hears from it

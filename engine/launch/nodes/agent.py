@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -22,18 +23,20 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.run import main as torchrun
 
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, SnapshotError, StopRequested
 from midstride.engine.launch.launchers.base import cores
 from midstride.engine.launch.launchers.join import Join
-from midstride.engine.launch.nodes.join import LAUNCHER_GONE
+from midstride.engine.launch.nodes.join import LAUNCHER_GONE, lock_folder
+from midstride.engine.launch.nodes.node_bits import bits_here, check_bits
 from midstride.engine.launch.nodes.node_store import NodeStore
 from midstride.engine.launch.nodes.report import NodeReport
-from midstride.engine.processes.lifetime import PARENT, children, signal_all
+from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.processes.loopback import interface_towards, interfaces
 from midstride.engine.runs.run import Run
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import SignalRequests
-from midstride.engine.strategies.torch_internals import PrefixStore, TCPStore
+from midstride.engine.strategies.torch_internals import HashStore, TCPStore
 from midstride.engine.world import World
 
 __all__ = ["RoundHandler", "main"]
@@ -46,17 +49,27 @@ _SEEN_S = 5.0
 _RESTARTS = 1_000_000
 
 
+class LocalStore(HashStore):
+    """The agent's own store: agents need not wait for each other before they end, the launcher knows when all have.
+
+    One of them could be lost while they do.
+    """
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for none of them."""
+
+
 class RoundHandler(RendezvousHandler):
     """Hands the rounds that the launcher forms to torchrun's agent.
 
     Args:
         report: speaks with the launcher.
-        store: the launcher's.
+        meeting: where ranks meet: in the launcher's store.
         node: this node's number.
     """
 
-    def __init__(self, report: NodeReport, store: TCPStore, node: int) -> None:
-        self._report, self._store, self._node = report, store, node
+    def __init__(self, report: NodeReport, meeting: RendezvousStoreInfo, node: int) -> None:
+        self._report, self._meeting, self._node = report, meeting, node
         self._has_threads = "OMP_NUM_THREADS" in os.environ
 
     @property
@@ -70,16 +83,11 @@ class RoundHandler(RendezvousHandler):
         os.environ[World.ROUND] = str(plan.round)
         if not self._has_threads:
             os.environ["OMP_NUM_THREADS"] = str(plan.threads)
-        store = PrefixStore(f"round/{plan.round}/agents", self._store)
-        meeting = RendezvousStoreInfo(self._store.host, self._store.port)
-        return RendezvousInfo(store, plan.nodes.index(self._node), len(plan.nodes), meeting)
+        return RendezvousInfo(LocalStore(), plan.nodes.index(self._node), len(plan.nodes), self._meeting)
 
     def num_nodes_waiting(self) -> int:
         """Return 1 when the agent shall end its ranks and come back."""
-        end = self._report.round_end()
-        if end == "kill":  # they wait for ranks that are no more, and hear no signal
-            signal_all(children(os.getpid()))
-        return int(bool(end))
+        return int(self._report.round_ends())
 
     def get_backend(self) -> str:
         """Return its name."""
@@ -101,15 +109,28 @@ class RoundHandler(RendezvousHandler):
         return True
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SignalException("asked to stop", signal.Signals(number))
+
+
 def main() -> None:
     """Be a node until the run is over."""
+    try:
+        _be_a_node()
+    except SignalException:
+        sys.exit(StopRequested.exit_code)
+
+
+def _be_a_node() -> None:
     address, session = sys.argv[1], Session(sys.argv[2])
+    lock_folder(session.folder)
     os.environ[PARENT] = str(os.getpid())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)  # until torchrun has its own handler, which does the same
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what is asked of one node is asked of all, by the launcher
     host, _, port = address.rpartition(":")
     try:
-        # Two connections: what one thread waits for shall not keep the other from its word.
-        store, of_agent = (NodeStore(_connect(host, int(port))) for _ in range(2))
+        store = NodeStore(TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_MEET_S)))
         document = store.get("job")
         node = store.arrive({"host": socket.gethostname(), "cores": cores()})
     except RuntimeError as error:
@@ -117,6 +138,8 @@ def main() -> None:
         sys.exit(LAUNCHER_GONE)
     try:
         run = _reached(document)
+        if differences := _compared(store, run.job):
+            print(differences, flush=True)
     except JobError as error:
         print(error, flush=True)
         store.send(node, {"refused": str(error), "left": "it cannot take part"})
@@ -127,27 +150,22 @@ def main() -> None:
     os.environ[SignalRequests.VARIABLE] = str(document["grace_s"])
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # then agents need not ask each other for their ranks
     report = NodeReport(store, node, session)
-    rendezvous_handler_registry.register(_BACKEND, lambda _: RoundHandler(report, of_agent.store, node))
+    meeting = RendezvousStoreInfo(host, int(port))
+    rendezvous_handler_registry.register(_BACKEND, lambda _: RoundHandler(report, meeting, node))
     _run_agent(report, run, session, document["grace_s"])
-
-
-def _connect(host: str, port: int) -> TCPStore:
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_MEET_S))
 
 
 def _run_agent(report: NodeReport, run: Run, session: Session, grace_s: float) -> None:
     machines = run.job.world.machines
+    arguments = [
+        *(f"--rdzv-backend={_BACKEND}", f"--nnodes={machines.least}:{machines.most}"),
+        *(f"--nproc-per-node={machines.processes}", f"--max-restarts={_RESTARTS}", "--monitor-interval=0.1"),
+        *(f"--shutdown-timeout={max(1, round(grace_s))}", "--log-dir", str(session.folder / "agent")),
+        *("--module", "midstride.engine.launch.nodes.rank", str(session.folder)),
+    ]
     try:
-        torchrun(
-            [
-                *(f"--rdzv-backend={_BACKEND}", f"--nnodes={machines.least}:{machines.most}"),
-                *(f"--nproc-per-node={machines.processes}", f"--max-restarts={_RESTARTS}", "--monitor-interval=0.1"),
-                *(f"--shutdown-timeout={max(1, round(grace_s))}", "--log-dir", str(session.folder / "agent")),
-                *("--module", "midstride.engine.launch.nodes.rank", str(session.folder)),
-            ]
-        )
-        report.next_round()  # there is none: the launcher says how the run ended, and that ends this process
-        sys.exit(LAUNCHER_GONE)
+        while True:  # the ranks here are done, others may not be: the launcher says what follows, and ends this process
+            torchrun(arguments)
     except SignalException:
         if report.all_stop:
             report.next_round()  # the same
@@ -156,6 +174,18 @@ def _run_agent(report: NodeReport, run: Run, session: Session, grace_s: float) -
     except ChildFailedError:
         report.leave("its ranks failed")
         sys.exit(1)
+
+
+def _compared(store: NodeStore, job: TrainingJob) -> str:
+    """Return how this node differs from the first that came; "" if they are alike.
+
+    Raises:
+        JobError: it does, and the run promises the same bits on all of them.
+    """
+    host, bits = socket.gethostname(), bits_here()
+    first = store.first("bits", {"host": host, "bits": bits})
+    refuses = job.world.lanes is not None and "bits" not in job.accept_change
+    return check_bits(first["bits"], bits, hosts=(first["host"], host), refuses=refuses)
 
 
 def _reached(document: dict[str, Any]) -> Run:

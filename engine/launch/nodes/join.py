@@ -1,11 +1,14 @@
 """A node, from its coming to its end: `midstride join HOST:PORT`. Needs no torch."""
 
+import fcntl
 import os
+import shutil
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from midstride.engine.errors import WorldError
@@ -14,9 +17,10 @@ from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import GRACE_S
 
-__all__ = ["LAUNCHER_GONE", "join"]
+__all__ = ["LAUNCHER_GONE", "join", "lock_folder"]
 
 _POLL_S = 0.1
+_PREFIX = "midstride-node-"
 #: exit code of a node whose launcher has gone, or will try again
 LAUNCHER_GONE = 69
 
@@ -40,7 +44,7 @@ def join(address: str, wait_s: float, on_line: Callable[[str], object]) -> int:
 
 
 def _take_part(address: str, on_line: Callable[[str], object]) -> int:
-    with tempfile.TemporaryDirectory(prefix="midstride-node-", ignore_cleanup_errors=True) as folder:
+    with _node_folder() as folder:
         command = [sys.executable, "-m", "midstride.engine.launch.nodes.agent", address, folder]
         # When the launcher goes, its store is asked once more: that needs no C++ stacks in the log.
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
@@ -54,6 +58,41 @@ def _take_part(address: str, on_line: Callable[[str], object]) -> int:
                     on_line("\n".join(lines))
                 time.sleep(_POLL_S)
             return code
+
+
+@contextmanager
+def _node_folder() -> Iterator[str]:
+    """Give a folder for the time of the block; those of nodes that were killed are removed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            _remove_unused(path)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
+        lock = lock_folder(folder)
+        try:
+            yield folder
+        finally:
+            os.close(lock)
+
+
+def lock_folder(folder: Path | str, kind: int = fcntl.LOCK_SH) -> int:
+    """Have the node's folder be known as in use, for as long as this process lives; return the file descriptor."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, kind)
+    return descriptor
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the folder of a node whose processes have all ended.
+
+    Raises:
+        OSError: they have not, or it is another user's.
+    """
+    lock = lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        if any(folder.iterdir()):  # one that is empty is about to be locked
+            shutil.rmtree(folder)
+    finally:
+        os.close(lock)
 
 
 def _wait_for_launcher(address: str, wait_s: float) -> None:

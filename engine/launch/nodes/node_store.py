@@ -1,6 +1,7 @@
 """What the launcher and the nodes tell each other: JSON in a key-value store of torch's, which the launcher serves.
 
 job                what is trained
+bits               what decides the bits of the first node that came, and its host
 plan               the round that trains, who takes part, and what is asked of all; a `Plan`
 nodes              how many nodes have come; each is known by its number, from 1
 node/3/hello       its host and its cores
@@ -73,6 +74,10 @@ class NodeStore:
         said: dict[str, Any] = self.get("plan")
         said["nodes"] = tuple(said["nodes"])
         return Plan(**said)
+
+    def first(self, key: str, value: Any) -> Any:
+        """Write `value` if nothing stands at `key`; return what stands there."""
+        return json.loads(self.store.compare_set(key, "", json.dumps(value)))
 
     def arrive(self, hello: dict[str, Any]) -> int:
         """Be a new node; return its number."""

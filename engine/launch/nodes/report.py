@@ -42,25 +42,24 @@ class NodeReport:
         self._plan = Plan()
         self._round = self._log_offset = 0
         self._told: set[str] = set()
-        self._asks = self._waits = False
+        self._waits = False
         self._begun = threading.Event()
         self._spoke_at = time.monotonic()
         self._lock = threading.Lock()
-        threading.Thread(target=self._talk, name="midstride-node", daemon=True).start()
+        for work in (self._talk, self._watch):
+            threading.Thread(target=work, name="midstride-node", daemon=True).start()
 
     def next_round(self) -> Plan:
         """Tell that the ranks here have ended; wait for a round in which this node takes part, and return it."""
         self._begun.clear()
-        self._asks = self._waits = True
-        while not self._begun.wait(_EVERY_S):
-            self.check_launcher()
+        self._waits = True
+        self._begun.wait()
         return self._plan
 
-    def round_end(self) -> str:
-        """Return how the round is to end: "" not yet, "stop", or "kill" at once."""
-        self.check_launcher()
+    def round_ends(self) -> bool:
+        """Whether the ranks here are to end."""
         plan = self._plan
-        return plan.end if plan.round == self._round else "kill"
+        return bool(plan.end) or plan.round != self._round
 
     @property
     def all_stop(self) -> bool:
@@ -72,10 +71,11 @@ class NodeReport:
         with self._lock:
             self._send(left=why)
 
-    def check_launcher(self) -> None:
+    def _watch(self) -> None:
         """End this process if the launcher has been silent for too long: a link that is cut raises no error."""
-        if time.monotonic() - self._spoke_at > _SILENT_S:
-            self._end(LAUNCHER_GONE, f"the launcher has not answered for {_SILENT_S:g} s")
+        while time.monotonic() - self._spoke_at < _SILENT_S:
+            time.sleep(_EVERY_S)
+        self._end(LAUNCHER_GONE, f"the launcher has not answered for {_SILENT_S:g} s")
 
     def _talk(self) -> None:
         while True:
@@ -89,11 +89,12 @@ class NodeReport:
             time.sleep(_EVERY_S)
 
     def _send(self, **more: Any) -> None:
-        if asks := self._asks:  # first: then all that the ranks of this round have left is told with it
-            more["asks"] = asks
-        self._store.send(self._node, {"round": self._round, "lines": self._lines(), **self._of_ranks(), **more})
-        if asks:
-            self._asks = False
+        state = {
+            "round": self._round,
+            "heard": self._plan.round,
+            "waits": self._waits,
+        }  # before what its ranks have left
+        self._store.send(self._node, {**state, "lines": self._lines(), **self._of_ranks(), **more})
 
     def _of_ranks(self) -> dict[str, Any]:
         session = self._session
@@ -113,7 +114,8 @@ class NodeReport:
         with self._node_session.log.open("rb") as file:
             file.seek(self._log_offset)
             whole = file.read(_LOG_BYTES)
-        whole = whole[: whole.rfind(b"\n") + 1]
+        if len(whole) < _LOG_BYTES:
+            whole = whole[: max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1]  # a progress bar ends its lines with \r
         self._log_offset += len(whole)
         return without_noise(whole.decode("utf-8", errors="replace").splitlines())
 
@@ -128,6 +130,8 @@ class NodeReport:
             signal_all(children(os.getpid()), signal.SIGUSR1)
         if self._waits and plan.round > self._round and self._node in plan.nodes:
             self._begin(plan.round)
+        elif not self._waits and (plan.end == "kill" or plan.round != self._round):
+            signal_all(children(os.getpid()))  # they wait for ranks that are no more, and hear no signal
 
     def _begin(self, number: int) -> None:
         session = self._node_session.of_round(number)

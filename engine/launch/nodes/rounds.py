@@ -15,6 +15,10 @@ __all__ = ["Node", "Rounds"]
 
 #: before the first round: between one node's coming and the next
 _GATHER_S = 5.0
+#: a node that ended so many rounds
+_DEATHS = 2
+#: of the last ones is left out
+_ROUNDS = 10
 
 
 @dataclass
@@ -27,6 +31,7 @@ class Node:
         cores: it has.
         seen_at: when it last said something.
         is_ready: it waits for a round; a member of one that is ready has ended its ranks.
+        is_done: they have come to the run's end.
         left: why it has gone; "" while it has not.
     """
 
@@ -35,16 +40,12 @@ class Node:
     cores: int
     seen_at: float
     is_ready: bool = False
+    is_done: bool = False
     left: str = ""
-
-    def hear(self, now: float, *, asks: bool, left: str) -> None:
-        """Take note that it has said something: that it waits for a round, or leaves."""
-        self.seen_at, self.left = now, self.left or left
-        self.is_ready = self.is_ready or asks
 
     def begin(self) -> None:
         """Take note that it trains."""
-        self.is_ready = False
+        self.is_ready = self.is_done = False
 
 
 class Rounds:
@@ -61,6 +62,7 @@ class Rounds:
         self._arrived = clock()
         self._training_since: float | None = None
         self._before: list[Node] = []
+        self._deaths: list[tuple[int, str]] = []  # the round and the host that ended it
         self.nodes: dict[int, Node] = {}
         self.number = 0
         self.members: list[Node] = []
@@ -70,18 +72,43 @@ class Rounds:
         self._arrived = self._clock()
         self.nodes[number] = Node(number, host, cores, self._arrived)
 
-    def hear(self, node: Node, *, asks: bool = False, left: str = "") -> None:
-        """Take note that `node` has said something."""
-        node.hear(self._clock(), asks=asks, left=left)
+    def hear(self, node: Node, *, waits: bool = False, is_done: bool = False, left: str = "") -> None:
+        """Take note that `node` has said something: that it waits for a round, or leaves."""
+        node.seen_at, node.left = self._clock(), node.left or left
+        node.is_ready, node.is_done = node.is_ready or waits, node.is_done or is_done
 
     def ranks(self, node: Node) -> range:
         """Return the ranks of a node that trains."""
         first = self.members.index(node) * self.machines.processes
         return range(first, first + self.machines.processes)
 
+    def member_of(self, rank: int) -> Node:
+        """Return the node that has a rank."""
+        return self.members[rank // self.machines.processes]
+
+    def silence_s(self, node: Node) -> float:
+        """Return for how long nothing was heard of `node`."""
+        return self._clock() - node.seen_at
+
     def is_silent(self, node: Node) -> bool:
         """Whether nothing was heard of `node` for too long."""
-        return self._clock() - node.seen_at > self._options.node_timeout_s
+        return self.silence_s(node) > self._options.node_timeout_s
+
+    def blame(self, node: Node) -> None:
+        """Take note that `node` has ended this round, by its death or that of its ranks."""
+        self._deaths.append((self.number, node.host))
+
+    def is_blamed(self, node: Node) -> bool:
+        """Whether `node` has ended too many rounds: while there are enough without it, it waits."""
+        return self._deaths_of(node) >= _DEATHS
+
+    def blame_words(self, node: Node) -> str:
+        """Say why a node that has ended too many rounds is left out."""
+        times = self._deaths_of(node)
+        return f"node {node.host} has ended {times} of the last {_ROUNDS} rounds: it waits while others are enough"
+
+    def _deaths_of(self, node: Node) -> int:
+        return sum(host == node.host and number > self.number - _ROUNDS for number, host in self._deaths)
 
     def present(self) -> list[Node]:
         """Return the nodes that are there."""
@@ -94,10 +121,11 @@ class Rounds:
                 return "stop", f"{self.words(node)} leaves: {node.left}"
             if self.is_silent(node):
                 return "kill", f"{self.words(node)} was silent for {self._options.node_timeout_s:g} s: it is left out"
-        if any(node.is_ready for node in self.members):
+        # The ranks of those that are done may be ahead of the others, which come to the end as well.
+        if any(node.is_ready and not node.is_done for node in self.members) or self.have_left():
             return "stop", ""
         if self._has_trained():
-            waiting = self._waiting()
+            waiting = [node for node in self._waiting() if not self.is_blamed(node)]
             if self.machines.training(len(self.members) + len(waiting)) > len(self.members):
                 return "stop", f"{_list([node.host for node in waiting])} can train as well"
         return None
@@ -128,7 +156,9 @@ class Rounds:
 
     def begin(self) -> bool:
         """Begin the next round if there are nodes enough; return whether it has begun."""
-        ready = sorted(self._waiting(), key=self._order)
+        waiting = sorted(self._waiting(), key=self._order)
+        good = [node for node in waiting if not self.is_blamed(node)]
+        ready = good if self.machines.training(len(good)) else waiting
         count = self.machines.training(len(ready))
         gathers = self.number == 0 and self._clock() - self._arrived < _GATHER_S and len(ready) < self.machines.most
         if count == 0 or gathers:

@@ -8,6 +8,7 @@ import errno
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from midstride.engine.launch.rank import print_whole_lines
 from midstride.engine.launch.schedulers.build import build_scheduler
 from midstride.engine.launch.schedulers.node_jobs import NodeJobs
 from midstride.engine.processes.lifetime import parent_of, tie_to_parent
-from midstride.engine.processes.loopback import own_address
+from midstride.engine.processes.loopback import is_loopback, own_address
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt, Verdict, retry_verdict
@@ -98,16 +99,18 @@ class NodeServer:
 
     def _say_where(self) -> None:
         machines = self._rounds.machines
+        host = self.address.rpartition(":")[0]
+        if is_loopback(found := socket.gethostbyname(host)):
+            print(f"{host} is {found} here, which no other machine reaches: for those, say its address", flush=True)
         wanted = f"{machines.least}" if machines.least == machines.most else f"{machines.least} to {machines.most}"
         print(f"waiting for nodes, {wanted} of them: run midstride join {self.address} on each", flush=True)
 
     # What is heard ------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        for number in range(len(self._rounds.nodes) + 1, self._store.arrived() + 1):
-            if (hello := self._store.hello(number)) is None:
-                break
-            self._rounds.add(number, hello["host"], hello["cores"])
+        for number in range(1, self._store.arrived() + 1):
+            if number not in self._rounds.nodes and (hello := self._store.hello(number)) is not None:
+                self._rounds.add(number, hello["host"], hello["cores"])
         for node in self._rounds.nodes.values():
             for message in self._store.receive(node.number):
                 self._take(node, message)
@@ -119,7 +122,15 @@ class NodeServer:
             self._take_from_ranks(message)
         if refused := message.get("refused"):
             self._refuse(refused)
-        self._rounds.hear(node, asks=message.get("asks", False), left=message.get("left", ""))
+        # A member that waits as it has not yet heard of the round has not ended its ranks: it has none.
+        is_member = node in self._rounds.members
+        waits = message.get("waits", False) and not (is_member and message["heard"] < self._rounds.number)
+        is_done = waits and is_member and self._is_done(node)
+        self._rounds.hear(node, waits=waits, is_done=is_done, left=message.get("left", ""))
+
+    def _is_done(self, node: Node) -> bool:
+        done = {outcome.rank for outcome in self._session.outcomes() if outcome.kind == "done"}
+        return done.issuperset(self._rounds.ranks(node))
 
     def _take_from_ranks(self, message: dict[str, Any]) -> None:
         for rank, reading in message["heartbeats"].items():
@@ -198,19 +209,22 @@ class NodeServer:
     def _close(self) -> None:
         """Judge the round that has ended: is there to be another?"""
         rounds = self._rounds
-        for node in rounds.members:
-            if not node.is_ready and not node.left:
-                self._lose(node)
+        lost = [node for node in rounds.members if not node.is_ready and not node.left]
+        for node in lost:
+            self._lose(node)
         ranks = rounds.ranks(rounds.members[-1]).stop
         outcome = decide(self._session.outcomes(), 1, ranks)
         self._ended.append(
             replace(self._round, outcome=outcome.kind, type=outcome.type, error=outcome.error, step=outcome.step)
         )
         self._why = self._why or cause_of(outcome.error) or outcome.kind
-        any_done = any(said.kind == "done" for said in self._session.outcomes())
+        if outcome.kind == "died" and (
+            lost or not outcome.type.startswith("midstride.")
+        ):  # a store's fault is no node's
+            self._blame(lost[0] if lost else rounds.member_of(outcome.rank))
         rounds.close()
         verdict = Verdict(False, "asked to stop") if self._plan.stop else retry_verdict(self._ended, _RETRIES)
-        if verdict.retry and not any_done:
+        if verdict.retry:
             print(f"round {rounds.number} has ended: {self._why}", flush=True)
         else:
             self._finish(outcome)
@@ -218,8 +232,14 @@ class NodeServer:
     def _lose(self, node: Node) -> None:
         """Write down how the ranks of a silent node ended, as they cannot."""
         error = WorldError(f"{self._rounds.words(node)} was silent for {self._run.job.world.node_timeout_s:g} s")
+        ended = time.time() - self._rounds.silence_s(node)  # what the others say follows from it
         for rank in self._rounds.ranks(node):
-            self._session.write_outcome(Outcome.of(error, rank=rank))
+            self._session.write_outcome(replace(Outcome.of(error, rank=rank), time=ended))
+
+    def _blame(self, node: Node) -> None:
+        self._rounds.blame(node)
+        if self._rounds.is_blamed(node):
+            self._why += f"; {self._rounds.blame_words(node)}"
 
     def _finish(self, outcome: Outcome) -> None:
         if not self._session.outcomes():

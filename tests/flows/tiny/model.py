@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -59,8 +60,10 @@ class Net(TrainingModule):
         loses_data: bool = False,
         slow_rank: int = -1,
         lingers: str = "",
+        dies_at: int = -1,
     ) -> None:
         super().__init__()
+        self.dies_at = dies_at
         self.lingers = lingers
         self.slow_rank = slow_rank
         self.loses_data = loses_data
@@ -72,6 +75,8 @@ class Net(TrainingModule):
             if self.loses_data:
                 shutil.rmtree(self.mark.replace("mark", "data"))
             raise ValueError("the model is not in the mood")
+        if self.global_step == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.global_step == self.wait_at and self.global_rank == 0:
             self._wait_once()
         if self.lingers and self.global_step >= 8:

@@ -141,8 +141,9 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("monitor.every_step=3", "monitor.every_step: is unknown, did you mean snapshots.every_steps?"),
         (
             "world.zzz=3",
-            "world.zzz: is unknown; here may stand accelerator, auto_select_gpus, devices, gpus, grow_after_s, "
-            "hang_timeout_s, hosts, lanes, launcher, node_timeout_s, nodes, on, on_args, preemption_notice, processes, "
+            "world.zzz: is unknown; here may stand accelerator, auto_select_gpus, devices, global_batch_size, gpus, "
+            "grow_after_s, hang_timeout_s, hosts, lanes, launcher, node_timeout_s, nodes, on, on_args, "
+            "preemption_notice, processes, "
             "rendezvous, startup_timeout_s, strategy, strategy_args, validation_timeout_s",
         ),
         ("world.strategy=single", "world: strategy single has one process, not 2; for more choose ddp"),

@@ -37,6 +37,11 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
         "3 nodes (6 ranks) cannot share 8 lanes: 2 nodes of them train, the rest wait",
         "4 nodes (8 ranks) will do",
     ]
+    assert Nodes.parse("1:4", batch=12).usable == [1, 2, 3, 4]
+    assert Nodes.parse("2:3", processes=2, batch=8).sentences() == [
+        "2 nodes (4 ranks) will do",
+        "3 nodes (6 ranks) cannot share batches of 8 samples: 2 nodes of them train, the rest wait",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,11 +55,24 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
         (
             "{strategy: ddp, nodes: '1:3', processes: 2, rendezvous: 'head:1'}",
             "nodes 1:3 without lanes: how many samples a step has would follow from how many machines there "
-            'are: say lanes, such as lanes: 8, or one number: nodes: "3"',
+            "are: say lanes, such as lanes: 8, or how many samples, such as global_batch_size: 12, or one number of "
+            'machines: nodes: "3"',
         ),
         (
             "{strategy: ddp, nodes: '3:3', lanes: 8, rendezvous: 'head:1'}",
             "nodes 3:3 of 1 processes: no number of them can share 8 lanes: ranks that can are 1, 2, 4, 8",
+        ),
+        (
+            "{strategy: ddp, nodes: '3', processes: 2, global_batch_size: 8, rendezvous: 'head:1'}",
+            "nodes 3:3 of 2 processes: no number of them can share batches of 8 samples: ranks that can are 1, 2, 4, 8",
+        ),
+        (
+            "{strategy: ddp, processes: 3, global_batch_size: 8}",
+            "3 processes cannot share batches of 8 samples: 1, 2, 4, 8 can",
+        ),
+        (
+            "{strategy: ddp, processes: 2, lanes: 2, global_batch_size: 8}",
+            "global_batch_size 8 with lanes, each of which has the loader's batch_size: leave one out",
         ),
         (
             "{strategy: horovod, nodes: '2', rendezvous: 'head:1'}",

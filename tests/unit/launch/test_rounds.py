@@ -37,7 +37,7 @@ def come(rounds: Rounds, *hosts: str) -> list[Node]:
         rounds.add(len(rounds.nodes) + 1, host, 8)
     nodes = [*rounds.nodes.values()][-len(hosts) :]
     for node in nodes:
-        rounds.hear(node, asks=True)
+        rounds.hear(node, waits=True)
     return nodes
 
 
@@ -92,12 +92,12 @@ def test_a_silent_node_is_left_out_and_one_that_waits_takes_its_part(clock: Cloc
     pass_s(rounds, clock, 0.1, two, spare)
     assert rounds.end() == ("kill", "node a (ranks 0 to 1) was silent for 5 s: it is left out")
     assert not rounds.have_left()
-    rounds.hear(two, asks=True)
+    rounds.hear(two, waits=True)
     assert rounds.have_left()
     rounds.close()
     assert rounds.begin()
     assert hosts(rounds) == ["b", "c"]
-    rounds.hear(one, asks=True)  # its cable is back: it waits, as there are two
+    rounds.hear(one, waits=True)  # its cable is back: it waits, as there are two
     rounds.train()
     assert rounds.end() is None
     rounds.hear(spare, left="asked to stop")
@@ -108,15 +108,15 @@ def test_ranks_that_have_ended_say_why_themselves(clock: Clock) -> None:
     rounds = rounds_of(clock, nodes="2", lanes=None)
     one, two = come(rounds, *"ab")
     assert rounds.begin()
-    rounds.hear(two, asks=True)
+    rounds.hear(two, waits=True)
     assert rounds.end() == ("stop", "")
-    rounds.hear(one, asks=True)
+    rounds.hear(one, waits=True)
     rounds.close()
     assert rounds.begin()
     assert hosts(rounds) == ["a", "b"]
     assert rounds.end() is None
     rounds.hear(one, left="asked to stop")
-    rounds.hear(two, asks=True)
+    rounds.hear(two, waits=True)
     rounds.close()
     assert not rounds.begin()  # it needs two
 
@@ -146,3 +146,53 @@ def test_a_round_never_grows_where_the_job_says_so(clock: Clock) -> None:
     [two] = come(rounds, "b")
     pass_s(rounds, clock, 1e6, one, two)
     assert rounds.end() is None
+
+
+def test_ranks_that_are_done_let_the_others_come_to_the_end_too(clock: Clock) -> None:
+    rounds = rounds_of(clock, nodes="1:2")
+    one, two = come(rounds, *"ab")
+    assert rounds.begin()
+    rounds.hear(one, waits=True, is_done=True)
+    assert rounds.end() is None
+    rounds.hear(two, waits=True, is_done=True)
+    assert rounds.end() == ("stop", "")
+
+
+def test_a_node_that_is_lost_behind_one_that_is_done_costs_another_round(clock: Clock) -> None:
+    rounds = rounds_of(clock, nodes="1:2", node_timeout_s=5)
+    one, _ = come(rounds, *"ab")
+    assert rounds.begin()
+    pass_s(rounds, clock, 5.1, one)
+    rounds.hear(one, waits=True, is_done=True)
+    assert rounds.end() == ("kill", "node b (ranks 2 to 3) was silent for 5 s: it is left out")
+    rounds.close()
+    assert rounds.begin()
+    assert hosts(rounds) == ["a"]
+
+
+def test_a_node_that_ended_two_rounds_waits_while_there_are_enough_without_it(clock: Clock) -> None:
+    rounds = rounds_of(clock, nodes="1:2", grow_after_s=0)
+    one, two = come(rounds, *"ab")
+    for last in (False, True):
+        assert rounds.begin()
+        assert hosts(rounds) == ["a", "b"]
+        rounds.blame(rounds.member_of(3))
+        assert rounds.is_blamed(two) == last
+        rounds.hear(one, waits=True)
+        rounds.hear(two, waits=True)
+        rounds.close()
+    assert rounds.blame_words(two) == "node b has ended 2 of the last 10 rounds: it waits while others are enough"
+    assert rounds.begin()
+    assert hosts(rounds) == ["a"]
+    rounds.train()
+    assert rounds.end() is None, "it is not let in"
+    rounds.hear(one, left="asked to stop")
+    rounds.close()
+    assert rounds.begin(), "there is no other"
+    assert hosts(rounds) == ["b"]
+    rounds.close()
+    for _ in range(7):
+        rounds.hear(two, waits=True)
+        assert rounds.begin()
+        rounds.close()
+    assert not rounds.is_blamed(two), "it has done well since"

@@ -1,0 +1,171 @@
+"""A launcher and the nodes that join it: processes on the loopback, or machines of a network of namespaces."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from support.flow_runs import wait_for
+from support.networks import Network
+
+from midstride.engine.processes.lifetime import descendants, signal_all
+
+__all__ = ["Machine", "Machines"]
+
+#: nodes that are silent for so long are left out: not too short for a busy machine, on which the others are at work
+TIMEOUT_S = 5
+
+
+class Machine:
+    """A node: `midstride join`.
+
+    Args:
+        process: that runs it.
+        number: in the network, if there is one.
+        network: None on the loopback.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", number: int, network: Network | None) -> None:
+        self.process, self.number, self._network = process, number, network
+
+    def signal(self, by: signal.Signals) -> None:
+        """Send a signal to all its processes."""
+        signal_all([self.process.pid, *descendants(self.process.pid)], by)
+
+    def kill(self) -> None:
+        """End all its processes; its connections are closed."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def power_off(self) -> None:
+        """End it without a word to anybody."""
+        self.cut()
+        self.kill()
+
+    def stop(self) -> None:
+        """Ask it to leave."""
+        self.find("engine join")[0].terminate()
+
+    def cut(self) -> None:
+        """Pull its cable."""
+        assert self._network is not None
+        self._network.cut(self.number)
+
+    def heal(self) -> None:
+        """Put the cable back."""
+        assert self._network is not None
+        self._network.heal(self.number)
+
+    def find(self, words: str) -> "list[Found]":
+        """Return its processes that have `words` in their command."""
+        found = [Found(pid) for pid in (self.process.pid, *descendants(self.process.pid))]
+        return [one for one in found if words in one.command and not one.command.startswith(("sh ", "unshare "))]
+
+    def wait(self, timeout_s: float = 60) -> int:
+        """Wait for its end; return the exit code."""
+        return self.process.wait(timeout_s)
+
+
+class Found:
+    """A process of a machine."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self.command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            self.command = ""
+
+    def signal(self, by: signal.Signals) -> None:
+        """Send it a signal."""
+        signal_all([self.pid], by)
+
+    def kill(self) -> None:
+        """End it."""
+        self.signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.signal(signal.SIGTERM)
+
+
+class Machines:
+    """A launcher and its nodes.
+
+    Args:
+        folder: of the job.
+        network: the launcher is its last machine; None for the loopback.
+    """
+
+    def __init__(self, folder: Path, network: Network | None = None) -> None:
+        self.folder, self.network = folder, network
+        self.nodes: list[Machine] = []
+        self._started: list[Machine] = []
+        self._address = f"{'127.0.0.1' if network is None else network.address(network.head)}:0"
+        self.rounds = 0
+
+    def fit(self, **chosen: object) -> None:
+        """Start the launcher, and return when nodes may come."""
+        world = {"strategy": "ddp", "launcher": "join", "nodes": "1:2", "lanes": 2, "processes": 1}
+        world |= {"node_timeout_s": TIMEOUT_S, "grow_after_s": 0, "rendezvous": self._address, **chosen}
+        options = [f"--set=world.{key}={value}" for key, value in world.items() if value is not None]
+        head = 0 if self.network is None else self.network.head
+        self.launcher = self._start(head, "fit.txt", "fit", f"{self.folder}/job.yaml", "--run", "a", *options)
+        asks = re.compile(r"midstride join (\S+) on each")
+        [self._address, *_] = wait_for(lambda: asks.findall(self.said("fit.txt")), "a rendezvous")
+
+    def join(self, number: int = 0, hides: Path | None = None, **environment: str) -> Machine:
+        """Start a node.
+
+        Args:
+            number: the machine of the network; the next one if it is not said.
+            hides: a folder that this node does not see.
+            environment: of the node, on top of this process's.
+        """
+        number, log = number or len(self._started), f"node-{len(self._started)}.txt"
+        node = self._start(number, log, "join", self._address, "--wait=120", hides=hides, environment=environment)
+        self.nodes.append(node)
+        return node
+
+    def wait_for_round(self, ranks: int) -> None:
+        """Wait for a round that has so many ranks, after those that were waited for."""
+
+        def found() -> int:
+            rounds = re.findall(r"^round \d+: .* (\d+) ranks?\b", self.said("fit.txt"), re.MULTILINE)
+            return next(
+                (number for number, size in enumerate(rounds, 1) if int(size) == ranks and number > self.rounds), 0
+            )
+
+        self.rounds = wait_for(found, f"a round of {ranks} ranks")
+
+    def _start(
+        self,
+        number: int,
+        log: str,
+        *arguments: str,
+        hides: Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Machine:
+        command = [sys.executable, "-m", "midstride.engine", *arguments]
+        if hides is not None:
+            command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && "$@"', str(hides), *command]
+        if self.network is not None:
+            command = self.network.command(number, *command)
+        with (self.folder / log).open("ab") as out:
+            inherited = {**os.environ, **environment}
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=inherited)
+        self._started.append(Machine(process, number, self.network))
+        return self._started[-1]
+
+    def said(self, log: str = "*.txt") -> str:
+        """Return what was printed."""
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob(log)))
+
+    def close(self) -> None:
+        """End what is left."""
+        for machine in self._started:
+            machine.signal(signal.SIGCONT)
+            machine.kill()
