@@ -53,12 +53,12 @@ def train(
     if run is not None:
         loaded.run_url(run)  # its faults now, not after the server has started
     quiet_prefect()
-    screen = FlowView(bar=loaded.trainer.enable_progress_bar)
-    result = _run_flow("train", (loaded, run), screen)
+    view = FlowView(bar=loaded.trainer.enable_progress_bar)
+    result = _run_flow("train", (loaded, run), view)
     if not isinstance(result, BaseException):
-        show_report(screen.console, result)
+        show_report(view.console, result)
         return 0
-    return _failed(loaded, screen, result, again="--run {run}")
+    return _failed(loaded, view, result, again="--run {run}")
 
 
 @app.command
@@ -80,25 +80,25 @@ def nightly(
     if faults := nightly_errors(loaded, date):
         raise JobError.of(job, faults)
     quiet_prefect()
-    screen = FlowView(bar=loaded.trainer.enable_progress_bar)
-    result = _run_flow("nightly", (loaded, date, if_new_data), screen)
+    view = FlowView(bar=loaded.trainer.enable_progress_bar)
+    result = _run_flow("nightly", (loaded, date, if_new_data), view)
     if not isinstance(result, BaseException):
-        show_nightly_report(screen.console, result)
+        show_nightly_report(view.console, result)
         return 0
-    return _failed(loaded, screen, result, again=f"--date {date}")
+    return _failed(loaded, view, result, again=f"--date {date}")
 
 
-def _failed(job: TrainingJob, screen: Any, result: BaseException, again: str) -> int:
+def _failed(job: TrainingJob, view: Any, result: BaseException, again: str) -> int:
     """Show what ended a flow, how far its run got, and what to say to resume it; return the exit code."""
     if isinstance(result, Exception):
         show_error(str(result) if isinstance(result, EngineError) else f"{type(result).__name__}: {result}")
-    if screen.url:
+    if view.url:
         from midstride.engine.cli.report_view import show_report
         from midstride.engine.runs.report import report_of
 
-        run = screen.url.rpartition("/")[2]
+        run = view.url.rpartition("/")[2]
         with suppress(OSError, SnapshotError):  # the credentials went with the flow, or the store has gone
-            show_report(screen.console, report_of(Run(job, run)), again.format(run=run))
+            show_report(view.console, report_of(Run(job, run)), again.format(run=run))
     return _code(result)
 
 
@@ -119,7 +119,7 @@ def deploy(
     """Deploy a job to a Prefect server, for the workers of a pool; on a schedule, if one is given."""
     from midstride.flows.terminal import quiet_prefect
 
-    loaded = _for_elsewhere(job, overrides, flow)
+    loaded = _load_portable(job, overrides, flow)
     quiet_prefect()
     with busy("asking Prefect's server"):
         from midstride.flows.deployment import deploy as to_server
@@ -140,7 +140,7 @@ def serve(
     overrides: Overrides | None = None,
 ) -> int:
     """Deploy a job and run what is due right here, until Ctrl-C: one machine, no pool, no worker."""
-    loaded = _for_elsewhere(job, overrides, flow)
+    loaded = _load_portable(job, overrides, flow)
     from midstride.flows.deployment import serve as until_stopped
 
     until_stopped(loaded, name, flow=flow, cron=cron, timezone=timezone)
@@ -164,7 +164,7 @@ def setup_server(
     return 0
 
 
-def _for_elsewhere(job: Path, overrides: list[str] | None, flow: str) -> TrainingJob:
+def _load_portable(job: Path, overrides: list[str] | None, flow: str) -> TrainingJob:
     """Load a job that has to hold in other folders and processes than this."""
     from midstride.engine.jobs.portability import portability_errors
 
@@ -176,16 +176,16 @@ def _for_elsewhere(job: Path, overrides: list[str] | None, flow: str) -> Trainin
     return loaded
 
 
-def _run_flow(name: str, arguments: tuple[Any, ...], screen: Any) -> Any:
+def _run_flow(name: str, arguments: tuple[Any, ...], view: Any) -> Any:
     """Return the report of the flow called `name`, or what ended it: an exception or a signal."""
     try:
         with _signals():
-            with screen.busy("starting Prefect"), collector_paused():
+            with view.busy("starting Prefect"), collector_paused():
                 from midstride.flows.server import api
 
                 flow = getattr(import_module(f"midstride.flows.{name}"), name)
                 from midstride.tasks.monitor import view_for
-            with api(screen.busy), screen, view_for(screen):
+            with api(view.busy), view, view_for(view):
                 return flow(*arguments)
     except BaseException as error:
         if isinstance(error, (SystemExit, GeneratorExit)):

@@ -40,7 +40,7 @@ def need_server() -> None:
     remedy = "start one with `prefect server start`, and set PREFECT_API_URL=http://HOST:4200/api"
     if get_current_settings().api.url is None:
         raise ServerError(f"no Prefect server is configured, and deployments live on one: {remedy}")
-    _hear_from_it(remedy)
+    _check_health(remedy)
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
 
     settings = get_current_settings()
     if settings.api.url is not None:
-        _hear_from_it(
+        _check_health(
             "start it, or correct PREFECT_API_URL; unset it, and a server is there for as long as the command"
         )
         yield str(settings.api.url)
@@ -73,7 +73,7 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
         yield address
 
 
-def _hear_from_it(remedy: str) -> None:
+def _check_health(remedy: str) -> None:
     """Ask the configured server for a sign of life, once."""
     from prefect import get_client
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings

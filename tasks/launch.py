@@ -58,7 +58,7 @@ def launch_world(run: Run, after: int = 0) -> int | None:
         run: what is trained, under its name.
         after: attempts up to this number are forgiven: another try was asked for, with them known.
     """
-    with importing(LIBRARY), RunMonitor(run) as watch:
-        outcome = launch(run, on_line=watch.line, on_event=watch.event)
+    with importing(LIBRARY), RunMonitor(run) as monitor:
+        outcome = launch(run, on_line=monitor.line, on_event=monitor.event)
     raise_for_outcome(outcome)
     return outcome.step

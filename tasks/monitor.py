@@ -86,7 +86,7 @@ class RunMonitor:
             self._view.begin(run.url)
 
     def __enter__(self) -> "RunMonitor":
-        """Return the watch."""
+        """Return the monitor."""
         return self
 
     def __exit__(

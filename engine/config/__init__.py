@@ -1,5 +1,6 @@
 """What a job says: its file, its options, its names. Needs no torch.
 
+arguments        the texts in the arguments of a job, which are JSON: walked here, where no torch is loaded
 import_paths     from "package.module:attribute" to the thing itself, with the job's folder importable
 job              every choice that decides a run, from one YAML file, all faults found at once
 json_schema      the job's JSON schema, which a Prefect server draws a form from and checks the parameters of

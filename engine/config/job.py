@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, ValidationError, model_validator
 
+from midstride.engine.config.arguments import map_texts
 from midstride.engine.config.json_schema import job_schema
 from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.loggers import LoggerOptions, Loggers
@@ -204,8 +205,4 @@ def _resolve_args(plugin: Plugin, folder: Path) -> Plugin:
 
 
 def _resolve(value: Any, folder: Path) -> Any:
-    if isinstance(value, dict):
-        return {key: _resolve(item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_resolve(item, folder) for item in value]
-    return _absolute(value, folder) if isinstance(value, str) and value.startswith(("./", "../")) else value
+    return map_texts(value, lambda text: _absolute(text, folder) if text.startswith(("./", "../")) else text)

@@ -1,8 +1,6 @@
 """What of a job would not hold elsewhere: in another folder and another process, as a deployment starts it."""
 
-from collections.abc import Iterator
-from typing import Any
-
+from midstride.engine.config.arguments import texts_in
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
 from midstride.engine.jobs.operations import run_operation
@@ -25,7 +23,7 @@ def relative_paths(job: TrainingJob) -> list[str]:
     groups |= {f"callbacks.{number}.args": callback.args for number, callback in enumerate(job.callbacks)}
     groups |= {f"loggers.{number}.args": logger.args for number, logger in enumerate(job.loggers)}
     for group, arguments in groups.items():
-        paths += [(key, text) for key, text in _texts(group, arguments) if text.startswith(("./", "../"))]
+        paths += [(key, text) for key, text in texts_in(arguments, group) if text.startswith(("./", "../"))]
     return [
         f"{key}: {text!r} is relative, and each run of a deployment starts in a folder of its own: "
         "write an absolute path, or a URL"
@@ -48,15 +46,3 @@ def portability_errors(job: TrainingJob, *, nightly: bool = False) -> list[str]:
     except EngineError as error:
         faults.append(f"{error}\n  it is importable from here only: put it into {job.folder}, or install it")
     return faults
-
-
-def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield every text in `value` and where it stands."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _texts(f"{key}.{name}", item)
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _texts(f"{key}.{number}", item)

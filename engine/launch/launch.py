@@ -75,20 +75,20 @@ def launch(
     attempt = attempt_log.begin()
     run.save_job()
     session = Session.create(run.document(attempt.number))
-    watch = _WorldMonitor(session, attempt, Watchdog(session, job.world), on_line, on_event)
+    monitor = _WorldMonitor(session, attempt, Watchdog(session, job.world), on_line, on_event)
     try:
         command = launcher.command(session, job, grace_s=grace_s)
         environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
         with (
-            watch.snapshots_on_signal(),
-            PreemptionWatch(job.world.preemption_notice, watch.snapshot_on_notice, watch.announce),
+            monitor.snapshots_on_signal(),
+            PreemptionWatch(job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
             SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
         ):
-            watch.until_end(group)
+            monitor.until_end(group)
     finally:
         # Also on the way out of an exception: what the world did until then is worth knowing.
-        outcome = watch.outcome(session.ranks or job.world.processes, grace_s)
-        _record_attempt(attempt_log, watch.attempt, outcome, session, run.store, on_line)
+        outcome = monitor.outcome(session.ranks or job.world.processes, grace_s)
+        _record_attempt(attempt_log, monitor.attempt, outcome, session, run.store, on_line)
     return outcome
 
 

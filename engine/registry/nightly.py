@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Self
 
+from midstride.engine.config.arguments import map_texts
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.engine.registry.comparison import PromotionDecision, compare
@@ -25,7 +26,7 @@ __all__ = ["DATE", "NightlyRun", "is_nightly", "metric_of", "nightly_errors", "w
 
 #: 2026-03-01, or 2026-03-01T1400 where data come more than once a day
 DATE = r"\d{4}-\d{2}-\d{2}(T\d{2}(\d{2})?)?"
-_PLACE = "{date}"
+_PLACEHOLDER = "{date}"
 
 
 class NightlyRun:
@@ -155,7 +156,11 @@ def is_nightly(job: TrainingJob) -> bool:
 
 def with_date(job: TrainingJob, date: str) -> TrainingJob:
     """Return `job` with `date` where its arguments have "{date}"."""
-    arguments = {key: _filled(getattr(job, key), date) for key in ("module_args", "data_args")}
+
+    def dated(text: str) -> str:
+        return text.replace(_PLACEHOLDER, date)
+
+    arguments = {key: map_texts(getattr(job, key), dated) for key in ("module_args", "data_args")}
     return job.model_copy(update=arguments)
 
 
@@ -165,14 +170,6 @@ def _is_date(text: str) -> bool:
     except ValueError:
         return False
     return re.fullmatch(DATE, text) is not None
-
-
-def _filled(value: Any, date: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _filled(item, date) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_filled(item, date) for item in value]
-    return value.replace(_PLACE, date) if isinstance(value, str) else value
 
 
 def _read(store: Store, path: str) -> dict[str, Any] | None:

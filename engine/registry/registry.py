@@ -61,7 +61,7 @@ class ModelRegistry:
 
     @classmethod
     def of(cls, job: TrainingJob) -> "ModelRegistry":
-        """Return the line of `job`, in its store."""
+        """Return the champions of `job`, in its store."""
         return cls(Store.open(f"{job.store_url}/{FOLDER}/{job.name}", job.store_terms))
 
     @property
@@ -121,7 +121,7 @@ class ModelRegistry:
         """Make `run` the champion, in one step: no reader sees none or two.
 
         Args:
-            run: of this line's job.
+            run: of the same job.
             weights: which of its folders, "best" or "last".
             decision: why; it also says over whom.
 

@@ -192,6 +192,42 @@ def calls(tree: ast.Module) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
+#: functions that walk dicts and lists in each other -> what they walk that `trees` and `arguments` do not
+WALKS = {
+    "engine/config/arguments.py: map_texts": "JSON, where no torch is loaded",
+    "engine/config/arguments.py: texts_in": "the same",
+    "engine/data/iterable/content_digest.py: _plain": "what a digest in snapshots is made of: kinds and keys count too",
+    "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",
+    "engine/metrics/torchmetrics_state.py: _copied": "states of metrics: what is in a list never changes",
+    "engine/metrics/values.py: numbers_in": "what a metric computed: a tensor is a nest of numbers",
+    "engine/objects/code_changes.py: _inside": "nodes of objects, by the paths of snapshots",
+    "engine/optim/optimizers.py: _describe": "text for a message",
+    "engine/optim/optimizers.py: _read": "what configure_optimizers may return, a few shapes of it",
+    "engine/optim/optimizers.py: _uncast": "two trees, of which one may lack what the other has",
+    "engine/state/codec.py: value": "the document of a tree, whose dicts have tags",
+    "engine/training/checkpointing/restore_check.py: _tensors": "trees of state: nodes and deques too",
+}
+
+
+def kinds_compared(function: ast.FunctionDef) -> set[str]:
+    """Return the names that a function compares types with."""
+    tests = [n for n in ast.walk(function) if isinstance(n, ast.Compare)]
+    tests += [n for n in ast.walk(function) if isinstance(n, ast.Call) and ast.unparse(n.func) == "isinstance"]
+    return {name.id for test in tests for name in ast.walk(test) if isinstance(name, ast.Name)}
+
+
+def test_nests_are_walked_in_one_place() -> None:
+    """Or the table says why not: `map_leaves` and `named_leaves` walk batches, outputs and trees of state."""
+    found = {
+        name
+        for name, function in functions()
+        if f"{function.name}(" in ast.unparse(function).partition("\n")[2]
+        and kinds_compared(function) & {"dict", "Mapping", "OrderedDict"}
+        and kinds_compared(function) & {"list", "tuple"}
+    }
+    assert found == set(WALKS)
+
+
 def test_a_strategy_is_small_and_knows_no_trainer() -> None:
     members = {name for name in (*vars(Strategy), *Strategy.__annotations__, *vars(Single())) if name[0] != "_"}
     assert len(members) <= MOST_MEMBERS_OF_A_STRATEGY, sorted(members)

@@ -1,6 +1,7 @@
 """What is taken from the privates of torch and torchmetrics is there, and does what is assumed of it."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,17 @@ from midstride.engine.state import torch_internals as state
 from midstride.engine.strategies import torch_internals as strategies
 
 pytestmark = pytest.mark.fast
+
+
+#: `make test-xla` tries it: torch_xla is in an environment of its own
+ELSEWHERE = {"initialize_xla"}
+
+
+def test_each_name_of_a_file_of_privates_is_tried_here() -> None:
+    """So this file tells of whichever versions are installed whether they still have what is taken from them."""
+    tried = Path(__file__).read_text()
+    names = {name for file in (data, metrics, modules, state, strategies) for name in file.__all__}
+    assert {name for name in names if f".{name}" not in tried} == ELSEWHERE
 
 
 def test_parts_of_a_module_are_changed_in_place() -> None:
@@ -67,6 +79,22 @@ def test_groups_of_a_world_and_their_store() -> None:
         assert strategies.PrefixStore("midstride/1", strategies.default_store()).num_keys() >= 0
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_stores_are_of_one_kind() -> None:
+    assert issubclass(strategies.TCPStore, strategies.Store)
+    assert issubclass(strategies.PrefixStore, strategies.Store)
+    within = strategies.PrefixStore("round/1", store := strategies.HashStore())
+    within.set("key", "value")
+    assert store.get("round/1/key") == b"value"
+    assert within.add("count", 2) == 2
+    assert not store.check(["count"])
+
+
+def test_layers_that_normalise_have_common_bases() -> None:
+    kinds = nn.BatchNorm1d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.SyncBatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
+    assert all(issubclass(kind, strategies.NORMALISATION) for kind in kinds)
+    assert not isinstance(nn.Linear(1, 1), strategies.NORMALISATION)
 
 
 def test_tensors_are_copied_and_measured_together() -> None:
@@ -127,6 +155,8 @@ def test_a_metric_counts_and_is_set_back() -> None:
     metric = torchmetrics.MeanMetric()
     assert set(metrics.defaults(metric)) == set(metrics.reductions(metric)) == {"mean_value", "weight"}
     assert metrics.keeps_states(metric)
+    assert set(metrics.seen_by(metric)) >= {"mean_value", "weight", "_update_count"}
+    assert metrics.seen_by(metric)["mean_value"] is metric.mean_value
     assert not metrics.keeps_states(torchmetrics.MetricCollection([metric]))
     assert metrics.batch_value(metric) is None
     assert metric(3.0) == metrics.batch_value(metric) == metric.compute() == 3
@@ -145,6 +175,8 @@ def test_a_metric_meets_other_ranks_in_the_way_given() -> None:
         def _sync_dist(self, *arguments: Any, **options: Any) -> None:
             self.own = True
 
+    assert metrics.exchanges_itself(Own())
+    assert not metrics.exchanges_itself(torchmetrics.MeanMetric())
     met: list[object] = []
 
     def sync_dist(self: Any, dist_sync_fn: Any = None, process_group: Any = None) -> None:
@@ -171,3 +203,7 @@ def test_metrics_of_a_collection_share_as_they_did() -> None:
     assert list(saved["groups"].values()) == [["BinaryPrecision", "BinaryRecall"]]
     metrics.load_groups(fresh, saved)
     assert metrics.saved_groups(fresh) == saved
+    precision, recall = (used._modules[name] for name in ("BinaryPrecision", "BinaryRecall"))
+    precision.tp = torch.tensor(7)  # as a lane sets it, on one of them
+    metrics.link_groups(used)
+    assert recall.tp is precision.tp

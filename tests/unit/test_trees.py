@@ -1,6 +1,6 @@
-"""Nests: how many samples are in a batch of any kind."""
+"""Nests: how many samples are in a batch of any kind, its leaves by name, and a map over one tree or several."""
 
-from collections import UserDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from midstride.engine.trees import samples_in
+from midstride.engine.trees import is_state_leaf, map_leaves, named_leaves, samples_in
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -39,3 +39,23 @@ class Sample:
 )
 def test_the_first_tensor_says_how_many_samples_a_batch_has(batch: Any, samples: int) -> None:
     assert samples_in(batch) == samples
+
+
+def test_leaves_are_named_as_code_reaches_them() -> None:
+    nest = {"x": [1, Pair(2, 3)], "s": Sample(["a"])}
+    assert [path for path, _ in named_leaves(nest, "b")] == [
+        *("b['x'][0]", "b['x'][1].x", "b['x'][1].y"),
+        *("b['s'].texts[0]", "b['s'].x"),
+    ]
+
+
+def test_several_trees_are_mapped_by_keys_into_the_kinds_of_the_first() -> None:
+    first, second = {"a": 1, "b": (2, [3])}, OrderedDict(b=[20, [30]], a=10)
+    assert map_leaves(lambda x, y: x + y, first, second) == {"a": 11, "b": (22, [33])}
+    with pytest.raises(ValueError, match="zip"):
+        map_leaves(lambda x, y: x, [1, 2], [1])
+
+
+def test_in_a_tree_of_state_an_object_of_a_derived_class_is_a_leaf() -> None:
+    assert map_leaves(type, [Pair(1, 2), {"d": UserDict()}], is_leaf=is_state_leaf) == [Pair, {"d": UserDict}]
+    assert map_leaves(type, [Pair(1, 2)]) == [Pair(int, int)]

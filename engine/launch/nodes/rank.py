@@ -3,7 +3,7 @@
 import os
 import sys
 
-from midstride.engine.launch.rank import main as be_a_rank
+from midstride.engine.launch.rank import main as rank_main
 from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
@@ -14,7 +14,7 @@ def main() -> None:
     """Be the rank that the environment says this process is, in its round."""
     session = Session(sys.argv[1]).of_round(int(os.environ[World.ROUND]))
     sys.argv[1] = str(session.folder)
-    be_a_rank()
+    rank_main()
 
 
 if __name__ == "__main__":
