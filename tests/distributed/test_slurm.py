@@ -55,7 +55,7 @@ class Launch:
     def __init__(self, cluster: Slurm, folder: Path, **world: object) -> None:
         self.cluster, self._log = cluster, folder / "fit.txt"
         chosen = {"strategy": "ddp", "processes": 1, "lanes": 2, "nodes": "1:2", "on": "slurm"}
-        chosen |= {"rendezvous": "127.0.0.1:0", "grow_after_s": "null", **world}
+        chosen |= {"rendezvous": "127.0.0.1:0", "grow_after_s": 0, **world}
         options = [f"--set=world.{key}={value}" for key, value in chosen.items()]
         command = [sys.executable, "-m", "midstride.engine", "fit", f"{folder}/job.yaml", "--run", "a", *options]
         with self._log.open("ab") as out:
@@ -124,6 +124,7 @@ def launched(slurm: Slurm, tmp_path: Path) -> Iterator[Callable[..., Launch]]:
     yield launch
     for one in found:
         one.close()
+    slurm.ask("scancel --name=midstride-a")  # of a test that has failed
     wait_for(lambda: not slurm.jobs(), "an end of all jobs")
     LASTING_PROCESSES.update(slurm.repair())
 
@@ -143,7 +144,8 @@ def test_what_slurm_does_to_nodes_changes_no_bit(
     wait_for(lambda: not launch.cluster.jobs(), "an end of all jobs", 60)
     assert results(job, "a") == of_one_process(tmp_path / "alone")
     assert audit(job.run_url("a")).is_clean
-    assert [one.ranks for one in report_of(Run(job, "a")).rounds] == STRIKES[strike]
+    sizes = [one.ranks for one in report_of(Run(job, "a")).rounds]
+    assert sizes[sizes.index(2) :] == STRIKES[strike]  # one node may have come before the other
 
 
 def of_one_process(folder: Path) -> dict[str, bytes]:

@@ -192,4 +192,18 @@ WORLDS = [
         'if event["EventType"] == "Terminate"',
         "unit/launch/test_preemption.py::test_a_notice_is_read_as_the_cloud_words_it[azure]",
     ),
+    Mutant(
+        "nodes are told how many threads the launcher has",
+        "engine/launch/schedulers/base.py",
+        'SignalRequests.VARIABLE, "OMP_NUM_THREADS", ',
+        "SignalRequests.VARIABLE, ",
+        "unit/launch/test_schedulers.py::test_nodes_are_not_told_what_is_for_this_machine_alone",
+    ),
+    Mutant(
+        "jobs in the queue outlive their launcher",
+        "engine/launch/schedulers/slurm.py",
+        '_run(["scancel", self._job], _environment())',
+        "pass",
+        "distributed/test_slurm.py::test_a_job_in_the_queue_is_no_hang_and_is_cancelled_on_a_stop",
+    ),
 ]
