@@ -6,6 +6,7 @@ STAMP := .venv/.installed
 COMPILED := .venv/.compiled
 HOROVOD := .venv/.horovod
 AIRFLOW := .cache/airflow
+RAY := .cache/ray
 XLA := .cache/xla
 JOB := docs/examples/digits/job.yaml
 GPU_PACKAGES = $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --find-links build/wheelhouse --target build/gpu pydantic pydantic-core annotated-types typing-inspection typing-extensions xxhash
@@ -19,7 +20,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-xla bench-data bench-gpu bench-lanes bench-memory bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-ray test-xla bench-data bench-gpu bench-lanes bench-memory bench-nodes bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -40,7 +41,7 @@ tests: $(COMPILED)
 
 test-all: check $(HOROVOD)  ## everything: whole laws on a disk, soak, browser, Airflow, xla; before a release
 	$(BIN)/python -m pytest --numprocesses=auto --laws=all --disk --ui --timeout=600 --durations-file=build/durations-all.txt
-	$(MAKE) soak test-airflow test-xla
+	$(MAKE) soak test-airflow test-ray test-xla
 
 test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real browser (chromium); pictures for the docs
 	$(BIN)/python -m pytest tests/ui --ui --pictures=docs/images $(ARGS)
@@ -86,6 +87,9 @@ test-airflow: $(STAMP) $(AIRFLOW)/.installed  ## train under a real Airflow, kil
 test-xla: $(XLA)/.installed  ## the laws of strategy xla on torch_xla's CPU device; it has an environment of its own
 	PJRT_DEVICE=CPU $(XLA)/bin/python -m pytest tests/laws tests/distributed/test_xla.py -k xla --timeout=1800 $(ARGS)
 
+test-ray: $(RAY)/.installed  ## nodes from a real Ray, one of which is lost; ray is kept beside the environment
+	PYTHONPATH=$(CURDIR)/$(RAY) RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/distributed/test_ray.py $(ARGS)
+
 test-gpu:  ## what only a GPU shows; needs Python with torch, and build/wheelhouse (deploy/gpu/wheelhouse.py); PYTHON=... names it
 	$(GPU_PACKAGES)
 	PYTHONPATH=.types:build/gpu $(PYTHON) deploy/gpu/check.py $(ARGS)
@@ -105,6 +109,9 @@ bench-lanes: $(STAMP)  ## what adding up in lanes costs, beside DistributedDataP
 
 bench-data: $(STAMP)  ## what reading exactly costs, beside a plain DataLoader
 	$(BIN)/python tests/bench/data.py $(ARGS)
+
+bench-nodes: $(STAMP)  ## from the loss of a machine to the next round and its first step; needs root
+	PYTHONPATH=tests $(BIN)/python -m bench.nodes $(ARGS)
 
 bench-overhead: $(STAMP)  ## what the orchestration costs, beside `midstride fit` on the same job
 	PYTHONPATH=tests $(BIN)/python -m bench.overhead $(ARGS)
@@ -141,6 +148,10 @@ $(COMPILED): $(STAMP)
 $(AIRFLOW)/.installed: deploy/airflow/requirements.txt
 	$(PYTHON) -m venv $(AIRFLOW)
 	$(AIRFLOW)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+$(RAY)/.installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(RAY) -c constraints.txt ray msgpack
 	touch $@
 
 $(XLA)/.installed: deploy/xla/install.py constraints.txt

@@ -6,14 +6,14 @@ Reading the table imports none of them.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from midstride.engine.config.options import Options
 from midstride.engine.config.validation import validation_errors
 
-__all__ = ["SCHEDULERS", "SchedulerSpec", "SlurmArguments", "on_args_errors"]
+__all__ = ["SCHEDULERS", "RayArguments", "SchedulerSpec", "SlurmArguments", "on_args_errors"]
 
 #: what midstride says itself, and where a job says it
 _SLURM_OWN = {
@@ -55,6 +55,17 @@ class SlurmArguments(Options):
         return self
 
 
+class RayArguments(Options):
+    """Where Ray is, and what a node needs of it."""
+
+    address: str = Field(
+        "auto", description="HOST:PORT of the cluster, or ray://HOST:PORT; auto: the one of this machine."
+    )
+    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {}, description="Of each node, such as GPU: 8; those that a machine has once put one node on each."
+    )
+
+
 @dataclass(frozen=True)
 class SchedulerSpec:
     """One scheduler.
@@ -71,6 +82,7 @@ class SchedulerSpec:
 #: name, as `world.on` has it -> what it is
 SCHEDULERS: dict[str, SchedulerSpec] = {
     "slurm": SchedulerSpec("midstride.engine.launch.schedulers.slurm:Slurm", SlurmArguments),
+    "ray": SchedulerSpec("midstride.engine.launch.schedulers.ray_tasks:Ray", RayArguments),
 }
 
 

@@ -13,7 +13,7 @@ from support.networks import Network
 
 from midstride.engine.processes.lifetime import descendants, signal_all
 
-__all__ = ["Machine", "Machines"]
+__all__ = ["Machine", "Machines", "found_below"]
 
 #: nodes that are silent for so long are left out: not too short for a busy machine, on which the others are at work
 TIMEOUT_S = 5
@@ -28,7 +28,7 @@ class Machine:
         network: None on the loopback.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", number: int, network: Network | None) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", number: int = 0, network: Network | None = None) -> None:
         self.process, self.number, self._network = process, number, network
 
     def signal(self, by: signal.Signals) -> None:
@@ -61,8 +61,7 @@ class Machine:
 
     def find(self, words: str) -> "list[Found]":
         """Return its processes that have `words` in their command."""
-        found = [Found(pid) for pid in (self.process.pid, *descendants(self.process.pid))]
-        return [one for one in found if words in one.command and not one.command.startswith(("sh ", "unshare "))]
+        return found_below(self.process.pid, words)
 
     def wait(self, timeout_s: float = 60) -> int:
         """Wait for its end; return the exit code."""
@@ -90,6 +89,12 @@ class Found:
     def terminate(self) -> None:
         """Ask it to end."""
         self.signal(signal.SIGTERM)
+
+
+def found_below(pid: int, words: str) -> list[Found]:
+    """Return the process and its descendants that have `words` in their command."""
+    found = [Found(one) for one in (pid, *descendants(pid))]
+    return [one for one in found if words in one.command and not one.command.startswith(("sh ", "unshare "))]
 
 
 class Machines:

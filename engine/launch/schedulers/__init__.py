@@ -3,5 +3,6 @@
 base       what a scheduler is: it starts nodes, says why none will come any more, and ends them
 build      schedulers by name: nothing is imported until its name is asked for
 node_jobs  the nodes of one attempt, from their start to their end
+ray_tasks  Ray: a task a node
 slurm      Slurm, by sbatch, squeue and scancel
 """

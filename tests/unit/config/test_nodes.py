@@ -96,8 +96,12 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
             "as partition or gpus_per_node",
         ),
         (
+            "{strategy: ddp, nodes: '2', on: ray, on_args: {resource: {GPU: 2}}}",
+            "on_args.resource: is unknown, did you mean resources?",
+        ),
+        (
             "{strategy: ddp, nodes: '2', rendezvous: 'head:1', on_args: {partition: gpu}}",
-            "on_args is for slurm: say on: slurm",
+            "on_args is for slurm, ray: say on: slurm",
         ),
         (
             "{strategy: ddp, launcher: torchrun, on: slurm}",
