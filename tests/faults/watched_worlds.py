@@ -55,7 +55,7 @@ script, folder, mode = sys.argv[1:]
 def rank():
     sys.argv = [script, folder, mode]
     runpy.run_path(script, run_name="__main__")
-fork_server._PRELOAD, fork_server.be_a_rank = (), rank
+fork_server._PRELOAD, fork_server.rank_main = (), rank
 sys.argv = ["fork_server", folder, "2", "30"]
 fork_server.main()
 """
