@@ -41,7 +41,8 @@ def groups() -> list[Any]:
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
     """Let the collectives of `group` take so long, from now on."""
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    public = getattr(dist, "set_timeout", None)  # torch's from 2.14 on, which warns of the other
+    (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def default_store() -> Store:
