@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from midstride.engine.config.options import Options
 from midstride.engine.config.validation import validation_errors
 
-__all__ = ["SCHEDULERS", "RayArguments", "SchedulerSpec", "SlurmArguments", "on_args_errors"]
+__all__ = ["SCHEDULERS", "KubernetesArguments", "RayArguments", "SchedulerSpec", "SlurmArguments", "on_args_errors"]
 
 #: what midstride says itself, and where a job says it
 _SLURM_OWN = {
@@ -66,6 +66,19 @@ class RayArguments(Options):
     )
 
 
+class KubernetesArguments(Options):
+    """What nodes do not have as the launcher's pod has it."""
+
+    image: str | None = Field(None, title="Image", description="Of the nodes; by default that of the launcher's pod.")
+    namespace: str | None = Field(None, title="Namespace", description="Of the job; by default the launcher's own.")
+    resources: dict[str, dict[str, str | int]] | None = Field(
+        None, title="Resources", description="Requests and limits of a node; by default those of the launcher's pod."
+    )
+    pod: dict[str, Any] = Field(
+        {}, title="Pod", description="Fields of a node's pod spec, such as nodeSelector, tolerations and volumes."
+    )
+
+
 @dataclass(frozen=True)
 class SchedulerSpec:
     """One scheduler.
@@ -83,13 +96,14 @@ class SchedulerSpec:
 SCHEDULERS: dict[str, SchedulerSpec] = {
     "slurm": SchedulerSpec("midstride.engine.launch.schedulers.slurm:Slurm", SlurmArguments),
     "ray": SchedulerSpec("midstride.engine.launch.schedulers.ray_tasks:Ray", RayArguments),
+    "kubernetes": SchedulerSpec("midstride.engine.launch.schedulers.kubernetes:Kubernetes", KubernetesArguments),
 }
 
 
 def on_args_errors(name: str, arguments: Mapping[str, Any]) -> list[str]:
     """Return messages on what the scheduler called `name`, or "join", does not take."""
     if name not in SCHEDULERS:
-        return [f"on_args is for {', '.join(SCHEDULERS)}: say on: {next(iter(SCHEDULERS))}"] if arguments else []
+        return [f"on_args without on: say on: {' or on: '.join(SCHEDULERS)}"] if arguments else []
     try:
         SCHEDULERS[name].arguments.model_validate(arguments)
     except ValidationError as error:

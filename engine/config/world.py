@@ -123,7 +123,7 @@ class WorldOptions(Options):
     on: SchedulerName = Field(
         "join",
         title="Nodes from",
-        description="What starts the nodes: slurm, ray; join if they come by themselves.",
+        description="What starts the nodes: slurm, ray, kubernetes; join if they come by themselves.",
     )
     on_args: dict[str, Any] = Field(
         {}, title="Arguments for them", description="Passed to what starts the nodes, such as partition and time."

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.launchers import LAUNCHERS
+from midstride.engine.launch.schedulers.kubernetes import LABEL
 from midstride.engine.session.signals import GRACE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -167,17 +168,26 @@ def test_the_cluster_refuses_pods_that_may_do_more_and_calls_that_nothing_needs(
     assert space["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     policies = [found["spec"] for found in kinds["NetworkPolicy"].values()]
     assert {"podSelector": {}, "policyTypes": ["Ingress"]} in policies, "what no other policy lets in stays out"
+    rules = [(policy["podSelector"], rule) for policy in policies for rule in policy.get("ingress", [])]
     let_in = {
-        (schedule["podSelector"]["matchLabels"]["app"], port["port"])
-        for schedule in policies
-        for rule in schedule.get("ingress", [])
-        for port in rule["ports"]
+        (selector["matchLabels"]["app"], port["port"]) for selector, rule in rules for port in rule.get("ports", [])
     }
     services = {
         (service["spec"]["selector"]["app"], service["spec"]["ports"][0]["port"])
         for service in kinds["Service"].values()
     }
     assert let_in == services
+    # Ranks meet on any port: those of the nodes of a run, and the run that launches them.
+    any_port = [(selector, rule["from"]) for selector, rule in rules if "ports" not in rule]
+    node, run = {"matchLabels": LABEL}, {"key": "prefect.io/flow-run-id", "operator": "Exists"}
+    assert any_port == [(node, [{"podSelector": node}]), ({"matchExpressions": [run]}, [{"podSelector": node}])]
+
+
+def test_a_run_that_starts_nodes_may_do_what_that_takes():
+    roles = [found for found in manifests() if found["kind"] == "Role"]
+    [role] = [found for found in roles if found["metadata"]["name"] == "midstride-nodes"]
+    allowed = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    assert allowed == {("pods", "get"), ("jobs", "create"), ("jobs", "get"), ("jobs", "delete")}
 
 
 def test_images_are_named_by_an_exact_version():

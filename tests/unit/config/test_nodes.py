@@ -101,7 +101,11 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
         ),
         (
             "{strategy: ddp, nodes: '2', rendezvous: 'head:1', on_args: {partition: gpu}}",
-            "on_args is for slurm, ray: say on: slurm",
+            "on_args without on: say on: slurm or on: ray or on: kubernetes",
+        ),
+        (
+            "{strategy: ddp, nodes: '2', on: kubernetes, on_args: {images: a}}",
+            "on_args.images: is unknown, did you mean image?",
         ),
         (
             "{strategy: ddp, launcher: torchrun, on: slurm}",
