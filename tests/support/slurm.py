@@ -112,8 +112,8 @@ class Slurm:
     def tasks(self, node: str) -> list[int]:
         """Return the processes that a node runs, and those of Slurm's that look after them."""
         daemon = self._processes[f"slurmd-{node}"].pid
-        mark = f"SLURMD_NODENAME={node}".encode()
-        found = {pid for pid in _pids() if mark in _read(pid, "environ").split(b"\0")} - {daemon}
+        marks = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.conf}".encode()}  # others may have such a node
+        found = {pid for pid in _pids() if marks <= {*_read(pid, "environ").split(b"\0")}} - {daemon}
         stepds = {pid for pid in _pids() if b"slurmstepd" in _read(pid, "cmdline") and found & {*descendants(pid)}}
         return sorted(found | stepds)
 
