@@ -117,10 +117,13 @@ class Machines:
         world = {"strategy": "ddp", "launcher": "join", "nodes": "1:2", "lanes": 2, "processes": 1}
         world |= {"node_timeout_s": TIMEOUT_S, "grow_after_s": 0, "rendezvous": self._address, **chosen}
         options = [f"--set=world.{key}={value}" for key, value in world.items() if value is not None]
-        head = 0 if self.network is None else self.network.head
+        head, before = 0 if self.network is None else self.network.head, len(self._asked())
         self.launcher = self._start(head, "fit.txt", "fit", f"{self.folder}/job.yaml", "--run", "a", *options)
-        asks = re.compile(r"midstride join (\S+) on each")
-        [self._address, *_] = wait_for(lambda: asks.findall(self.said("fit.txt")), "a rendezvous")
+        [self._address, *_] = wait_for(lambda: self._asked()[before:], "a rendezvous")
+
+    def _asked(self) -> list[str]:
+        """Return the addresses at which launchers have asked for nodes."""
+        return re.findall(r"midstride join (\S+) on each", self.said("fit.txt"))
 
     def join(self, number: int = 0, hides: Path | None = None, **environment: str) -> Machine:
         """Start a node.

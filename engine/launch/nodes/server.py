@@ -101,7 +101,8 @@ class NodeServer:
         machines = self._rounds.machines
         host = self.address.rpartition(":")[0]
         if is_loopback(found := socket.gethostbyname(host)):
-            print(f"{host} is {found} here, which no other machine reaches: for those, say its address", flush=True)
+            where = host if host == found else f"{host}, here {found},"
+            print(f"only this machine reaches {where}: for others, say its address on their network", flush=True)
         wanted = f"{machines.least}" if machines.least == machines.most else f"{machines.least} to {machines.most}"
         print(f"waiting for nodes, {wanted} of them: run midstride join {self.address} on each", flush=True)
 
