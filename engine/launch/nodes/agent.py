@@ -66,11 +66,11 @@ class RoundHandler(RendezvousHandler):
         report: speaks with the launcher.
         meeting: where ranks meet: in the launcher's store.
         node: this node's number.
+        has_threads: whether a person has said how many threads a rank has; else the launcher says it for all nodes.
     """
 
-    def __init__(self, report: NodeReport, meeting: RendezvousStoreInfo, node: int) -> None:
-        self._report, self._meeting, self._node = report, meeting, node
-        self._has_threads = "OMP_NUM_THREADS" in os.environ
+    def __init__(self, report: NodeReport, meeting: RendezvousStoreInfo, node: int, *, has_threads: bool) -> None:
+        self._report, self._meeting, self._node, self._has_threads = report, meeting, node, has_threads
 
     @property
     def use_agent_store(self) -> bool:
@@ -144,6 +144,7 @@ def _be_a_node() -> None:
         print(error, flush=True)
         store.send(node, {"refused": str(error), "left": "it cannot take part"})
         sys.exit(error.exit_code)
+    has_threads = "OMP_NUM_THREADS" in os.environ
     session.begin({**document, "attempt": 0})  # the attempt's own session is the launcher's
     os.environ.update(Join().environment(session, run.job, os.environ))
     os.environ.update(interfaces(os.environ, by=interface_towards(host)))
@@ -151,7 +152,9 @@ def _be_a_node() -> None:
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # then agents need not ask each other for their ranks
     report = NodeReport(store, node, session)
     meeting = RendezvousStoreInfo(host, int(port))
-    rendezvous_handler_registry.register(_BACKEND, lambda _: RoundHandler(report, meeting, node))
+    rendezvous_handler_registry.register(
+        _BACKEND, lambda _: RoundHandler(report, meeting, node, has_threads=has_threads)
+    )
     _run_agent(report, run, session, document["grace_s"])
 
 
