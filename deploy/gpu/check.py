@@ -47,6 +47,27 @@ class Net(TrainingModule):
         return torch.optim.AdamW(self.parameters(), fused=False)
 
 
+class Count(TrainingModule):
+    """Compares batches with their numbers behind work that takes the device long."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(width))
+        self.register_buffer("wrong", torch.zeros((), dtype=torch.long))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return a loss; count the numbers that are not those of the batch."""
+        work = self.weight
+        for _ in range(20):
+            work = work @ self.weight
+        self.wrong += (batch[0] != batch_idx).sum()
+        return work.mean() + batch[0].mean()
+
+    def configure_optimizers(self) -> Any:
+        """Return one that changes nothing."""
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
 class Die(Callback):
     """Ends the process as a kill does."""
 
@@ -122,6 +143,16 @@ def names_the_operation(folder: Path) -> None:
     assert "nn.AvgPool2d" in said, said
 
 
+def copies_whole_batches(folder: Path, *, pinned: bool = False, width: int = 2048) -> None:
+    """Train on batches of 4 MB that are copied while steps before them are computed."""
+    module = Count(width)
+    numbers = torch.arange(100.0).repeat_interleave(8)
+    data = TensorDataset(numbers[:, None].repeat(1, 1 << 17))
+    Trainer(max_epochs=1, enable_progress_bar=False).fit(module, DataLoader(data, batch_size=8, pin_memory=pinned))
+    wrong = int(module.wrong)
+    assert wrong == 0, f"{wrong} numbers were read before their batch was there, or after it was gone"
+
+
 def checks(*, cpu: bool) -> dict[str, Callable[[Path], None] | None]:
     """Return every check by its name; None where there is too little to try it on."""
     gpus = 0 if cpu else torch.cuda.device_count()
@@ -145,6 +176,8 @@ def checks(*, cpu: bool) -> dict[str, Callable[[Path], None] | None]:
     found["resumed on another GPU"] = partial(resumes, first=one, second={"gpus": [1]}) if gpus > 1 else None
     found["a rank is lost"] = partial(hears_of_a_lost_rank, cpu=cpu) if cpu or gpus > 1 else None
     found["an operation that is not repeatable"] = names_the_operation if gpus else None
+    found["whole batches"] = copies_whole_batches if gpus else partial(copies_whole_batches, width=16)
+    found["whole batches, pinned"] = partial(copies_whole_batches, pinned=True) if gpus else None
     found["no wait in a step"] = (lambda folder: fit(None, callbacks=[NoWait()])) if gpus else None
     return found
 

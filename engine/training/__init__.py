@@ -1,5 +1,6 @@
 """The loop, and what stands around it.
 
+batch_stream    batches come to a GPU on a stream of their own, while steps before them are computed
 boundary        the boundary of a step: what is done between two batches, where everything that decides the
                 rest is in the parts
 closures        optimizers that evaluate a batch several times in one step, such as LBFGS: what they need, and

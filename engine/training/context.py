@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.mixins import LazyDevice, ModelParallel, device_generator, lanes_of
 from midstride.engine.strategies.step import StepScope
+from midstride.engine.training.batch_stream import BatchStream
 from midstride.engine.training.finite import FiniteLosses
 from midstride.engine.training.reporter import Reporter
 from midstride.engine.training.sample_log import SampleLog
@@ -157,9 +159,11 @@ class EvaluationContext:
         if before is moved is after is None and device.type == "cpu":
             return lambda batch, loader: converted(batch)
 
+        to_device = BatchStream(device).move if device.type == "cuda" else partial(move, device=device)
+
         def transfer(batch: Any, loader: int) -> Any:
             batch = batch if before is None else before(batch, loader)
-            batch = move(batch, device) if moved is None else moved(batch, device, loader)
+            batch = to_device(batch) if moved is None else moved(batch, device, loader)
             batch = batch if after is None else after(batch, loader)
             return converted(batch)
 

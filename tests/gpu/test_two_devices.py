@@ -25,6 +25,7 @@ from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.strategies.pipeline import strategy as pipeline
 from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import average_gradients
+from midstride.engine.training.batch_stream import BatchStream
 from midstride.engine.trees import move
 from midstride.engine.world import World
 
@@ -103,6 +104,34 @@ def test_a_step_runs_where_its_batch_is_and_what_it_logs_stays_there(
     values = values_of(around.metric_logger)
     assert len(values) == 6
     assert {value.device for value in values} == {strategy.device}
+
+
+def test_a_batch_is_copied_on_a_stream_that_the_step_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, calls = torch.device("meta"), list[str]()
+
+    class Stream(nullcontext[None]):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def __enter__(self) -> None:
+            calls.append(f"begin on {self.name}")
+
+        def __exit__(self, *raised: object) -> None:
+            calls.append(f"end on {self.name}")
+
+        def wait_stream(self, other: "Stream") -> None:
+            calls.append(f"{self.name} waits for {other.name}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("steps"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: calls.append(f"memory kept for {stream.name}"))
+    batch = {"x": torch.zeros(6, 4), "y": [torch.eye(3).to_sparse()], "there": torch.zeros(2, device=device)}
+    moved = BatchStream(device).move(batch)
+    assert {moved["x"].device, moved["y"][0].device} == {device}
+    assert moved["there"] is batch["there"]
+    assert calls == ["begin on copies", "end on copies", "memory kept for steps", "steps waits for copies"]
 
 
 def test_ddp_takes_the_batch_as_it_is(fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch) -> None:
