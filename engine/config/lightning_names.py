@@ -16,6 +16,7 @@ LIGHTNING_OPTIONS: dict[str, str] = {
     "ckpt_path": "the same run again resumes",
     "default_root_dir": "a run has its place: snapshots.url of a job, run= of fit",
     "detect_anomaly": "call torch.autograd.set_detect_anomaly(True)",
+    "enable_autolog_hparams": "a run keeps its job, and what save_hyperparameters has",
     "enable_checkpointing": "snapshots are taken unless snapshots is null (None)",
     "enable_model_summary": "none is shown",
     "fast_dev_run": "midstride check tries a job, Trainer.check a module",
@@ -28,6 +29,7 @@ LIGHTNING_OPTIONS: dict[str, str] = {
     "max_time": "a clock would decide what is trained: say max_steps; to train for a time and go on later, send "
     "SIGTERM (timeout --signal=TERM 8h ...): a snapshot is taken, and the same run again resumes",
     "min_steps": "say min_epochs",
+    "model_registry": "nights have champions: say registered_model of the logger mlflow",
     "num_nodes": "say nodes, under world",
     "num_sanity_val_steps": "midstride check tries a job, Trainer.check a module",
     "num_workers": "it is your data's: data_args",

@@ -20,7 +20,7 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
 from midstride.engine.trees import map_leaves, named_leaves
 
-__all__ = ["CombinedLoader", "CombinedResumableLoader", "Mode", "named_loaders"]
+__all__ = ["CombinedLoader", "CombinedResumableLoader", "Mode", "named_loaders", "own_combined"]
 
 _NOTHING = object()
 Mode = Literal["min_size", "max_size_cycle", "max_size", "sequential"]
@@ -47,6 +47,14 @@ class CombinedLoader:
             raise UserError(f"CombinedLoader has no mode {mode!r}; there are: {', '.join(get_args(Mode))}")
         self.loaders = loaders
         self.mode: Mode = mode
+
+
+def own_combined(given: Any) -> Any:
+    """Return `given`, a CombinedLoader of ours where it is one of Lightning's."""
+    kind: Any = type(given)
+    if kind.__name__ == "CombinedLoader" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
+        return CombinedLoader(given.iterables, given._mode)
+    return given
 
 
 def named_loaders(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[Any]]], Callable[[Sequence[Any]], Any]]:

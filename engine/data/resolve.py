@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoader, Mode, named_loaders
+from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoader, Mode, named_loaders, own_combined
 from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.lane_loader import LaneLoader, check_lanes, nest_in_lanes
@@ -76,6 +76,7 @@ class LoaderResolver:
         self, settings: LoaderSettings, ranks: RankAgreement, module: Any, *, train: Any = None, evaluate: Any = None
     ) -> None:
         self._settings, self._options, self._ranks = settings, settings.options, ranks
+        train, evaluate = own_combined(train), own_combined(evaluate)
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
         #: where what is trained on comes from
         self.source = module if train is None else train
@@ -201,7 +202,7 @@ class LoaderResolver:
                 f"the data are the class {self._owner.__name__}: give an instance, {self._owner.__name__}()"
             )
         method = getattr(self._owner, name, None)
-        return None if method is None else call_user_code(f"{type(self._owner).__name__}.{name}", method)
+        return None if method is None else own_combined(call_user_code(f"{type(self._owner).__name__}.{name}", method))
 
 
 def _is_loader(source: Any) -> bool:

@@ -5,6 +5,7 @@ Lightning itself is never imported here: an object is known by the names of its 
 adapt      an object of Lightning's becomes one of ours, in place
 callbacks  Lightning's callbacks: those that a user wrote, and what stands here for its own
 data       what a LightningDataModule finds on itself
+hooks      methods that Lightning calls with something else than the engine
 module     what a LightningModule calls on itself
 trainer    a Trainer under the names that Lightning's has
 """

@@ -4,14 +4,14 @@ Every method that the user has written stays; those of Lightning's base classes 
 """
 
 import inspect
-from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 from torch import nn
 
 from midstride.engine.lightning.callbacks import LightningCallback
 from midstride.engine.lightning.data import LightningData
+from midstride.engine.lightning.hooks import wrapped
 from midstride.engine.lightning.module import LightningMethods
 from midstride.engine.modules.module import LOADERS, STEP_HOOKS, TRANSFER_HOOKS, attach
 
@@ -24,9 +24,14 @@ _ROLES: dict[str, type] = {
     "LightningDataModule": LightningData,
     "Callback": LightningCallback,
 }
-_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+#: of each, what is asked for and may be missing: of a hook that is not written nothing is found
+_OPTIONAL = {
+    "LightningModule": (*STEP_HOOKS, *TRANSFER_HOOKS, *LOADERS),
+    "LightningDataModule": TRANSFER_HOOKS,
+    "Callback": (),
+}
 #: what Lightning's classes do well enough themselves
-_KEPT = frozenset({"automatic_optimization", "load_from_checkpoint", "load_state_dict", "save_hyperparameters"})
+_KEPT = ("__init__", "automatic_optimization", "load_from_checkpoint", "load_state_dict", "save_hyperparameters")
 
 
 def is_lightning(kind: type) -> bool:
@@ -53,32 +58,21 @@ def _base(kind: type) -> type | None:
 
 @cache
 def _adapted(kind: type) -> type:
+    """Return `kind` with our methods in place of those of Lightning's that it has not written."""
     base = _base(kind)
     assert base is not None
-    role = _ROLES[base.__name__]
     written = {name for one in kind.__mro__ if one not in base.__mro__ for name in vars(one)}
-    ours = [vars(one) for one in reversed(role.__mro__) if one.__module__.startswith("midstride.")]
-    taken = {name: value for names in ours for name, value in names.items() if not name.startswith("__")}
-    if base.__name__ == "LightningModule":  # of a hook that is not written nothing is found
-        taken |= dict.fromkeys((*STEP_HOOKS, *TRANSFER_HOOKS, *LOADERS))
-    elif base.__name__ == "LightningDataModule":
-        taken |= dict.fromkeys(TRANSFER_HOOKS)
-    namespace = {name: value for name, value in taken.items() if name not in written | _KEPT}
-    namespace |= {
-        name: _of_batch(getattr(kind, name)) for name in _STEPS if name in written and _takes_batch(kind, name)
-    }
-    namespace |= {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (kind, role), {**namespace, "__reduce_ex__": _reduced})
+    unwritten = {name: None for name in _OPTIONAL[base.__name__] if name not in written}
+    ours = {name: method for name in written if (method := wrapped(kind, name)) is not None}
+    named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind, _role(base)), {**unwritten, **ours, **named, "__reduce_ex__": _reduced})
 
 
-def _takes_batch(kind: type, step: str) -> bool:
-    """Return whether `step` takes a batch and nothing else; Lightning then gives it nothing else."""
-    taken = inspect.signature(getattr(kind, step)).parameters.values()
-    return len(taken) == 2 and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in taken)
-
-
-def _of_batch(step: Callable[..., Any]) -> Callable[..., Any]:
-    return wraps(step)(lambda self, batch, *_: step(self, batch))
+@cache
+def _role(base: type) -> type:
+    """Return what stands between a user's class and `base`, so that `super().log(...)` of the user's is ours too."""
+    kept = {name: inspect.getattr_static(base, name) for name in _KEPT if hasattr(base, name)}
+    return type(base.__name__, (_ROLES[base.__name__], base), kept)
 
 
 def _reduced(self: Any, protocol: Any) -> tuple[Any, ...]:

@@ -256,13 +256,9 @@ class MetricLogger:
 
     def close_epoch(self) -> dict[str, float]:
         """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
-        training = self.stage == "train"
         everyone = self._everyones(self._share_of_epoch)
-        reduced = over_ranks([rank[0] for rank in everyone])
-        metrics = _union([rank[1] for rank in everyone])
-        for name, value in zip(metrics, self.metrics.compute(list(metrics.values())), strict=True):
-            reduced.update(numbers_in(name, value))
-        if not training:
+        reduced = self._reduced(everyone, reset=True)
+        if self.stage != "train":
             self.step_values = steps_over_ranks([rank[2] for rank in everyone])
         self._forget(self.stage)
         self.values.update(reduced)
@@ -270,6 +266,18 @@ class MetricLogger:
         for name, value in reduced.items():
             if name not in seconds:
                 self.rows.set_current(name, value)
+        return reduced
+
+    def preview_epoch(self) -> None:
+        """Have what the epoch (or evaluation) that ends has logged so far among `values`: its last hook looks there."""
+        self.values.update(self._reduced(self._everyones(self._share_of_epoch), reset=False))
+
+    def _reduced(self, everyone: list[Any], *, reset: bool) -> dict[str, float]:
+        """Return the values of what all ranks have; metrics begin anew if `reset`."""
+        reduced = over_ranks([rank[0] for rank in everyone])
+        metrics = _union([rank[1] for rank in everyone])
+        for name, value in zip(metrics, self.metrics.compute(list(metrics.values()), reset=reset), strict=True):
+            reduced.update(numbers_in(name, value))
         return reduced
 
     def _share_of_epoch(self) -> Any:

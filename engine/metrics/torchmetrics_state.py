@@ -95,14 +95,14 @@ class TorchmetricsState:
         """Return where `metric` is in the module; None if it is not there."""
         return self._paths.get(id(metric))
 
-    def compute(self, paths: Sequence[str]) -> list[Any]:
-        """Return the values of the metrics at `paths` over all ranks, and reset them."""
+    def compute(self, paths: Sequence[str], *, reset: bool = True) -> list[Any]:
+        """Return the values of the metrics at `paths` over all ranks; by default, reset them."""
         metrics: list[Any] = [self._modules[path] for path in paths]
         with warnings.catch_warnings():
             # A rank that had no batch of its own still takes part.
             warnings.filterwarnings("ignore", message=".*was called before the ``update``.*")
             values = [metric.compute() for metric in metrics]
-        for metric in metrics:  # only now: one may be logged under two names
+        for metric in metrics if reset else ():  # only now: one may be logged under two names
             metric.reset()
         return values
 

@@ -35,6 +35,10 @@ class Hooks:
         row = (f"{type(owner).__name__}.{name}", getattr(owner, name), first)
         self._by_name.setdefault(name, []).append(row)
 
+    def has(self, name: str) -> bool:
+        """Return whether anyone wants to be called at `name`."""
+        return name in self._by_name
+
     def call(self, name: str, *arguments: Any, of: Literal["all", "module", "callbacks"] = "all") -> None:
         """Call every hook called `name`, or only the module's, or only the callbacks'."""
         for where, hook, first in self._by_name.get(name, ()):

@@ -175,6 +175,8 @@ class FitLoop:
         context.finite_losses.verify()
         with context.heartbeat.during(Phase.EVALUATING):
             context.inject_fault("epoch_end")
+            if context.hooks.has("on_train_epoch_end"):
+                context.metric_logger.preview_epoch()
             with context.metric_logger.epoch_end():
                 context.hooks.call("on_train_epoch_end", of="module")  # what it logs belongs to this epoch
             context.metric_logger.close_epoch()
@@ -226,6 +228,8 @@ class EvaluationLoop:
                 self.loader(progress.val_loader)
                 progress.next_validation_loader()
         context.metric_logger.begin(self.stage)
+        if hooks.has(f"on_{self.prefix}_epoch_end"):
+            context.metric_logger.preview_epoch()
         hooks.call(f"on_{self.prefix}_epoch_end")
         values = context.metric_logger.close_epoch()
         context.metric_logger.begin("over")

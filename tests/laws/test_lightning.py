@@ -18,7 +18,8 @@ NAMES = """
     clipped by hook / accumulated and clipped / frozen backbone / metric collections / dict and list of loaders /
     weight averaging / momentum encoder / checkpoint hooks / dropout and shuffle / EMA callback /
     own callback that stops / Lightning's callbacks / data module / GAN / GAN on a grid /
-    two optimizers with schedules / accumulated by hand"""
+    two optimizers with schedules / accumulated by hand / plateaus by hand / log of its own, loss of a step /
+    Lightning's combined loader"""
 #: random numbers are drawn in training, which Lightning does in another order
 DRAWING = {"dropout and shuffle", "GAN"}
 

@@ -117,3 +117,26 @@ class Accumulated(Classifier):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+
+class Plateau(Accumulated):
+    """Steps its schedules by what the epoch that ends has logged."""
+
+    def training_step(self, batch, batch_idx):
+        opt = self.optimizers()
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        opt.zero_grad()
+        self.manual_backward(loss)
+        opt.step()
+
+    def on_train_epoch_end(self):
+        self.lr_schedulers()[0].step(self.trainer.callback_metrics["loss"])
+
+    def on_validation_epoch_end(self):
+        self.lr_schedulers()[1].step(self.trainer.callback_metrics["val_loss"])
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+        schedules = [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.5, patience=0) for _ in range(2)]
+        return [optimizer], schedules

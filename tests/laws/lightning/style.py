@@ -4,6 +4,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
@@ -231,6 +232,13 @@ class Several(Classifier):
         return [loader(8), loader(12)]
 
 
+class SideBySide(Several):
+    """Lightning's own CombinedLoader."""
+
+    def train_dataloader(self):
+        return CombinedLoader({"a": loader(24), "b": loader(12)}, mode="max_size_cycle")
+
+
 class Averaged(AutoEncoder):
     """Stochastic weight averaging by torch's own class."""
 
@@ -278,10 +286,31 @@ class Checkpointed(Classifier):
         return super().training_step(batch, batch_idx)["loss"] * (1 + self.seen / 100)
 
     def on_save_checkpoint(self, checkpoint):
-        checkpoint["seen"] = {"samples": self.seen}
+        checkpoint["seen"] = {"samples": self.seen, "at": (checkpoint["epoch"], checkpoint["global_step"])}
+        checkpoint["state_dict"] = {name: p for name, p in checkpoint["state_dict"].items() if "bias" not in name}
 
     def on_load_checkpoint(self, checkpoint):
+        assert tuple(checkpoint["seen"]["at"]) == (checkpoint["epoch"], checkpoint["global_step"])
         self.seen = checkpoint["seen"]["samples"]
+        checkpoint["state_dict"] |= {name: p for name, p in self.named_parameters() if "bias" in name}
+
+
+class Prefixed(Classifier):
+    """Logs under names of its own, and looks at the loss that its step returned."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"]
+
+    def log(self, name, value, *args, **kwargs):
+        super().log(f"mine/{name}", value, *args, **kwargs)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if outputs["loss"] > 0.3:
+            for group in self.optimizers().param_groups:
+                group["lr"] *= 1 + float(outputs["loss"])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
 
 
 class Noisy(Classifier):

@@ -53,6 +53,8 @@ ROWS = {
     "frozen backbone": Row(style.Transfer),
     "metric collections": Row(style.Collection),
     "dict and list of loaders": Row(style.Several, dict),
+    "Lightning's combined loader": Row(style.SideBySide, dict),
+    "log of its own, loss of a step": Row(style.Prefixed, options={"accumulate_grad_batches": 2, "max_epochs": 4}),
     "weight averaging": Row(style.Averaged),
     "momentum encoder": Row(style.Momentum),
     "checkpoint hooks": Row(style.Checkpointed),
@@ -73,4 +75,5 @@ ROWS = {
     "GAN on a grid": Row(by_hand.GridGAN),
     "two optimizers with schedules": Row(by_hand.Scheduled),
     "accumulated by hand": Row(by_hand.Accumulated),
+    "plateaus by hand": Row(by_hand.Plateau, options={"max_epochs": 4}),
 }

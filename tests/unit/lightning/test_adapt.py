@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
-from midstride.engine.errors import JobError
+from midstride.engine.errors import JobError, UserError
 from midstride.engine.lightning.adapt import adapt, is_lightning
 
 with warnings.catch_warnings():
@@ -117,6 +117,16 @@ def test_a_hook_that_would_never_be_called_is_named_if_the_user_wrote_it() -> No
         Trainer(max_epochs=1, callbacks=[Watching()]).fit(Ported(), style.loader(8))
     names = [line.split(" would")[0] for line in str(caught.value).splitlines()]
     assert names == ["Ported.configure_callbacks", "Ported.on_validation_model_eval", "Watching.on_sanity_check_start"]
+
+
+class Impatient(style.AutoEncoder):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx else None
+
+
+def test_a_hook_that_would_leave_out_the_rest_of_an_epoch_is_refused() -> None:
+    with pytest.raises(UserError, match=r"on_train_batch_start returned -1 for batch 1.* limit_train"):
+        Trainer(max_epochs=1).fit(Impatient(), style.loader(8))
 
 
 class Reaching(style.AutoEncoder):

@@ -1,0 +1,104 @@
+"""Methods of a user's that Lightning calls with something else than the engine does: wrapped, so that they get that."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from midstride.engine.errors import UserError
+from midstride.engine.trees import convert
+
+__all__ = ["wrapped"]
+
+Method = Callable[..., Any]
+
+
+def wrapped(kind: type, name: str) -> Method | None:
+    """Return what is called in place of the method `name` of the user's class `kind`; None for that itself."""
+    method = getattr(kind, name)
+    if name in _STEPS:
+        return _of_batch(method) if _takes_batch(method) else None
+    return _WRAPPERS[name](method) if name in _WRAPPERS else None
+
+
+_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+
+
+def _takes_batch(step: Method) -> bool:
+    """Return whether `step` takes a batch and nothing else; Lightning then gives it nothing else."""
+    taken = inspect.signature(step).parameters.values()
+    return len(taken) == 2 and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in taken)
+
+
+def _of_batch(step: Method) -> Method:
+    return wraps(step)(lambda self, batch, *_: step(self, batch))
+
+
+def _with_loss(hook: Method) -> Method:
+    """Give `on_train_batch_end` what the step returned as a dict with the loss, of a module or of a callback."""
+
+    @wraps(hook)
+    def called(self: Any, *given: Any) -> None:
+        *before, outputs, batch, index = given
+        trainer = before[0] if before else self.trainer
+        hook(self, *before, _step_outputs(outputs, trainer.accumulate_grad_batches), batch, index)
+
+    return called
+
+
+def _step_outputs(outputs: Any, window: int) -> Any:
+    """Return what a step returned as Lightning hands it on: detached, the loss divided by the batches of a step."""
+    found = {"loss": outputs} if isinstance(outputs, Tensor) else {} if outputs is None else outputs
+    if not isinstance(found, Mapping):
+        return found
+    detached = convert({**found}, Tensor.detach)
+    loss = detached.get("loss")
+    return {**detached, "loss": loss / window} if window > 1 and isinstance(loss, Tensor) else detached
+
+
+def _without_end(hook: Method) -> Method:
+    """Refuse what a module's `on_train_batch_start` may return to Lightning: no rest of an epoch is left out here."""
+
+    @wraps(hook)
+    def called(self: Any, *given: Any) -> None:
+        returned, is_module = hook(self, *given), len(given) == 2
+        if is_module and returned == -1:
+            raise UserError(
+                f"{type(self).__name__}.on_train_batch_start returned -1 for batch {given[1]}, and no rest of an epoch "
+                "is left out here: say limit_train_batches, or set self.trainer.should_stop = True to end the fit"
+            )
+
+    return called
+
+
+def _saving(hook: Method) -> Method:
+    """Show `on_save_checkpoint` what Lightning's checkpoint has; what it adds is kept, and the weights whole."""
+
+    @wraps(hook)
+    def called(self: Any, checkpoint: dict[str, Any]) -> None:
+        given = _checkpoint(self)
+        whole = {**checkpoint, **given}
+        hook(self, whole)
+        checkpoint.update({key: value for key, value in whole.items() if key not in given})
+
+    return called
+
+
+def _loading(hook: Method) -> Method:
+    """Show `on_load_checkpoint` what Lightning's checkpoint has; the module has its weights back by then."""
+    return wraps(hook)(lambda self, checkpoint: hook(self, {**checkpoint, **_checkpoint(self)}))
+
+
+def _checkpoint(module: Any) -> dict[str, Any]:
+    progress = {"epoch": module.trainer.current_epoch, "global_step": module.trainer.global_step}
+    return {**progress, "state_dict": module.state_dict()}
+
+
+_WRAPPERS: dict[str, Callable[[Method], Method]] = {
+    "on_load_checkpoint": _loading,
+    "on_save_checkpoint": _saving,
+    "on_train_batch_end": _with_loss,
+    "on_train_batch_start": _without_end,
+}
