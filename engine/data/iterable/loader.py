@@ -150,8 +150,8 @@ class IterableLoader(ResumableLoader):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take the position back; the data are read as so many shards as they were then."""
         self.shards = state_dict["shards"]
-        states = {
-            shard: ShardState(
+        states = {  # JSON has made texts of the numbers of shards
+            int(shard): ShardState(
                 *(saved["batch"], saved["due"], pickle.dumps(saved["state"]), saved.get("digest"), saved.get("total"))
             )
             for shard, saved in state_dict["states"].items()

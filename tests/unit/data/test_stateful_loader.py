@@ -1,5 +1,6 @@
 """`StatefulDataLoader`: a new loader, given a state, reads what the old one would have read next."""
 
+import json
 import math
 import pickle
 from collections.abc import Iterator
@@ -53,6 +54,29 @@ class Stream(IterableDataset[Tensor]):
         return (torch.tensor([float(index), torch.rand(()).item()]) for index in range(SAMPLES))
 
 
+class Cursor(IterableDataset[Tensor]):
+    """A stream that is its own iterator, with a state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.at = 0
+        return self
+
+    def __next__(self) -> Tensor:
+        if self.at == SAMPLES:
+            raise StopIteration
+        self.at += 1
+        return torch.tensor([float(self.at), torch.rand(()).item()])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.at = state_dict["at"]
+
+
 #: what is read -> how to make a loader of it, whose number of workers is given
 LOADERS: dict[str, Any] = {
     "in order": lambda **given: StatefulDataLoader(Noisy(), BATCH, **given),
@@ -65,6 +89,7 @@ LOADERS: dict[str, Any] = {
     "one by one": lambda **given: StatefulDataLoader(Noisy(), batch_size=None, shuffle=True, **given),
     "rng of batches": lambda **given: StatefulDataLoader(Noisy(), BATCH, True, rng="batch", **given),
     "a stream": lambda **given: StatefulDataLoader(Stream(), BATCH, **given),
+    "a stream with a state": lambda **given: StatefulDataLoader(Cursor(), BATCH, **given),
 }
 
 
@@ -87,7 +112,7 @@ def test_three_epochs_read_in_many_lives_are_those_of_one(name: str):
     found: list[list[list[float]]] = [[], [], []]
     state, ends, life = None, 0, 0
     while ends < 3:
-        workers = 2 * (life % 2) if name != "a stream" else 0
+        workers = 2 * (life % 2) if "a stream" not in name else 0
         loader = make(num_workers=workers)
         if state is not None:
             loader.load_state_dict(state)
@@ -98,6 +123,17 @@ def test_three_epochs_read_in_many_lives_are_those_of_one(name: str):
             ends += 1
         state, life = passed_on(loader), life + 1
     assert found == expected
+
+
+@pytest.mark.parametrize("name", ["shuffled", "a stream", "a stream with a state"])
+def test_a_state_may_be_kept_as_json(name: str):
+    loader = LOADERS[name]()
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = LOADERS[name]()
+    again.load_state_dict(state)
+    assert shown(again) == shown(batches)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
