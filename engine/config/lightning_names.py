@@ -71,7 +71,6 @@ _BY_HAND = "say automatic_optimization = False, and do it in training_step"
 _MODES = "say eval() or train() of its parts in on_train_epoch_start"
 #: a method that Lightning calls and midstride does not -> the way out
 LIGHTNING_HOOKS: dict[str, str] = {
-    "configure_callbacks": "give the Trainer callbacks",
     "configure_sharded_model": "build what trains in __init__, or in setup",
     "on_batch_end": "write on_train_batch_end",
     "on_batch_start": "write on_train_batch_start",

@@ -46,11 +46,11 @@ _REFUSED = {
 }
 
 
-def translated(callbacks: Sequence[Any], adapt: Callable[[Any], Any]) -> list[Callback]:
+def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[Callback]:
     """Return `callbacks` with what stands here for those of Lightning's own.
 
     Args:
-        callbacks: ours, Lightning's, and those that a user derived from Lightning's Callback.
+        callbacks: one or several, or None: ours, Lightning's, and those that a user derived from Lightning's Callback.
         adapt: makes one of the last kind ours, in place.
 
     Raises:
@@ -58,7 +58,10 @@ def translated(callbacks: Sequence[Any], adapt: Callable[[Any], Any]) -> list[Ca
     """
     found: list[Callback] = []
     faults: list[str] = []
-    for callback in callbacks:
+    several: Sequence[Any] = (
+        callbacks if isinstance(callbacks, (list, tuple)) else () if callbacks is None else [callbacks]
+    )
+    for callback in several:
         own = _library_class(type(callback))
         if own is None or isinstance(callback, Callback):
             found.append(adapt(callback))

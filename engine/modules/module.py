@@ -66,6 +66,10 @@ class TrainingModule(ModuleHooks, nn.Module):
             f"{type(self).__name__} has no configure_optimizers: write one that returns an optimizer"
         )
 
+    def configure_callbacks(self) -> Any:
+        """Return a callback, or a list of them, each in place of the Trainer's of its class, beside its others."""
+        return []
+
     def training_step_end(self, outputs: Any) -> Any:
         """Turn what `training_step` returned into the loss; called on every strategy."""
         return outputs

@@ -8,6 +8,7 @@ from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.lightning_names import STRATEGY_ALIASES
 from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import Start, StrategyRequest, StrategySpec
+from midstride.engine.errors import StrategyUnavailable
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, devices_of_machine, devices_of_rank
 from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.slurm import is_one_task
@@ -86,7 +87,17 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
 
 
 def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
-    """What was asked for, a strategy of Lightning's under the name it has here."""
+    """What was asked for, a strategy of Lightning's under the name it has here.
+
+    Raises:
+        StrategyUnavailable: it is an object of another library.
+    """
+    given: object = request.strategy
+    if given is not None and not isinstance(given, (str, Strategy)):
+        raise StrategyUnavailable(
+            f"strategy is a {type(given).__name__} of {type(given).__module__.partition('.')[0]}: say the name of one "
+            f"({', '.join(sorted(STRATEGIES))}), and its options by strategy_args"
+        )
     if not isinstance(request.strategy, str):
         return request
     name = STRATEGY_ALIASES.get(request.strategy, request.strategy)

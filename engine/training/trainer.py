@@ -69,7 +69,7 @@ class Trainer(TrainerState):
         global_batch_size: samples of a training batch over all ranks, which share them equally, whatever `batch_size`
             the loader has; not with lanes.
         snapshots: when the whole state is written; None for never.
-        callbacks: what acts beside the module.
+        callbacks: what acts beside the module: one or several.
         loggers: trackers that get the metric log: "tensorboard", {"mlflow": {"tracking_uri": ...}}, as in a job.
         seed: of everything random. Build the Trainer before the module: it seeds every rank alike.
         accept_change: keys of a run's identity that may differ from its snapshot's.
@@ -112,7 +112,7 @@ class Trainer(TrainerState):
         lanes: int | None = None,
         global_batch_size: int | None = None,
         snapshots: SnapshotOptions | Mapping[str, Any] | None = _DEFAULT,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] | Callback | None = (),
         loggers: Sequence[str | Mapping[str, Any] | LoggerOptions] = (),
         seed: int = 0,
         accept_change: Collection[str] = (),
@@ -257,6 +257,7 @@ class Trainer(TrainerState):
     ) -> Iterator[EvaluationContext]:
         """Meet the other ranks and get module and data ready for `stage`, with the weights at `ckpt_path` if given."""
         ensure_module(module, stage)
+        self.take_callbacks(module)
         if refused := self._module_errors(module):
             raise JobError("\n".join(refused))
         if self.device.type == "cuda":

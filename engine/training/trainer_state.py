@@ -37,6 +37,7 @@ from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.finite import FiniteLosses
 from midstride.engine.training.fit import Fit
 from midstride.engine.training.reporter import Reporter
+from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
 __all__ = ["TrainerState"]
@@ -48,12 +49,17 @@ class TrainerState(TrainerInterface):
     Args:
         strategy: attached to its world.
         settings: what the Trainer was given.
-        callbacks: what acts beside the module.
+        callbacks: what acts beside the module: one or several.
     """
 
-    def __init__(self, strategy: Strategy, settings: TrainerSettings, callbacks: Sequence[Callback]) -> None:
-        self.strategy, self.settings, self.callbacks = strategy, settings, translated(callbacks, adapt)
-        self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
+    def __init__(
+        self, strategy: Strategy, settings: TrainerSettings, callbacks: Sequence[Callback] | Callback | None
+    ) -> None:
+        self.strategy, self.settings = strategy, settings
+        self._given = translated(callbacks, adapt)
+        self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self._given]
+        #: those that were given, and those of the module of the call under way, or else of the last one
+        self.callbacks = self._given
         self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
         self.heartbeat = Heartbeat.of(strategy.world)
         self.reporter = Reporter(strategy.world, bar=settings.options.enable_progress_bar)
@@ -230,6 +236,7 @@ class TrainerState(TrainerInterface):
             return
         self.run_url = result["run"]
         self.progress.load_state_dict(result["progress"])
+        self.take_callbacks(module)
         for callback, state in zip(self.callbacks, result["callbacks"], strict=True):
             callback.load_state_dict(state)
 
@@ -241,8 +248,15 @@ class TrainerState(TrainerInterface):
 
     def reset_callbacks(self) -> None:
         """Let callbacks stand where they stood when they were given: nothing of an earlier fit goes on."""
-        for callback, state in zip(self.callbacks, self._pristine, strict=True):
+        for callback, state in zip(self._given, self._pristine, strict=True):
             callback.load_state_dict(copy.deepcopy(state))
+
+    def take_callbacks(self, module: TrainingModule) -> None:
+        """Have those that `module` configures, each in place of a given one of its class, beside the given ones."""
+        where = f"{type(module).__name__}.configure_callbacks"
+        configured = translated(call_user_code(where, module.configure_callbacks), adapt)
+        kinds = {type(callback) for callback in configured}
+        self.callbacks = [*(callback for callback in self._given if type(callback) not in kinds), *configured]
 
     def weights_url(self, ckpt_path: str) -> str:
         """Return where the weights called `ckpt_path` are: "best" and "last" are those of the run fitted last."""

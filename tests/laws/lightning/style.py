@@ -4,6 +4,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.nn import functional as F
@@ -237,6 +238,31 @@ class SideBySide(Several):
 
     def train_dataloader(self):
         return CombinedLoader({"a": loader(24), "b": loader(12)}, mode="max_size_cycle")
+
+
+class Configured(Classifier):
+    """Brings a callback of its own, and another in place of the Trainer's."""
+
+    def configure_callbacks(self):
+        return [Halving(), EarlyStopping("val_loss", patience=1, min_delta=10.0)]
+
+
+class Halving(Callback):
+    """Halves the rate in each epoch but the first, with a count that is its state."""
+
+    def __init__(self):
+        self.epochs = 0
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.epochs += 1
+        if self.epochs > 1:
+            pl_module.optimizers().param_groups[0]["lr"] /= 2
+
+    def state_dict(self):
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state_dict):
+        self.epochs = state_dict["epochs"]
 
 
 class Averaged(AutoEncoder):

@@ -70,6 +70,9 @@ ROWS = {
             LearningRateMonitor(logging_interval="step"),
         ],
     ),
+    "callbacks of its own": Row(
+        style.Configured, options={"max_epochs": 5}, callbacks=lambda: [EarlyStopping("val_loss", patience=9)]
+    ),
     "data module": Row(style.Classifier, lambda: {"data": beside.Parts()}),
     "GAN": Row(by_hand.GAN, draws=True),
     "GAN on a grid": Row(by_hand.GridGAN),

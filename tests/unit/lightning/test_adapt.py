@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
-from midstride.engine.errors import JobError, UserError
+from midstride.engine.config.lightning_names import LIGHTNING_OPTIONS
+from midstride.engine.errors import JobError, StrategyUnavailable, UserError
 from midstride.engine.lightning.adapt import adapt, is_lightning
 
 with warnings.catch_warnings():
@@ -19,6 +21,7 @@ with warnings.catch_warnings():
     import pytorch_lightning
     from laws.lightning import beside, style
     from lightning.pytorch import callbacks
+    from lightning.pytorch.strategies import DDPStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -72,6 +75,7 @@ def test_lightnings_own_callbacks_have_counterparts() -> None:
         callbacks.LearningRateMonitor(),
         callbacks.TQDMProgressBar(),
     ]
+    assert type(Trainer(max_epochs=1, callbacks=given[0]).callbacks[0]) is EarlyStopping
     found = Trainer(max_epochs=1, callbacks=given).callbacks
     assert [type(callback) for callback in found] == [EarlyStopping, BestCheckpoint, LearningRateMonitor]
     assert (found[0].monitor, found[0].patience, found[0].mode, found[0].min_delta) == ("a", 7, "max", 0.5)
@@ -102,9 +106,6 @@ def test_a_callback_that_needs_lightnings_trainer_is_refused(callback: Any, word
 
 
 class Ported(style.AutoEncoder):
-    def configure_callbacks(self) -> list[Any]:
-        return []
-
     def on_validation_model_eval(self) -> None: ...
 
 
@@ -116,7 +117,22 @@ def test_a_hook_that_would_never_be_called_is_named_if_the_user_wrote_it() -> No
     with pytest.raises(JobError) as caught:
         Trainer(max_epochs=1, callbacks=[Watching()]).fit(Ported(), style.loader(8))
     names = [line.split(" would")[0] for line in str(caught.value).splitlines()]
-    assert names == ["Ported.configure_callbacks", "Ported.on_validation_model_eval", "Watching.on_sanity_check_start"]
+    assert names == ["Ported.on_validation_model_eval", "Watching.on_sanity_check_start"]
+
+
+def test_a_strategy_that_is_made_for_lightning_is_refused_by_name() -> None:
+    with pytest.raises(StrategyUnavailable, match=r"strategy is a DDPStrategy of lightning: .*ddp, .* strategy_args"):
+        Trainer(strategy=DDPStrategy())
+
+
+@pytest.mark.parametrize("name", [name for name in signature(L.Trainer).parameters])
+def test_every_argument_of_lightnings_trainer_works_or_is_answered(name: str) -> None:
+    answer = ""
+    try:
+        Trainer(**{name: signature(L.Trainer).parameters[name].default})
+    except JobError as error:
+        answer = str(error)
+    assert not answer or LIGHTNING_OPTIONS.get(name, "should be") in answer
 
 
 class Impatient(style.AutoEncoder):
