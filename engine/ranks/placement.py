@@ -1,6 +1,7 @@
 """Where a Trainer trains: its strategy, its world, its devices, and who has to start the ranks."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -92,15 +93,15 @@ def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
     Raises:
         StrategyUnavailable: it is an object of another library.
     """
-    given: object = request.strategy
-    if given is not None and not isinstance(given, (str, Strategy)):
+    given: Any = request.strategy
+    if given is None or isinstance(given, Strategy):
+        return request
+    if not isinstance(given, str):
         raise StrategyUnavailable(
             f"strategy is a {type(given).__name__} of {type(given).__module__.partition('.')[0]}: say the name of one "
             f"({', '.join(sorted(STRATEGIES))}), and its options by strategy_args"
         )
-    if not isinstance(request.strategy, str):
-        return request
-    name = STRATEGY_ALIASES.get(request.strategy, request.strategy)
+    name = STRATEGY_ALIASES.get(given, given)
     return replace(request, strategy=None if name == "auto" else name)
 
 

@@ -90,7 +90,8 @@ def test_the_index_knows_who_where_and_for_what(metadata: Message) -> None:
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
     assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
     assert all(url.startswith(urls["Repository"]) for url in urls.values())
-    assert "Programming Language :: Python :: 3.11" in metadata.get_all("Classifier")
+    versions = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)}
+    assert versions <= set(metadata.get_all("Classifier"))
 
 
 def test_prefect_finds_the_collection(wheel: zipfile.ZipFile, tmp_path: Path) -> None:

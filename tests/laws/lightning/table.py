@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from laws.lightning import beside, by_hand, style
+from laws.lightning import beside, by_hand, own_methods, style
 from laws.lightning.style import loader
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 
@@ -47,17 +47,19 @@ ROWS = {
         style.OneCycle, options={"accumulate_grad_batches": 1}, callbacks=lambda: [LearningRateMonitor()]
     ),
     "outputs kept": Row(style.Outputs),
-    "warm-up in optimizer_step": Row(style.Warmup),
-    "clipped by hook": Row(style.Clipped),
+    "warm-up in optimizer_step": Row(own_methods.Warmup),
+    "clipped by hook": Row(own_methods.Clipped),
     "accumulated and clipped": Row(style.TwoLists, options={"accumulate_grad_batches": 4, "max_epochs": 4}),
     "frozen backbone": Row(style.Transfer),
     "metric collections": Row(style.Collection),
     "dict and list of loaders": Row(style.Several, dict),
-    "Lightning's combined loader": Row(style.SideBySide, dict),
-    "log of its own, loss of a step": Row(style.Prefixed, options={"accumulate_grad_batches": 2, "max_epochs": 4}),
+    "Lightning's combined loader": Row(own_methods.SideBySide, dict),
+    "log of its own, loss of a step": Row(
+        own_methods.Prefixed, options={"accumulate_grad_batches": 2, "max_epochs": 4}
+    ),
     "weight averaging": Row(style.Averaged),
     "momentum encoder": Row(style.Momentum),
-    "checkpoint hooks": Row(style.Checkpointed),
+    "checkpoint hooks": Row(own_methods.Checkpointed),
     "dropout and shuffle": Row(style.Noisy, dict, draws=True),
     "EMA callback": Row(style.AutoEncoder, callbacks=lambda: [beside.EMA()]),
     "own callback that stops": Row(style.Classifier, callbacks=lambda: [beside.Stopper()]),
@@ -71,7 +73,7 @@ ROWS = {
         ],
     ),
     "callbacks of its own": Row(
-        style.Configured, options={"max_epochs": 5}, callbacks=lambda: [EarlyStopping("val_loss", patience=9)]
+        own_methods.Configured, options={"max_epochs": 5}, callbacks=lambda: [EarlyStopping("val_loss", patience=9)]
     ),
     "data module": Row(style.Classifier, lambda: {"data": beside.Parts()}),
     "GAN": Row(by_hand.GAN, draws=True),
