@@ -16,6 +16,7 @@ from support.nightly_job import House
 from support.seaweed import KEY, SECRET, Seaweed, environment
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.loggers import LoggerOptions
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import JobError
 from midstride.engine.storage.store import Store
@@ -24,6 +25,7 @@ from midstride.flows.train import train
 from midstride.tasks.credentials import credentials_of
 
 Make = Callable[..., TrainingJob]
+KEY_OF_A_TRACKER = "MLFLOW_TRACKING_TOKEN"
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
@@ -91,6 +93,16 @@ def test_a_night_reaches_its_champions_by_them(stranger: Seaweed, tmp_path: Path
     assert report.champion == "level-2026-03-01"
     assert "_champions/level/000001.json" in stranger.keys(url)
     assert not set(SECRETS) & set(os.environ), "they go with the flow"
+
+
+def test_a_tracker_has_its_key_by_them(make_job: Make, tmp_path: Path) -> None:
+    Secret(value={KEY_OF_A_TRACKER: "hush"}).save("the-tracker", overwrite=True)
+    job = with_store(make_job(processes=1), "runs", "the-tracker")
+    asked = LoggerOptions(path="model:Keyed", args={"variable": KEY_OF_A_TRACKER, "to": f"{tmp_path}/told"})
+    train(job.model_copy(update={"loggers": (asked,)}), "night")
+    assert (tmp_path / "told").read_text() == "hush"
+    assert b"hush" not in b"".join(path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file())
+    assert KEY_OF_A_TRACKER not in os.environ
 
 
 def test_blocks_of_prefect_aws_are_understood(make_job: Make, stranger: Seaweed) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from midstride.engine import DataModule, TrainingModule
+from midstride.engine import DataModule, Logger, TrainingModule
 
 
 class Noise(Dataset[tuple[Tensor, Tensor]]):
@@ -47,6 +47,19 @@ class Data(DataModule):
 
     def test_dataloader(self) -> object:
         return DataLoader(Noise(20, 3), batch_size=4)
+
+
+class Keyed(Logger):
+    """A tracker that writes down the key it has."""
+
+    def __init__(self, variable: str, to: str) -> None:
+        self.variable, self.to = variable, to
+
+    def open(self, run: object, rows: object) -> int:
+        Path(self.to).write_text(os.environ[self.variable])
+        return 0
+
+    def log_rows(self, rows: object) -> None: ...
 
 
 class Net(TrainingModule):
