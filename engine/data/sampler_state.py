@@ -18,7 +18,8 @@ from midstride.engine.data.in_place_copy import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.objects.attributes import attributes_of, members_of
 from midstride.engine.objects.generators import Generator, find_generators, get_state, set_state
-from midstride.engine.state.codec import differences, walk
+from midstride.engine.state.codec import walk
+from midstride.engine.state.differences import differences, same_key_order
 
 __all__ = ["SamplerState", "samplers_in"]
 
@@ -151,7 +152,7 @@ def _is_plain(value: Any) -> bool:
 def _differ(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)) and len(a) > _LONG:
         return bool(a != b)  # a thousand times as fast
-    return bool(differences(a, b))
+    return bool(differences(a, b)) or not same_key_order(a, b)
 
 
 def _copied(value: Any) -> Any:

@@ -13,7 +13,7 @@ from midstride.engine.objects.code_changes import CodeChange
 from midstride.engine.objects.node_writers import PLAIN, step
 from midstride.engine.state.nodes import Instance, Same, View
 
-__all__ = ["KINDS", "MISSING", "Filler", "fill_dict", "items_of", "made_by_function", "on_device"]
+__all__ = ["KINDS", "MISSING", "Filler", "fill_dict", "items_of", "made_by_function", "on_device", "with_gradient"]
 
 #: stands for what a live object does not have
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
@@ -93,6 +93,16 @@ def on_device(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     return filling.set(value.to(filling.device), path)
 
 
+def with_gradient(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    """Put back a tensor that is no parameter of the module, and has a gradient."""
+    before = live.grad if isinstance(live, Tensor) and live.is_leaf else None
+    target: Any = filling.put(node.state["value"], live, path)
+    gradient = filling.put(node.state["gradient"], MISSING if before is None else before, step(path, "grad"))
+    if gradient is not before:
+        target.grad = gradient
+    return target
+
+
 def _array(filling: Filler, node: Any, live: Any, path: str) -> Any:
     fits = isinstance(live, np.ndarray) and (live.dtype, live.shape) == (node.dtype, node.shape)
     if filling.use(live, path, fits=fits and live.flags.writeable):
@@ -167,6 +177,8 @@ def made_by_function(filling: Filler, node: Instance, live: Any, path: str) -> A
     """Fill a defaultdict whose factory is a function, which only the live one has."""
     if type(live) is not defaultdict or not filling.use(live, path, fits=True):
         return filling.give_up(path, node.kind, live)
+    if "factory" in node.state:
+        live.default_factory = filling.put(node.state["factory"], live.default_factory, step(path, "default_factory"))
     fill_dict(filling, node.state["items"], live, dict(live), path)
     return live
 

@@ -5,7 +5,7 @@ import itertools
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from datetime import date, timedelta
 from decimal import Decimal
@@ -22,7 +22,15 @@ from torch import nn
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import state_attributes
-from midstride.engine.objects.containers import MISSING, Filler, fill_dict, items_of, made_by_function, on_device
+from midstride.engine.objects.containers import (
+    MISSING,
+    Filler,
+    fill_dict,
+    items_of,
+    made_by_function,
+    on_device,
+    with_gradient,
+)
 from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.node_writers import kind_name, step
@@ -65,6 +73,8 @@ def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         seeds = bits.seed_seq
         spawned = {"pool_size": seeds.pool_size, "n_children_spawned": node.state["spawned"]}
         bits.__setstate__((bits.state, np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key, **spawned)))
+    if "attributes" in node.state:
+        _fill_attributes(filling, node.state["attributes"], live, path)
     return live
 
 
@@ -79,19 +89,24 @@ def _function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         after = filling.put(child, before, step(path, name))
         if after is not before:
             cell.cell_contents = after
+    for name in node.state.keys() & {"__defaults__", "__kwdefaults__"}:
+        before = getattr(live, name)
+        after = filling.put(node.state[name], before, step(path, name))
+        if after is not before:
+            setattr(live, name, after)
     return live
 
 
 def _method(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    is_method = isinstance(live, types.MethodType)
+    is_method = isinstance(live, (types.MethodType, types.BuiltinMethodType))
     owner = filling.put(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
     name = node.kind.rpartition(".")[2]
     if is_method and live.__name__ == name and live.__self__ is owner:
         return live
-    function = getattr(type(owner), name, None)
-    if not isinstance(function, types.FunctionType):
+    method = getattr(owner, name, None)
+    if not isinstance(method, (types.MethodType, types.BuiltinMethodType)) or method.__self__ is not owner:
         return filling.give_up(path, node.kind, live)
-    return types.MethodType(function, owner)
+    return method
 
 
 def _partial(filling: Filler, node: Instance, live: Any, path: str) -> Any:
@@ -141,6 +156,8 @@ def _class(kind: str, live: Any, base: type) -> Any:
 
 def _enum(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     kind = _class(node.kind, live, Enum)
+    if kind is not None and "value" in node.state:
+        return kind(node.state["value"])
     if kind is None or node.state["name"] not in kind.__members__:
         return filling.give_up(path, f"{node.kind}.{node.state['name']}", live)
     return kind[node.state["name"]]
@@ -154,6 +171,17 @@ def _named_tuple(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if len(items) != len(kind._fields):
         return filling.give_up(path, f"{node.kind} of {len(items)} fields", live)
     return tuple.__new__(kind, items)
+
+
+def _derived(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    kind = _class(node.kind, live, object)
+    plain = filling.put(node.state["base"], MISSING, step(path, "base"))
+    base: Any = type(plain)
+    if kind is None or not issubclass(kind, base):
+        return filling.give_up(path, node.kind, live)
+    made = filling.set(base.__new__(kind, plain), path)
+    _fill_attributes(filling, node.state["attributes"], made, path)
+    return made
 
 
 def _value(filling: Filler, node: Instance, live: Any, path: str) -> Any:
@@ -214,16 +242,18 @@ def _fill_base(filling: Filler, node: Any, live: Any, path: str) -> None:
         before = dict(live)
         after: dict[Any, Any] = {}
         fill_dict(filling, node, after, before, path)
-        dict.clear(live)
-        dict.update(live, after)
+        kind: Any = OrderedDict if isinstance(live, OrderedDict) else dict
+        kind.clear(live)
+        for key, value in after.items():
+            kind.__setitem__(live, key, value)
     elif isinstance(live, set):
         fill_set(live, items_of(filling, node, (), path))
     elif isinstance(live, list):
         list.__setitem__(live, slice(None), items_of(filling, node, list(live), path))
     elif isinstance(live, deque):
         items = items_of(filling, node, list(live), path)
-        deque.clear(live)
-        deque.extend(live, items)
+        maxlen = node.maxlen if isinstance(node, deque) else live.maxlen  # a list: as earlier versions wrote it
+        deque.__init__(live, items, maxlen)
 
 
 def _stateful(filling: Filler, node: Instance, live: Any, path: str) -> Any:
@@ -240,8 +270,8 @@ def _address(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 
 def _opaque(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    walk = GraphWalk({}, {})
-    if live is MISSING or walk.node(live, path) != node:
+    found = None if live is MISSING else GraphWalk({}, {}).node(live, path)
+    if not isinstance(found, Instance) or found.kind != node.kind:
         return filling.give_up(path, node.kind, live)
     return filling.set(live, path)
 
@@ -252,7 +282,21 @@ def _large(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
     **{"object": _object, "generator": _generator, "set": _set, "function": _function, "method": _method},
-    **{"partial": _partial, "count": _count, "cursor": _cursor, "enum": _enum, "named tuple": _named_tuple},
-    **{"value": _value, "on device": on_device, "opaque": _opaque, "dict": made_by_function, "large": _large},
+    **{
+        "partial": _partial,
+        "derived": _derived,
+        "count": _count,
+        "cursor": _cursor,
+        "enum": _enum,
+        "named tuple": _named_tuple,
+    },
+    **{
+        "value": _value,
+        "on device": on_device,
+        "with gradient": with_gradient,
+        "opaque": _opaque,
+        "dict": made_by_function,
+        "large": _large,
+    },
     **{"stateful": _stateful, "address": _address},
 }

@@ -25,6 +25,7 @@ from midstride.engine.state.arrays import describe_dtype
 from midstride.engine.state.codec import encode
 from midstride.engine.state.nodes import Instance, Same, View, kind_text
 from midstride.engine.state.stateful import Stateful
+from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["DATA", "PLAIN", "VALUES", "has_memory", "is_large", "kind_name", "step", "writer_of"]
 
@@ -40,8 +41,10 @@ _NAMESPACES = frozenset(
 #: what is larger than this is data, which is watched and not written
 LARGE_BYTES, LARGE_ITEMS = 1 << 20, 1000
 #: forms of what stands for a key, and is that key anew
-_KEYS = ("enum", "value", "named tuple", "address")
-_CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, weakref.ref, property, RemovableHandle)
+_KEYS = ("enum", "value", "named tuple", "address", "derived")
+_CONSTANT = (type, types.ModuleType, logging.Logger, weakref.ref, property, RemovableHandle)
+#: immutable types of Python's that users derive from
+_BASES = (int, float, complex, str, bytes, frozenset)
 #: of libraries, and known not to change by themselves: data sets are watched
 DATA = (Dataset, DataLoader, Sampler)
 #: immutable values of the standard library -> what makes them anew
@@ -97,6 +100,8 @@ def kind_name(kind: type) -> str:
 
 def is_large(value: Any) -> bool:
     """Return whether `value` alone is so large that it is data rather than state."""
+    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:  # which has no nbytes of its own
+        return sum(part.nbytes for part in indices_and_values(value)) > LARGE_BYTES
     if isinstance(value, (Tensor, np.ndarray)):
         return bool(value.nbytes > LARGE_BYTES)
     return isinstance(value, (list, tuple, dict, set, frozenset, deque)) and len(value) > LARGE_ITEMS
@@ -107,7 +112,7 @@ def has_memory(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and bool(tensor.numel())
 
 
-def _of(value: object, form: str, **state: Any) -> Instance:
+def _of(value: object, form: str, /, **state: Any) -> Instance:
     """Return an instance of the class of `value`."""
     return Instance(form, kind_name(type(value)), state)
 
@@ -119,9 +124,10 @@ def _tensor(walk: Walk, value: Tensor, path: str) -> Any:
     plain = value.detach() if value.grad_fn is not None else value
     if plain.is_quantized or plain.is_nested or plain.is_meta or plain.layout not in (torch.strided, torch.sparse_coo):
         return _opaque(walk, value, path)
-    if plain.device.type != "cpu":
-        return Instance("on device", kind_name(type(value)), {"value": plain})
-    return plain
+    node = Instance("on device", kind_name(type(value)), {"value": plain}) if plain.device.type != "cpu" else plain
+    if value.is_leaf and value.grad is not None:
+        return _of(value, "with gradient", value=node, gradient=walk.node(value.grad, step(path, "grad")))
+    return node
 
 
 def _array(walk: Walk, value: Any, path: str) -> Any:
@@ -164,7 +170,8 @@ def _dict(walk: Walk, value: dict[Any, Any], path: str) -> Any:
     for key, item in value.items():
         made[_key(walk, key, path)] = walk.node(item, step(path, key))
     if isinstance(value, defaultdict) and made.default_factory is not value.default_factory:
-        return Instance("dict", kind_name(defaultdict), {"items": dict(made)})
+        factory = walk.node(value.default_factory, step(path, "default_factory"))
+        return Instance("dict", kind_name(defaultdict), {"items": dict(made), "factory": factory})
     return made
 
 
@@ -193,6 +200,8 @@ def _generator(walk: Walk, value: Any, path: str) -> Any:
     seeds: Any = getattr(getattr(value, "bit_generator", None), "seed_seq", None)
     if isinstance(seeds, np.random.SeedSequence):
         node.state["spawned"] = seeds.n_children_spawned
+    if is_user_class(type(value)):
+        node.state["attributes"] = walk.attributes(state_attributes(value), path)
     return node
 
 
@@ -200,20 +209,37 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
     walk.meet(value, path)
     kind = kind_text(value.__module__, value.__qualname__)
     walk.constants[path] = kind
-    cells: dict[str, Any] = {}
-    if value.__closure__ and is_user_file(value.__code__.co_filename):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
-            if cell != types.CellType():  # bound
-                cells[name] = walk.node(cell.cell_contents, step(path, name))
-    return Instance("function", kind, {"cells": cells} if cells else {})
+    if not is_user_file(value.__code__.co_filename):
+        return Instance("function", kind)
+    cells = {
+        name: walk.node(cell.cell_contents, step(path, name))
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        if cell != types.CellType()  # bound
+    }
+    defaults = {
+        name: walk.node(getattr(value, name), step(path, name))
+        for name in ("__defaults__", "__kwdefaults__")
+        if not _is_constant(getattr(value, name))
+    }
+    return Instance("function", kind, {**({"cells": cells} if cells else {}), **defaults})
 
 
-def _method(walk: Walk, value: types.MethodType, path: str) -> Any:
-    kind = kind_text(getattr(value.__func__, "__module__", "?"), value.__func__.__qualname__)
+def _is_constant(defaults: Any) -> bool:
+    """Return whether nothing in the defaults of a function can be written, or no call of it can change them."""
+    values = defaults.values() if isinstance(defaults, dict) else defaults or ()
+    return all(type(value) in PLAIN or writer_of(type(value)) is _opaque for value in values)
+
+
+def _method(walk: Walk, value: types.MethodType | types.BuiltinMethodType, path: str) -> Any:
+    """Describe a method by its object; one of Python's own may be a function, whose object is its module."""
+    function = getattr(value, "__func__", value)
+    kind = kind_text(getattr(function, "__module__", "?"), function.__qualname__)
     walk.constants[path] = kind
-    if _is_library(type(value.__self__)) and id(value.__self__) not in walk.anchors:
+    owner = value.__self__
+    is_kept = id(owner) in walk.anchors or writer_of(type(owner)) is not _opaque
+    if owner is None or isinstance(owner, type) or not is_kept:
         return Instance("opaque", kind)
-    return Instance("method", kind, {"of": walk.node(value.__self__, step(path, "__self__"))})
+    return Instance("method", kind, {"of": walk.node(owner, step(path, "__self__"))})
 
 
 def _partial(walk: Walk, value: partial[Any], path: str) -> Any:
@@ -235,7 +261,9 @@ def _cursor(walk: Walk, value: Any, path: str) -> Any:
 
 
 def _enum(walk: Walk, value: enum.Enum, path: str) -> Any:
-    return _of(value, "enum", name=value.name)
+    if value.name in type(value).__members__:
+        return _of(value, "enum", name=value.name)
+    return _of(value, "enum", value=value.value)  # several flags, or none
 
 
 def _value(walk: Walk, value: Any, path: str) -> Any:
@@ -250,10 +278,22 @@ def _object(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
     node = _of(value, "object", attributes=walk.attributes(state_attributes(value), path))
     if isinstance(value, dict):
-        node.state["items"] = _dict(walk, dict(value), step(path, "items"))
-    elif isinstance(value, (list, set, deque)):
+        base = OrderedDict if isinstance(value, OrderedDict) else dict
+        node.state["items"] = _dict(walk, dict(base.items(value)), step(path, "items"))
+    elif isinstance(value, deque):
+        node.state["items"] = _deque(walk, deque(value, value.maxlen), step(path, "items"))
+    elif isinstance(value, (list, set)):
         node.state["items"] = _list(walk, list(value), step(path, "items"))
     return node
+
+
+def _derived(walk: Walk, value: Any, path: str) -> Any:
+    """Describe a value of a user's class that is derived from an immutable one of Python's."""
+    walk.meet(value, path)
+    base: Any = next(kind for kind in _BASES if isinstance(value, kind))
+    plain = frozenset(value) if base is frozenset else base(*base.__getnewargs__(value))
+    attributes = walk.attributes(state_attributes(value), path)
+    return _of(value, "derived", base=walk.node(plain, step(path, base.__name__)), attributes=attributes)
 
 
 def _stateful(walk: Walk, value: Any, path: str) -> Any:
@@ -287,7 +327,8 @@ _WRITERS: dict[type, Writer] = {
     **{list: _list, tuple: _tuple, deque: _deque, set: _set, frozenset: _set, itertools.count: _count},
     **dict.fromkeys((dict, OrderedDict, Counter, defaultdict), _dict),
     **dict.fromkeys((type(iter([])), type(iter(())), type(iter(range(0)))), _cursor),
-    **{types.FunctionType: _function, types.MethodType: _method, partial: _partial},
+    **{types.FunctionType: _function, types.MethodType: _method, types.BuiltinMethodType: _method},
+    partial: _partial,
 }
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -310,6 +351,8 @@ def _writer(kind: type) -> Writer:
         return _named_tuple if hasattr(kind, "_fields") and is_user_class(kind) else _opaque
     if issubclass(kind, (*_CONSTANT, Tensor, IterableDataset)):
         return _opaque
+    if issubclass(kind, _BASES) and is_user_class(kind):
+        return _derived
     if issubclass(kind, nn.Module) or not _is_library(kind):
         return _object
     is_ours = kind_name(kind).startswith("midstride.engine")  # kept elsewhere in the state

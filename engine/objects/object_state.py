@@ -19,7 +19,7 @@ from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.node_writers import DATA, PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.stateful import rank0_state
 
@@ -164,7 +164,9 @@ class Objects:
         before = self._setup.get(path, MISSING)
         if type(before) is not type(node):
             return False
-        return bool(before == node) if type(node) in PLAIN else not differences(before, node)
+        if type(node) in PLAIN:
+            return bool(before == node)
+        return not differences(before, node) and same_key_order(before, node)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Put every attribute back, in place wherever an object is there to take it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from midstride.engine.state.nodes import Instance, Same
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["differences", "iter_differences"]
+__all__ = ["differences", "iter_differences", "same_key_order"]
 
 
 def differences(a: object, b: object) -> list[str]:
@@ -31,6 +31,21 @@ def differences(a: object, b: object) -> list[str]:
 def iter_differences(a: object, b: object) -> Iterator[tuple[str, str, str]]:
     """Yield the same as triples: path, what `a` has there, what `b` has."""
     return _walk(a, b, "")
+
+
+def same_key_order(a: object, b: object) -> bool:
+    """Return whether in two trees without differences all mappings have their keys in the same order.
+
+    >>> same_key_order({"x": 1, "y": 2}, {"y": 2, "x": 1})
+    False
+    """
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return list(a) == list(b) and all(same_key_order(a[key], b[key]) for key in a)
+    if isinstance(a, Instance) and isinstance(b, Instance):
+        return all(same_key_order(a.state[key], b.state.get(key)) for key in a.state)
+    if isinstance(a, (list, tuple, deque)) and isinstance(b, (list, tuple, deque)):
+        return all(map(same_key_order, a, b))
+    return True
 
 
 def _walk(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
@@ -61,7 +76,9 @@ def _walk_sequence(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 def _walk_instance(a: Instance, b: Instance, path: str) -> Iterator[tuple[str, str, str]]:
     for key in {**a.state, **b.state}:
-        where = path if key in ("attributes", "items", "value") else _join(path, key)  # as the user's code calls it
+        where = (
+            path if key in ("attributes", "items", "value", "base") else _join(path, key)
+        )  # as the user's code calls it
         yield from _walk(a.state.get(key), b.state.get(key), where)
 
 

@@ -4,7 +4,7 @@ import copy
 import functools
 import itertools
 import random
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +41,21 @@ class Generators(Small):
         child = self.root.spawn(1)[0]
         drawn = [self.listed[2].random(), float(torch.rand((), generator=self.queue[0])), self.named["a"]["b"].rand()]
         return 1 + sum(drawn) + child.random()
+
+
+class OfFunctions(Small):
+    """Generators that only a default or a method holds, and a factory that counts."""
+
+    def build(self) -> None:
+        numbers = itertools.count(1)
+        self.by_default: Any = lambda generator=torch.Generator().manual_seed(1): torch.rand((), generator=generator)  # noqa: B008
+        self.of_numpy, self.of_python = np.random.default_rng(1).random, random.Random(1).random
+        self.gauss, self.legacy = random.Random(2).gauss, np.random.RandomState(3).rand
+        self.numbered: defaultdict[int, int] = defaultdict(lambda: next(numbers))
+
+    def factor(self, batch: Tensor) -> Any:
+        drawn = [self.of_numpy(), self.of_python(), self.gauss(0, 1), self.legacy()]
+        return 1 + float(self.by_default()) + sum(drawn) + self.numbered[len(self.numbered)]
 
 
 GLOBAL = np.random.default_rng(11)

@@ -142,6 +142,27 @@ class Telling(Small):
         return data.told
 
 
+class Ordered(Rows):
+    """Data that hold a dict, whose order decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = dict(a=1, b=2, c=3)
+
+
+class Reordered(Small):
+    """Changes nothing of the data but an order."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Ordered(), 4, shuffle=True)
+
+    def factor(self, batch: Tensor) -> Any:
+        order = self.trainer.last_fit.context.loaders.training.source.dataset.order  # type: ignore[union-attr, attr-defined]
+        first = next(iter(order))
+        order[first] = order.pop(first)
+        return order[next(iter(order))]
+
+
 class Pruned(Small):
     def factor(self, batch: Tensor) -> Any:
         if not hasattr(self.layer, "weight_mask"):

@@ -24,7 +24,7 @@ from laws.objects.code import (
     OnAutogradFunction,
     OnFunction,
 )
-from laws.objects.generators import Generators, Iterators, OfClass, Teacher
+from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions, Teacher
 from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
 from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced
 from laws.objects.samplers import Loops, Samples, SamplesAsked, SamplesExpecting, SamplesForgetting, Streams
@@ -44,6 +44,7 @@ from laws.objects.surroundings import (
     Opened,
     Opening,
     Pruned,
+    Reordered,
     Telling,
     TellingWrapped,
     Watching,
@@ -57,8 +58,10 @@ from laws.objects.values import (
     Callable_,
     Constants,
     Containers,
+    Derived,
     Graphed,
     Late,
+    Leaf,
     Locked,
     Objects,
     OnTensors,
@@ -176,7 +179,7 @@ _MODULES: list[type[Small]] = [
         HookedByObject,
         HookedForAStep,
     ),
-    *(Addresses, OnTensors, ScaledByHand),
+    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions),
 ]
 
 
@@ -187,5 +190,6 @@ KEPT |= {
     "callback": (Small, None, lambda: [Forgetful()]),
     "data of the module": (Watching, None, lambda: [Curriculum()]),
     "data": (Telling, Counting, list),
+    "an order in data": (Reordered, None, list),
     "data that torch wraps": (TellingWrapped, Wrapped, list),
 }
