@@ -15,6 +15,7 @@ instances         how instances are put back: a filler for each form of node
 node_writers      how each kind of object is described: a writer for each class, which returns its node
 object_state      what a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers
                   and schedulers
+plain_values      what is written as it is or made from a few arguments, and what is too large to be state
 registered_hooks  the hooks that user code registers on modules and optimizers: what they hold is state, which
                   there are is not
 side_effects      a step of a module that leaves nothing behind

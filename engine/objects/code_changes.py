@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from midstride.engine.objects.node_writers import PLAIN, step
+from midstride.engine.objects.plain_values import PLAIN, step
 from midstride.engine.state.nodes import Instance, stable_kind
 
 __all__ = ["Built", "CodeChange", "as_saved", "built_by"]

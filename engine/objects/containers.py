@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.objects.code_changes import CodeChange
-from midstride.engine.objects.node_writers import PLAIN, step
+from midstride.engine.objects.plain_values import PLAIN, step
 from midstride.engine.state.nodes import Instance, Same, View
 
 __all__ = ["KINDS", "MISSING", "Filler", "fill_dict", "items_of", "made_by_function", "on_device", "with_gradient"]

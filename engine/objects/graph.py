@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from midstride.engine.objects.node_writers import PLAIN, has_memory, is_large, kind_name, step, writer_of
+from midstride.engine.objects.node_writers import has_memory, writer_of
+from midstride.engine.objects.plain_values import PLAIN, is_large, kind_name, step
 from midstride.engine.state.nodes import Instance, Same, View
 
 __all__ = ["GraphWalk"]

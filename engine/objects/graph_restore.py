@@ -15,7 +15,7 @@ from midstride.engine.objects.code_changes import CodeChange
 from midstride.engine.objects.containers import KINDS, MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.instances import FORMS
-from midstride.engine.objects.node_writers import PLAIN, kind_name
+from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.state.nodes import Instance
 
 __all__ = ["GraphRestore"]

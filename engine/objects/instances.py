@@ -33,7 +33,7 @@ from midstride.engine.objects.containers import (
 )
 from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.node_writers import kind_name, step
+from midstride.engine.objects.plain_values import kind_name, step
 from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance, fill_set, kind_text
 

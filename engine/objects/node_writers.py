@@ -21,16 +21,14 @@ from torch.utils.hooks import RemovableHandle
 from midstride.engine.code_origin import is_user_class, is_user_file
 from midstride.engine.objects.attributes import state_attributes
 from midstride.engine.objects.generators import get_state
+from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name, step
 from midstride.engine.state.arrays import describe_dtype
 from midstride.engine.state.codec import encode
 from midstride.engine.state.nodes import Instance, Same, View, kind_text
 from midstride.engine.state.stateful import Stateful
-from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["DATA", "PLAIN", "VALUES", "has_memory", "is_large", "kind_name", "step", "writer_of"]
+__all__ = ["DATA", "has_memory", "writer_of"]
 
-#: values that never change, written as they are
-PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
 #: built by Python, and holding nothing but what their attributes say
 _NAMESPACES = frozenset(
     {
@@ -38,8 +36,6 @@ _NAMESPACES = frozenset(
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
     }
 )
-#: what is larger than this is data, which is watched and not written
-LARGE_BYTES, LARGE_ITEMS = 1 << 20, 1000
 #: forms of what stands for a key, and is that key anew
 _KEYS = ("enum", "value", "named tuple", "address", "derived")
 _CONSTANT = (type, types.ModuleType, logging.Logger, weakref.ref, property, RemovableHandle)
@@ -47,17 +43,6 @@ _CONSTANT = (type, types.ModuleType, logging.Logger, weakref.ref, property, Remo
 _BASES = (int, float, complex, str, bytes, frozenset)
 #: of libraries, and known not to change by themselves: data sets are watched
 DATA = (Dataset, DataLoader, Sampler)
-#: immutable values of the standard library -> what makes them anew
-VALUES: dict[str, Callable[[Any], list[Any]]] = {
-    "builtins:range": lambda value: [value.start, value.stop, value.step],
-    "builtins:slice": lambda value: [value.start, value.stop, value.step],
-    "decimal:Decimal": lambda value: [str(value)],
-    "fractions:Fraction": lambda value: [value.numerator, value.denominator],
-    "pathlib:PosixPath": lambda value: [str(value)],
-    "datetime:timedelta": lambda value: [value.days, value.seconds, value.microseconds],
-    "datetime:date": lambda value: [value.year, value.month, value.day],
-    "uuid:UUID": lambda value: [str(value)],
-}
 
 
 class Walk(Protocol):
@@ -86,25 +71,6 @@ class Walk(Protocol):
     def view(self, tensor: Tensor) -> View | None:
         """Return how `tensor` lies in a parameter's memory, if it does."""
         ...
-
-
-def step(path: str, key: object) -> str:
-    """Return the path of what stands at `key` of `path`."""
-    return f"{path}/{key if isinstance(key, str) and key.isidentifier() else repr(key)}"
-
-
-def kind_name(kind: type) -> str:
-    """Return what a class is called in a snapshot."""
-    return kind_text(kind.__module__, kind.__qualname__)
-
-
-def is_large(value: Any) -> bool:
-    """Return whether `value` alone is so large that it is data rather than state."""
-    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:  # which has no nbytes of its own
-        return sum(part.nbytes for part in indices_and_values(value)) > LARGE_BYTES
-    if isinstance(value, (Tensor, np.ndarray)):
-        return bool(value.nbytes > LARGE_BYTES)
-    return isinstance(value, (list, tuple, dict, set, frozenset, deque)) and len(value) > LARGE_ITEMS
 
 
 def has_memory(tensor: Tensor) -> bool:
@@ -278,7 +244,7 @@ def _object(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
     node = _of(value, "object", attributes=walk.attributes(state_attributes(value), path))
     if isinstance(value, dict):
-        base = OrderedDict if isinstance(value, OrderedDict) else dict
+        base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         node.state["items"] = _dict(walk, dict(base.items(value)), step(path, "items"))
     elif isinstance(value, deque):
         node.state["items"] = _deque(walk, deque(value, value.maxlen), step(path, "items"))
@@ -291,7 +257,8 @@ def _derived(walk: Walk, value: Any, path: str) -> Any:
     """Describe a value of a user's class that is derived from an immutable one of Python's."""
     walk.meet(value, path)
     base: Any = next(kind for kind in _BASES if isinstance(value, kind))
-    plain = frozenset(value) if base is frozenset else base(*base.__getnewargs__(value))
+    arguments = [value] if base is frozenset else base.__getnewargs__(value)
+    plain = base(*arguments)
     attributes = walk.attributes(state_attributes(value), path)
     return _of(value, "derived", base=walk.node(plain, step(path, base.__name__)), attributes=attributes)
 
@@ -351,10 +318,8 @@ def _writer(kind: type) -> Writer:
         return _named_tuple if hasattr(kind, "_fields") and is_user_class(kind) else _opaque
     if issubclass(kind, (*_CONSTANT, Tensor, IterableDataset)):
         return _opaque
-    if issubclass(kind, _BASES) and is_user_class(kind):
-        return _derived
     if issubclass(kind, nn.Module) or not _is_library(kind):
-        return _object
+        return _derived if issubclass(kind, _BASES) else _object
     is_ours = kind_name(kind).startswith("midstride.engine")  # kept elsewhere in the state
     return _stateful if issubclass(kind, Stateful) and not (is_ours or issubclass(kind, DATA)) else _opaque
 

@@ -17,7 +17,8 @@ from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, b
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
-from midstride.engine.objects.node_writers import DATA, PLAIN, kind_name
+from midstride.engine.objects.node_writers import DATA
+from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance

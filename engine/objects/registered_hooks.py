@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstride.engine.code_origin import is_user_class, is_user_file
-from midstride.engine.objects.node_writers import kind_name
+from midstride.engine.objects.plain_values import kind_name
 
 __all__ = ["RegisteredHooks", "user_hooks"]
 

@@ -24,6 +24,7 @@ from laws.objects.code import (
     OnAutogradFunction,
     OnFunction,
 )
+from laws.objects.derived import Derived, Leaf
 from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions, Teacher
 from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
 from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced
@@ -58,10 +59,8 @@ from laws.objects.values import (
     Callable_,
     Constants,
     Containers,
-    Derived,
     Graphed,
     Late,
-    Leaf,
     Locked,
     Objects,
     OnTensors,

@@ -1,0 +1,83 @@
+"""State in values of classes that are derived from Python's own, and in gradients of plain tensors."""
+
+import enum
+import random
+from collections import OrderedDict, deque
+from typing import Any
+
+import torch
+from laws.objects.small import Small
+from torch import Tensor
+
+
+class Share(enum.Flag):
+    HEAD = 1
+    BODY = 2
+    TAIL = 4
+
+
+class Steps(int):
+    """A number of the user's own."""
+
+
+class Name(str):
+    """A text of the user's own, with an attribute."""
+
+    __slots__ = ("__dict__",)
+
+
+class Members(frozenset[int]):
+    """A set of the user's own."""
+
+
+class Recent(deque[float]):
+    """A deque of the user's own."""
+
+
+class Ranking(OrderedDict[str, float]):
+    """A dict of the user's own, whose order can be changed."""
+
+
+class CountingRandom(random.Random):
+    """A generator with an attribute."""
+
+    draws = 0
+
+    def draw(self) -> float:
+        self.draws += 1
+        return self.draws * self.random()
+
+
+class Derived(Small):
+    """Values of classes derived from Python's own, and combined flags."""
+
+    def build(self) -> None:
+        self.share, self.steps, self.text, self.members = Share.HEAD, Steps(1), Name("a"), Members([1])
+        self.recent, self.ranking, self.random = Recent([1.0], 2), Ranking(a=1.0, b=2.0, c=3.0), CountingRandom(3)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.share = Share((self.share.value * 3 + 1) % 8)
+        self.steps = Steps(self.steps + 1)
+        length = len(self.text)
+        self.text = Name(self.text + "b")
+        self.text.seen = length  # type: ignore[attr-defined]
+        self.members = Members([*self.members, 8 * len(self.members)])
+        self.recent = Recent([*self.recent, float(self.steps)], (self.recent.maxlen or 0) + 1)
+        self.ranking.move_to_end(next(iter(self.ranking)))
+        kinds = (Share, Steps, Name, Members, Recent, Ranking)
+        held = (self.share, self.steps, self.text, self.members, self.recent, self.ranking)
+        assert tuple(map(type, held)) == kinds
+        numbers = [self.share.value, self.steps, self.text.seen, len(self.members), self.recent.maxlen or 0]  # type: ignore[attr-defined]
+        return sum(numbers) + sum(self.recent) + self.ranking[next(iter(self.ranking))] + self.random.draw()
+
+
+class Leaf(Small):
+    """A tensor that is no parameter, whose gradient adds up."""
+
+    def build(self) -> None:
+        self.leaf = torch.ones(2, requires_grad=True)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.leaf.sum().backward()  # type: ignore[no-untyped-call]
+        assert self.leaf.grad is not None
+        return 1 + float(self.leaf.grad.sum())
