@@ -205,6 +205,7 @@ WALKS = {
     "engine/optim/optimizers.py: _read": "what configure_optimizers may return, a few shapes of it",
     "engine/optim/optimizers.py: _uncast": "two trees, of which one may lack what the other has",
     "engine/state/codec.py: value": "the document of a tree, whose dicts have tags",
+    "engine/state/differences.py: same_key_order": "two trees, of which the orders of keys count, and nothing else",
     "engine/training/checkpointing/restore_check.py: _tensors": "trees of state: nodes and deques too",
 }
 
