@@ -8,6 +8,7 @@ from pydantic import Field
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
+from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.registry.nightly import DATE, NightlyRun
 from midstride.engine.registry.report import NightlyReport
 from midstride.flows.run_states import completed, failed, nightly_name
@@ -45,7 +46,7 @@ def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData =
 
 def _night(job: TrainingJob, date: str | None, if_new_data: bool) -> NightlyReport:
     prepare_deployed_run(job)
-    with credentials_of(job):
+    with credentials_of(job), job_fork_server(job):
         night = NightlyRun.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
         if decision := night.decision():
             return publish_nightly_report(night, decision)

@@ -8,6 +8,7 @@ from prefect.runtime import deployment, flow_run
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, WorldError
 from midstride.engine.jobs.portability import relative_paths
+from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.runs.report import Report
 from midstride.engine.runs.run import Run
@@ -37,7 +38,7 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
     name = run or str(flow_run.id)
     try:
         prepare_deployed_run(job)
-        with credentials_of(job):
+        with credentials_of(job), job_fork_server(job):
             this = Run(job, name)
             forgiven = attempts_so_far(this)
             run_prepare(job)

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,7 @@ def forked_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     from support import fork_server
 
     monkeypatch.setattr("midstride.engine.processes.supervised_process.start_supervisor", fork_server.start_supervisor)
+    monkeypatch.setattr("midstride.engine.launch.job_fork_server.forking", lambda *_: nullcontext())
 
 
 @pytest.fixture(scope="session")

@@ -62,6 +62,7 @@ app.register_install_completion_command(help="Let the shell complete midstride's
 @app.command
 def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
     """Train, in processes of its own, resuming the run if it has been started before."""
+    from midstride.engine.launch.job_fork_server import job_fork_server
     from midstride.engine.launch.launch import launch
     from midstride.engine.processes.preload import importing
     from midstride.engine.runs.curves import LIBRARY
@@ -71,7 +72,7 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
     with stoppable(), TerminalView(bar=loaded.trainer.enable_progress_bar) as view:
         this = Run(loaded, run)
         view.begin(this.url)
-        with importing(LIBRARY):  # for the report
+        with job_fork_server(loaded), importing(LIBRARY):  # for the report
             outcome = launch(this, on_line=view.line, on_event=view.event)
         show_outcome(outcome)
         with suppress(OSError, SnapshotError):  # the store has gone: what is to be said has been said

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
+from midstride.engine.processes.environment import cores, program_environment
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.processes.preload import preload
 from midstride.engine.processes.supervised_process import SupervisedProcess
@@ -57,7 +58,7 @@ def run_operation(operation: str, run: Run, *, on_line: Callable[[str], object],
     session = Session.create(run.document(0))
     command = [sys.executable, "-m", "midstride.engine.jobs.operations", str(session.folder), operation]
     ours = {name: value for name, value in os.environ.items() if name not in without}
-    environment = {**ours, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
+    environment = {**program_environment(ours, cores()), Session.VARIABLE: str(session.folder)}
     try:
         with SupervisedProcess(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
             while (code := group.poll()) is None:

@@ -1,15 +1,19 @@
 """A world of processes from its start to its end.
 
-fork_server       the fork server of a world on one machine: `python -m midstride.engine.launch.fork_server
-                  SESSION RANKS GRACE_S`
+elastic_ranks     the ranks of torch's elastic agent as forks of it: torch is imported once, not by each of them
 horovod_rank      a rank under horovodrun: `python -m midstride.engine.launch.horovod_rank SESSION`
 horovodrun_agent  horovodrun, without the traceback it ends with
+job_fork_server   the fork server of a job: one process imports torch, and all that is launched for the job is forked
+                  from it
 launch            launch one world, watch it to its end, and leave nothing of it behind
 log_lines         which lines of a world are worth a person's time; the attempt's log file has them all
 preemption        notices that a spot machine is about to be taken away: a snapshot is asked for while there
                   is time
 rank              what each rank of a world runs: `python -m midstride.engine.launch.rank SESSION`
 recovery          attempts without a record: their launcher was killed, but its session may still be here
+spawn_agent       the agent of a world on one machine: `python -m midstride.engine.launch.spawn_agent SESSION RANKS
+                  GRACE_S`
+torch_internals   privates of torch's elastic agent, named here alone
 torchrun_agent    torchrun's agent for this machine alone, whose ranks end with it
 watchdog          watch the heartbeats of a world: does it get on, and does one rank hold all the
                   others up?

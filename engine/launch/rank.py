@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import SnapshotError, StopSignal
+from midstride.engine.launch.launchers.base import RANK_MODULES
 from midstride.engine.launch.watchdog import DUMP_STACKS
 from midstride.engine.processes.lifetime import die_with_parent, tie_to_parent
 from midstride.engine.processes.preload import preload
@@ -117,7 +118,7 @@ def _built(run: Run) -> "tuple[TrainingModule, DataModule, Trainer]":
     """Return what the job of `run` names."""
     make_importable(run.job.folder)
     # Torch is imported here: who reads this module without training needs none. Any optimizer needs its compiler.
-    preload("midstride.engine.jobs.build", "midstride.engine.training.trainer", "torch._dynamo")
+    preload(*RANK_MODULES)
     from midstride.engine.jobs.build import build_data, build_module, build_trainer
     from midstride.engine.seeds import seed_everything
 

@@ -13,6 +13,8 @@ from midstride.engine.strategies.rendezvous import serve_store
 
 __all__ = ["main"]
 
+_RANK = "midstride.engine.launch.rank"
+
 
 def _pass_on(number: int, frame: FrameType | None) -> None:
     signal_all(children(os.getpid()), signal.Signals(number))
@@ -34,9 +36,12 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    from midstride.engine.launch.elastic_ranks import ranks_forked
+
     store = serve_store()  # torchrun's own listens on every interface
     try:
-        torchrun([*_meeting_at(store.port), *(argument for argument in sys.argv[1:] if argument != "--standalone")])
+        with ranks_forked(_RANK):
+            torchrun([*_meeting_at(store.port), *(argument for argument in sys.argv[1:] if argument != "--standalone")])
     except (ChildFailedError, SignalException):
         sys.exit(1)  # why is in the ranks' outcomes; a traceback of the agent would only hide it
 

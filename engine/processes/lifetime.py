@@ -18,6 +18,7 @@ import threading
 from pathlib import Path
 
 __all__ = [
+    "MARK",
     "PARENT",
     "become_subreaper",
     "children",
@@ -32,6 +33,8 @@ __all__ = [
     "tie_to_parent",
 ]
 
+#: environment variable by which the processes of a world are found: the folder of its session
+MARK = "MIDSTRIDE_SESSION"
 #: environment variable in which a parent tells its children who it is
 PARENT = "MIDSTRIDE_PARENT"
 

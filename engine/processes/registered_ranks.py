@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from midstride.engine.processes.lifetime import descendants, signal_all
+from midstride.engine.processes.lifetime import MARK, descendants, signal_all
 
 __all__ = ["RegisteredRanks"]
 
@@ -40,7 +40,7 @@ class RegisteredRanks:
         """Return the ranks of the world that this process keeps, if it wants them looked after."""
         if cls.VARIABLE not in environment:
             return None
-        return cls(Path(environment["MIDSTRIDE_SESSION"]), all_here=environment[cls.VARIABLE] == "all")
+        return cls(Path(environment[MARK]), all_here=environment[cls.VARIABLE] == "all")
 
     def running(self) -> list[int]:
         """Return the ranks below this process. The process ids of another machine mean nothing here."""

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from midstride.engine.processes.lifetime import descendants, processes_with_env, signal_all
+from midstride.engine.processes.fork_server import ForkedSupervisor, running_server
+from midstride.engine.processes.lifetime import MARK, descendants, processes_with_env, signal_all
 
 __all__ = ["SupervisedProcess", "start_supervisor"]
 
-_MARK = "MIDSTRIDE_SESSION"
 _AFTER_GRACE_S = 2.0  # for the supervisor to end what did not stop on request
 _UNKILLABLE_S = 5.0  # a process in the kernel's hands dies when the kernel lets go of it
 
@@ -35,7 +35,7 @@ class SupervisedProcess:
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, grace_s: float) -> None:
         self.grace_s = grace_s
-        self._mark = environment.get(_MARK)
+        self._mark = environment.get(MARK)
         self._log = log
         self._offset = log.stat().st_size if log.exists() else 0
         self._supervisor = start_supervisor(command, environment, log, grace_s)
@@ -119,14 +119,21 @@ class SupervisedProcess:
         running = self._supervisor.poll() is None
         left = set(descendants(self._supervisor.pid)) if running else set()
         if self._mark:
-            left |= set(processes_with_env(_MARK, self._mark))
+            left |= set(processes_with_env(MARK, self._mark))
         return sorted(left - {self._supervisor.pid})
 
 
 def start_supervisor(
     command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float
-) -> "subprocess.Popen[bytes]":
-    """Start the supervisor of `command`, in a session of its own; the arguments are those of `SupervisedProcess`."""
+) -> "subprocess.Popen[bytes] | ForkedSupervisor":
+    """Start the supervisor of `command`, in a session of its own; the arguments are those of `SupervisedProcess`.
+
+    Where a fork server runs that suits, it is forked from there, else a fresh Python.
+    """
+    if server := running_server(environment):
+        log.touch()
+        if forked := server.start_supervisor(command, environment, log, grace_s):
+            return forked
     supervisor = [sys.executable, "-m", "midstride.engine.processes.supervisor", str(os.getpid()), str(grace_s)]
     # Its own session: signals for our group (Ctrl-C, a runner's killpg) must reach it through us, once.
     # Output into a file: a world that inherited our stdout would keep it open after our death, and what

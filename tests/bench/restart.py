@@ -19,6 +19,7 @@ from support.flow_runs import tiny_job
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
@@ -86,8 +87,10 @@ def main() -> None:
             job = tiny_job(folder)
             world = job.world.model_copy(update={"launcher": arguments.launcher})
             tempfile.tempdir = name  # where sessions are made
+            launched = job.model_copy(update={"world": world})
             try:
-                rounds.append(restart(job.model_copy(update={"world": world}), folder))
+                with job_fork_server(launched):
+                    rounds.append(restart(launched, folder))
             finally:
                 tempfile.tempdir = None
     medians = {part: statistics.median(one[part] for one in rounds) for part in PARTS}

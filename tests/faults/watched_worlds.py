@@ -48,16 +48,16 @@ time.sleep(600)
 
 
 #: The fork server, its ranks such scripts.
-FORK_SERVER = """
+SPAWN_AGENT = """
 import runpy, sys
-from midstride.engine.launch import fork_server
+from midstride.engine.launch import spawn_agent
 script, folder, mode = sys.argv[1:]
 def rank():
     sys.argv = [script, folder, mode]
     runpy.run_path(script, run_name="__main__")
-fork_server._PRELOAD, fork_server.rank_main = (), rank
-sys.argv = ["fork_server", folder, "2", "30"]
-fork_server.main()
+spawn_agent.RANK_MODULES, spawn_agent.rank_main = (), rank
+sys.argv = ["spawn_agent", folder, "2", "30"]
+spawn_agent.main()
 """
 
 
@@ -114,7 +114,7 @@ class Scene:
             agent = [sys.executable, "-m", "midstride.engine.launch.horovodrun_agent", "--gloo", "--disable-cache"]
             return [*agent, "--start-timeout", "120", "-np", "2", sys.executable, *rank]
         if launcher == "spawn":
-            return [sys.executable, self.script("fork_server", FORK_SERVER), *rank]
+            return [sys.executable, self.script("spawn_agent", SPAWN_AGENT), *rank]
         agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone", "--nproc-per-node=2"]
         return [*agent, "--monitor-interval=0.1", "--shutdown-timeout=30", *rank]
 

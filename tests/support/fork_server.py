@@ -27,7 +27,7 @@ __all__ = ["ForkedProcess", "run_program", "start_program", "start_supervisor"]
 #: what is called in a fork instead of being started by `python -m`; any other command is executed as it is
 CALLED = (
     "midstride.engine.jobs.operations",
-    "midstride.engine.launch.fork_server",
+    "midstride.engine.launch.spawn_agent",
     "midstride.engine.launch.rank",
     "midstride.engine.launch.torchrun_agent",
 )

@@ -120,7 +120,19 @@ def test_every_package_has_its_unit_tests() -> None:
 #: where privates of torch and torchmetrics are named; `test_internals.py` tries them
 INTERNALS = ("torch_internals.py", "torchmetrics_internals.py")
 #: names with an underscore that are documented, or of the standard library, numpy and fsspec
-NOT_TORCHS = {"_strip_protocol", "_exit", "_replace", "_fields", "_make", "_asdict", "_inst", "_rand", "_config"}
+NOT_TORCHS = {
+    "_shutdown",
+    "_run_exitfuncs",
+    "_strip_protocol",
+    "_exit",
+    "_replace",
+    "_fields",
+    "_make",
+    "_asdict",
+    "_inst",
+    "_rand",
+    "_config",
+}
 
 
 def private_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -159,6 +171,7 @@ def test_privates_of_torch_and_torchmetrics_are_named_in_one_file_of_a_package()
 PROCESSES = {
     "os.fork": {
         "engine/processes/supervisor.py": "the command of a world",
+        "engine/processes/forked_program.py": "supervisors, and the ranks of an elastic agent, without importing torch",
         "engine/ranks/gpus.py": "to see whether a fork can use CUDA",
     },
     "multiprocessing.get_context": {
@@ -167,6 +180,7 @@ PROCESSES = {
     },
     "subprocess.Popen": {
         "engine/processes/supervised_process.py": "the supervisor of a world",
+        "engine/processes/fork_server.py": "what supervisors are forked from",
         "engine/ranks/subprocess_script.py": "the script again, as another rank",
         "engine/loggers/process.py": "what feeds a tracker",
         "flows/server.py": "a Prefect server",

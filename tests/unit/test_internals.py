@@ -9,9 +9,11 @@ import torch
 import torchmetrics
 from torch import nn
 from torch.distributed import HashStore
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 
 from midstride.engine.data import torch_internals as data
+from midstride.engine.launch import torch_internals as launch
 from midstride.engine.metrics import torchmetrics_internals as metrics
 from midstride.engine.modules import torch_internals as modules
 from midstride.engine.state import torch_internals as state
@@ -27,7 +29,7 @@ ELSEWHERE = {"initialize_xla"}
 def test_each_name_of_a_file_of_privates_is_tried_here() -> None:
     """So this file tells of whichever versions are installed whether they still have what is taken from them."""
     tried = Path(__file__).read_text()
-    names = {name for file in (data, metrics, modules, state, strategies) for name in file.__all__}
+    names = {name for file in (data, launch, metrics, modules, state, strategies) for name in file.__all__}
     assert {name for name in names if f".{name}" not in tried} == ELSEWHERE
 
 
@@ -60,6 +62,21 @@ def test_a_replica_has_dicts_of_its_own() -> None:
     norm = strategies.replica_of(module[1])
     modules.buffers_of(norm)["running_mean"] = torch.ones(1)
     assert module[1].running_mean.item() == 0
+
+
+def test_an_agent_starts_its_ranks_by_what_is_given(tmp_path: Path) -> None:
+    asked: list[tuple[tuple[str, ...], str]] = []
+
+    def start(command: tuple[str, ...], environment: dict[str, str]) -> None:
+        asked.append((command, environment["RANK"]))
+
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path))
+    with launch.ranks_started_by(start):
+        world = start_processes("rank", "true", {0: ("one",)}, {0: {"RANK": "0"}}, logs)
+        result = world.wait()
+    assert result is not None
+    assert not result.is_failed()
+    assert asked == [(("true", "one"), "0")]
 
 
 def test_groups_of_a_world_and_their_store() -> None:

@@ -1,25 +1,30 @@
 """What a launcher is: the command that starts a world, and what its environment needs."""
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.processes.environment import cores, program_environment
 from midstride.engine.session.session import Session
 
-__all__ = ["Launcher", "cores"]
+__all__ = ["RANK_MODULES", "Launcher"]
 
-
-def cores() -> int:
-    """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+#: what ranks would import one by one; the first optimizer imports torch._dynamo, which takes seconds
+RANK_MODULES = (
+    "midstride.engine.jobs.build",
+    "midstride.engine.training.trainer",
+    "midstride.engine.strategies.ddp",
+    "torch._dynamo",
+)
 
 
 class Launcher(ABC):
     """Who starts the processes of a world. It starts nothing itself: `launch` runs its command."""
 
     name: ClassVar[str]
+    #: of ours that its command runs by `python -m`, and what those need: a fork server imports them beforehand
+    modules: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
@@ -28,7 +33,5 @@ class Launcher(ABC):
     def environment(self, session: Session, job: TrainingJob, base: Mapping[str, str]) -> dict[str, str]:
         """Return the world's environment, made from `base`, the launcher's own."""
         # Threads are part of what decides the bits: never more than the cores, never left to chance.
-        threads = str(max(1, cores() // job.world.processes))
-        # So is the order of a set of text, which is another in each interpreter unless this is fixed.
-        fixed = {"OMP_NUM_THREADS": threads, "PYTHONHASHSEED": "0"}
-        return {**fixed, **base, "PYTHONUNBUFFERED": "1", Session.VARIABLE: str(session.folder)}
+        threads = max(1, cores() // job.world.processes)
+        return {**program_environment(base, threads), Session.VARIABLE: str(session.folder)}

@@ -4,7 +4,7 @@ import sys
 from typing import ClassVar
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.launch.launchers.base import Launcher
+from midstride.engine.launch.launchers.base import RANK_MODULES, Launcher
 from midstride.engine.session.session import Session
 
 __all__ = ["Inline"]
@@ -14,6 +14,7 @@ class Inline(Launcher):
     """Starts a world of one. Still a process of its own: what kills it must not kill who watches it."""
 
     name: ClassVar[str] = "inline"
+    modules: ClassVar[tuple[str, ...]] = ("midstride.engine.launch.rank", *RANK_MODULES)
 
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
         """Return the command of the only rank."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.launch.launchers.base import Launcher
+from midstride.engine.launch.launchers.base import RANK_MODULES, Launcher
 from midstride.engine.processes.loopback import interfaces
 from midstride.engine.session.session import Session
 
@@ -16,6 +16,11 @@ class Torchrun(Launcher):
     """Starts one process per rank under torch's elastic agent, which never restarts them: a retry is ours to decide."""
 
     name: ClassVar[str] = "torchrun"
+    modules: ClassVar[tuple[str, ...]] = (
+        "midstride.engine.launch.torchrun_agent",
+        "torch.distributed.run",
+        *RANK_MODULES,
+    )
 
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
         """Return the command of the agent."""

@@ -25,12 +25,13 @@ from torch.distributed.run import main as torchrun
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, SnapshotError, StopRequested
-from midstride.engine.launch.launchers.base import cores
+from midstride.engine.launch.elastic_ranks import ranks_forked
 from midstride.engine.launch.launchers.join import Join
 from midstride.engine.launch.nodes.join import LAUNCHER_GONE, lock_folder
 from midstride.engine.launch.nodes.node_bits import bits_here, check_bits
 from midstride.engine.launch.nodes.node_store import NodeStore
 from midstride.engine.launch.nodes.report import NodeReport
+from midstride.engine.processes.environment import cores
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.processes.loopback import interface_towards, interfaces
 from midstride.engine.runs.run import Run
@@ -42,6 +43,7 @@ from midstride.engine.world import World
 __all__ = ["RoundHandler", "main"]
 
 _BACKEND = "midstride"
+_RANK = "midstride.engine.launch.nodes.rank"
 _MEET_S = 60.0
 #: a folder that was written elsewhere may be seen a little later, over NFS
 _SEEN_S = 5.0
@@ -164,11 +166,13 @@ def _run_agent(report: NodeReport, run: Run, session: Session, grace_s: float) -
         *(f"--rdzv-backend={_BACKEND}", f"--nnodes={machines.least}:{machines.most}"),
         *(f"--nproc-per-node={machines.processes}", f"--max-restarts={_RESTARTS}", "--monitor-interval=0.1"),
         *(f"--shutdown-timeout={max(1, round(grace_s))}", "--log-dir", str(session.folder / "agent")),
-        *("--module", "midstride.engine.launch.nodes.rank", str(session.folder)),
+        *("--module", _RANK, str(session.folder)),
     ]
     try:
-        while True:  # the ranks here are done, others may not be: the launcher says what follows, and ends this process
-            torchrun(arguments)
+        with ranks_forked(_RANK):
+            # When the ranks here are done, others may not be: the launcher says what follows, and ends this process.
+            while True:
+                torchrun(arguments)
     except SignalException:
         if report.all_stop:
             report.next_round()  # the same

@@ -1,7 +1,7 @@
-"""The fork server of a world on one machine: `python -m midstride.engine.launch.fork_server SESSION RANKS GRACE_S`.
+"""The agent of a world on one machine: `python -m midstride.engine.launch.spawn_agent SESSION RANKS GRACE_S`.
 
 It imports torch once, forks the ranks, and watches them: when one fails, the others are asked to stop. Nothing of
-torch runs in the server itself, so there are no threads that a fork would lose.
+torch runs in the agent itself, so there are no threads that a fork would lose.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 import time
 
 from midstride.engine.errors import StopRequested
+from midstride.engine.launch.launchers.base import RANK_MODULES
 from midstride.engine.launch.rank import main as rank_main
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.lifetime import tie_to_parent
@@ -18,16 +19,13 @@ from midstride.engine.processes.preload import preload
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.session import Session
 
-__all__ = ["ForkServer", "main"]
-
-#: what ranks would import one by one; the first optimizer imports torch._dynamo, which takes seconds
-_PRELOAD = ("midstride.engine.training.trainer", "midstride.engine.strategies.ddp", "torch._dynamo")
+__all__ = ["SpawnAgent", "main"]
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _WAITED = {signal.SIGCHLD, signal.SIGUSR1, *_STOPS}
 
 
-class ForkServer:
+class SpawnAgent:
     """Forks the ranks of a world and waits for them.
 
     Args:
@@ -43,7 +41,7 @@ class ForkServer:
     def run(self) -> int:
         """Return 0 if every rank ended well, else 1."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)  # they wait until there is a process to pass them on to
-        preload(*_PRELOAD)
+        preload(*RANK_MODULES)
         if set(_STOPS) & signal.sigpending():
             return self._stopped_early()
         environments = rank_environments(self._size, free_port(), is_served=False)
@@ -83,7 +81,7 @@ def main() -> None:
     """Run the world that the command line names."""
     folder, ranks, grace_s = sys.argv[1:]
     tie_to_parent()
-    code = ForkServer(Session(folder), int(ranks), float(grace_s)).run()
+    code = SpawnAgent(Session(folder), int(ranks), float(grace_s)).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # taking torch down would take a second, and all has been said

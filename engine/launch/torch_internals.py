@@ -1,0 +1,34 @@
+"""Privates of torch's elastic agent, named here alone; `tests/unit/test_internals.py` tries each of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+__all__ = ["ranks_started_by"]
+
+_API: Any = import_module("torch.distributed.elastic.multiprocessing.api")
+
+
+@contextmanager
+def ranks_started_by(start: Callable[[tuple[str, ...], dict[str, str]], Any]) -> Iterator[None]:
+    """Have agents start their ranks by `start` until the block ends.
+
+    Args:
+        start: takes the command of a rank and its environment. Returns what has the `pid`, `poll` and `wait` of a
+            `subprocess.Popen` and leads a session; or None to have the command started.
+    """
+
+    class Handler(SubprocessHandler):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            started = None if self._stdout or self._stderr else start(args, env)
+            return super()._popen(args, env) if started is None else started
+
+    before = _API.get_subprocess_handler
+    _API.get_subprocess_handler = Handler
+    try:
+        yield
+    finally:
+        _API.get_subprocess_handler = before

@@ -1,0 +1,276 @@
+"""A process that has imported torch, and forks the worlds of a run: `... .fork_server PARENT SOCKET MODULE...`.
+
+Supervisors, and what they run of ours, are forked from it, attempt by attempt: torch is imported once. No code of a
+user's is imported here, so what an attempt runs is what the files say when it begins.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from midstride.engine.processes.forked_program import ForkedProgram, end_with
+from midstride.engine.processes.lifetime import MARK, die_with_parent
+from midstride.engine.processes.preload import preload
+from midstride.engine.processes.supervisor import Supervisor
+
+__all__ = ["ForkServer", "ForkedSupervisor", "forking", "running_server"]
+
+_MARK_BYTES = 256
+_REQUEST_BYTES = 1 << 17
+#: what is read when Python, torch or what they load starts: where one of these differs, a fork would not be the same
+_READ_EARLY = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_", "ATEN_", "LD_", "MALLOC_")
+#: of these, what is read late, or applied in the fork
+_READ_LATE = {"OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+
+_servers: list["ForkServer"] = []
+
+
+@contextmanager
+def forking(environment: Mapping[str, str], *modules: str) -> Iterator[None]:
+    """Have what is supervised until the block ends forked from one process, which starts to import at once.
+
+    Args:
+        environment: of that process.
+        modules: of ours that it imports. What is called by `python -m` is called in a fork if it is among them.
+    """
+    if any(server.suits(environment) and server.modules >= {*modules} for server in _servers):
+        yield
+        return
+    server = ForkServer(environment, modules)
+    _servers.append(server)
+    try:
+        yield
+    finally:
+        _servers.remove(server)
+        server.close()
+
+
+def running_server(environment: Mapping[str, str]) -> "ForkServer | None":
+    """Return a server whose forks are as a process that starts in `environment`, if there is one."""
+    return next((server for server in reversed(_servers) if server.suits(environment)), None)
+
+
+class ForkServer:
+    """Starts such a process, and asks it for supervisors; closed, it ends with all that it has forked.
+
+    Args:
+        environment: in which it starts.
+        modules: that it imports.
+    """
+
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
+        self.modules = frozenset(modules)
+        self._early = _early(environment)
+        self._lock = threading.Lock()
+        self._codes: dict[int, int] = {}
+        self._socket, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", __name__, str(os.getpid()), str(its_end.fileno()), *modules]
+        with its_end:
+            self._process = subprocess.Popen(
+                command,
+                env={**environment, MARK: " " * _MARK_BYTES},
+                pass_fds=[its_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def suits(self, environment: Mapping[str, str]) -> bool:
+        """Whether the server runs, and a fork of it is as a process that starts in `environment`."""
+        return self._process.poll() is None and self._early == _early(environment)
+
+    def start_supervisor(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float
+    ) -> "ForkedSupervisor | None":
+        """Return a supervisor as `supervised_process.start_supervisor` does; None if the server has gone.
+
+        The same if the request, its environment mostly, is longer than a message may be.
+        """
+        request = {
+            "command": [*command],
+            "environment": dict(environment),
+            "log": str(log.resolve()),
+            "grace_s": grace_s,
+            "folder": str(Path.cwd()),
+        }
+        data = json.dumps(request).encode()
+        if len(data) > _REQUEST_BYTES or len(environment.get(MARK, "").encode()) > _MARK_BYTES:
+            return None
+        try:
+            with self._lock:
+                self._socket.send(data)
+                while "started" not in (answer := self._receive()):
+                    self._codes[answer["ended"]] = answer["code"]
+                self._codes.pop(answer["started"], None)  # of an earlier process with this number
+            return ForkedSupervisor(self, answer["started"])
+        except OSError:  # it has gone
+            return None
+        except BaseException:  # a signal, say: what is still to be forked would have no owner
+            self.close()
+            raise
+
+    def code_of(self, pid: int) -> int | None:
+        """Return the exit code of the supervisor `pid` if the server has told it."""
+        with self._lock:
+            try:
+                while pid not in self._codes:
+                    answer = self._receive(socket.MSG_DONTWAIT)
+                    self._codes[answer["ended"]] = answer["code"]
+            except OSError:
+                pass
+            return self._codes.get(pid)
+
+    def has_gone(self) -> bool:
+        """Whether the server has ended, so that it tells nothing any more."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """End the server; what it has forked is asked to stop by the kernel."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def _receive(self, flags: int = 0) -> dict[str, int]:
+        data = self._socket.recv(_REQUEST_BYTES, flags)
+        if not data:
+            raise ConnectionResetError("the fork server has gone")
+        answer: dict[str, int] = json.loads(data)
+        return answer
+
+
+class ForkedSupervisor:
+    """A supervisor that a fork server has started, with the part of `subprocess.Popen` that its owner needs.
+
+    Args:
+        server: whose child it is.
+        pid: of the supervisor.
+    """
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid, self._server = pid, server
+        self.returncode: int | None = None
+        try:
+            self._handle = os.pidfd_open(pid)
+        except ProcessLookupError:  # it has ended, and the server has said how
+            self._handle = -1
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        if self.returncode is None:
+            code = self._server.code_of(self.pid)
+            if code is None and self._has_ended() and self._server.has_gone():
+                code = 128 + signal.SIGTERM  # by which the kernel ends it when its server dies
+            if code is not None:
+                self.returncode = code
+                if self._handle >= 0:
+                    os.close(self._handle)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for its end, and return the exit code."""
+        while (code := self.poll()) is None:
+            self._has_ended(timeout_s=0.02)
+            time.sleep(0.002)  # until the server has told it
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it runs."""
+        if self.poll() is None and self._handle >= 0:
+            try:
+                signal.pidfd_send_signal(self._handle, number)
+            except ProcessLookupError:
+                return
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+    def _has_ended(self, timeout_s: float = 0.0) -> bool:
+        return self._handle < 0 or bool(select.select([self._handle], [], [], timeout_s)[0])
+
+
+class _ForkingSupervisor(Supervisor):
+    """Calls, in the process that it forks for its command, what the server has imported."""
+
+    def execute(self) -> None:
+        """Become the command."""
+        if self.command[:2] == [sys.executable, "-m"] and self.command[2] in sys.modules:
+            sys.argv = self.command[2:]
+            end_with(import_module(self.command[2]).main)
+        super().execute()
+
+
+def _early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if name.startswith(_READ_EARLY) and name not in _READ_LATE
+    }
+
+
+def _mark(session: str) -> None:
+    """Have `/proc` show this process with the mark of `session`: there stands the environment of the server's start."""
+    offset = (b"\0" + Path("/proc/self/environ").read_bytes()).index(f"\0{MARK}=".encode()) + len(f"{MARK}=")
+    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # env_start, the 50th field
+    ctypes.memmove(start + offset, session.encode().ljust(_MARK_BYTES, b"\0"), _MARK_BYTES)
+
+
+def _supervise(connection: socket.socket, request: dict[str, Any], server: int) -> None:
+    die_with_parent(server, signal.SIGTERM)
+    connection.close()
+    output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    os.chdir(request["folder"])
+    _mark(os.environ.get(MARK, ""))
+    sys.exit(_ForkingSupervisor(request["command"], request["grace_s"]).run())
+
+
+def _serve(connection: socket.socket, launcher: int) -> None:
+    """Fork what is asked for, and tell how it ended, until the launcher has gone."""
+    running: dict[int, ForkedProgram] = {}
+    inbox = connection.fileno()
+    while launcher not in (ready := select.select([inbox, launcher, *running], [], [])[0]):
+        for handle in running.keys() & {*ready}:
+            ended = running.pop(handle)
+            os.close(handle)
+            connection.send(json.dumps({"ended": ended.pid, "code": ended.wait()}).encode())
+        if inbox in ready:
+            if not (data := connection.recv(_REQUEST_BYTES)):
+                return
+            request = json.loads(data)
+            started = ForkedProgram(partial(_supervise, connection, request, os.getpid()), request["environment"])
+            running[os.pidfd_open(started.pid)] = started
+            connection.send(json.dumps({"started": started.pid}).encode())
+
+
+def main() -> None:
+    """Be the server until the launcher, or its socket, has gone."""
+    parent, descriptor, *modules = sys.argv[1:]
+    launcher = os.pidfd_open(int(parent))
+    preload(*modules)
+    try:
+        _serve(socket.socket(fileno=int(descriptor)), launcher)
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

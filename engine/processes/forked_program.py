@@ -1,0 +1,102 @@
+"""A program that runs in a fork of this process: a session, an environment and an end of its own, no imports."""
+
+import atexit
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+__all__ = ["ForkedProgram", "end_with", "take_environment"]
+
+#: signals for which a process that forks may have handlers; no such handler may run in the fork
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+
+
+class ForkedProgram:
+    """A child that runs `main` as `python -m` would, with the part of `subprocess.Popen` that its owner needs.
+
+    Fork in the main thread, before anything has been computed on several threads: a fork has none of them.
+
+    Args:
+        main: the program.
+        environment: the whole of it.
+    """
+
+    def __init__(self, main: Callable[[], object], environment: Mapping[str, str]) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                end_with(lambda: _begin(main, environment))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._handle = os.pidfd_open(self.pid)
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n if signal n ended it; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+                os.close(self._handle)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs on after `timeout` seconds.
+        """
+        if self.returncode is None:
+            select.select([self._handle], [], [], None if timeout is None else max(0.0, timeout))
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+
+def _begin(main: Callable[[], object], environment: Mapping[str, str]) -> None:
+    gc.freeze()  # what the parent has left to its collector has destructors that wait for the parent's threads
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in _HANDLED:
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGUSR1 else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    take_environment(environment)
+    main()
+
+
+def take_environment(environment: Mapping[str, str]) -> None:
+    """Have `environment`, and as many threads as it says: libraries have read it when they were loaded."""
+    os.environ.clear()
+    os.environ.update(environment)
+    threads = environment.get("OMP_NUM_THREADS", "")
+    if (torch := sys.modules.get("torch")) is not None and threads.isdigit():
+        torch.set_num_threads(int(threads))
+
+
+def end_with(main: Callable[[], object]) -> NoReturn:
+    """End this process as an interpreter does whose program is `main`, without taking down what it has loaded."""
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for its threads, as at the end of any program
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code if isinstance(code, int) else int(code is not None))

@@ -1,0 +1,69 @@
+"""Attempts that are forked from one process that has imported torch: the bits of fresh ones, and the code of today."""
+
+from pathlib import Path
+
+import pytest
+from support.flow_runs import results, tiny_job
+
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.launch.job_fork_server import job_fork_server
+from midstride.engine.launch.launch import launch
+from midstride.engine.processes.fork_server import ForkedSupervisor, ForkServer
+from midstride.engine.runs.run import Run
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[ForkedSupervisor]:
+    """Every supervisor that was forked, for an attempt each."""
+    made: list[ForkedSupervisor] = []
+    start = ForkServer.start_supervisor
+
+    def noted(self: ForkServer, *arguments: object) -> ForkedSupervisor | None:
+        if (started := start(self, *arguments)) is not None:  # type: ignore[arg-type]
+            made.append(started)
+        return started
+
+    monkeypatch.setattr(ForkServer, "start_supervisor", noted)
+    return made
+
+
+def attempt(job: TrainingJob, run: str) -> str:
+    """How an attempt of `run` ends."""
+    return launch(Run(job, run)).kind
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_a_run_whose_attempts_are_forked_ends_with_the_bits_of_fresh_processes(
+    launcher: str, tmp_path: Path, forked: list[ForkedSupervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(tmp_path, launcher=launcher)
+    assert attempt(job, "fresh") == "done"
+    assert forked == []
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=12, phase="forward")
+    for name, value in plan.environment.items():
+        monkeypatch.setenv(name, value)
+    with job_fork_server(job):
+        assert attempt(job, "killed") == "died"
+        assert attempt(job, "killed") == "done"
+    assert (tmp_path / "plan" / "fired-000").exists()
+    assert len(forked) == 2
+    assert results(job, "killed") == results(job, "fresh")
+
+
+def test_an_attempt_runs_what_the_files_say_when_it_begins(tmp_path: Path, forked: list[ForkedSupervisor]) -> None:
+    job = tiny_job(tmp_path, launcher="spawn")
+    assert attempt(job, "whole") == "done"
+    source = (tmp_path / "model.py").read_text()
+    begin = "    def training_step(self, "
+    assert begin in source
+    head, _, rest = source.partition(begin)
+    line, _, body = rest.partition("\n")
+    with job_fork_server(job):
+        (tmp_path / "model.py").write_text(f"{head}{begin}{line}\n        raise ValueError('a bug')\n{body}")
+        assert attempt(job, "mended") == "user_error"
+        (tmp_path / "model.py").write_text(source)
+        assert attempt(job, "mended") == "done"
+    assert len(forked) == 2
+    assert results(job, "mended") == results(job, "whole")
