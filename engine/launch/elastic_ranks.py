@@ -8,6 +8,7 @@ from midstride.engine.launch.launchers.base import RANK_MODULES
 from midstride.engine.launch.torch_internals import ranks_started_by
 from midstride.engine.processes.forked_program import ForkedProgram
 from midstride.engine.processes.preload import preload
+from midstride.engine.processes.proc_entry import show_command
 
 __all__ = ["ranks_forked"]
 
@@ -22,6 +23,7 @@ def ranks_forked(module: str) -> AbstractContextManager[None]:
 
         def main() -> None:
             sys.argv = [*command[3:]]
+            show_command(command)
             import_module(module).main()
 
         return ForkedProgram(main, environment)

@@ -9,6 +9,8 @@ forked_program      a program that runs in a fork of this process: a session, an
 lifetime            processes that do not outlive the one that started them, and how to find those that did
 loopback            what a world of one machine listens on: the loopback, where no other machine reaches it
 preload             imports of what is large, with the garbage collector paused or beside other work
+proc_entry          how a fork stands in `/proc`: there the kernel shows what its ancestor was started with, unless
+                    that is written over
 registered_ranks    ranks that have said who they are: what a supervisor does for them where their launcher does it
                     badly
 supervised_process  a process and all it starts, as one thing that can be watched and ended

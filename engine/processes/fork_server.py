@@ -4,7 +4,6 @@ Supervisors, and what they run of ours, are forked from it, attempt by attempt: 
 user's is imported here, so what an attempt runs is what the files say when it begins.
 """
 
-import ctypes
 import json
 import os
 import select
@@ -24,6 +23,7 @@ from typing import Any
 from midstride.engine.processes.forked_program import ForkedProgram, end_with
 from midstride.engine.processes.lifetime import MARK, die_with_parent
 from midstride.engine.processes.preload import preload
+from midstride.engine.processes.proc_entry import show_command, show_variable
 from midstride.engine.processes.supervisor import Supervisor
 
 __all__ = ["ForkServer", "ForkedSupervisor", "forking", "running_server"]
@@ -214,6 +214,7 @@ class _ForkingSupervisor(Supervisor):
         """Become the command."""
         if self.command[:2] == [sys.executable, "-m"] and self.command[2] in sys.modules:
             sys.argv = self.command[2:]
+            show_command(self.command)
             end_with(import_module(self.command[2]).main)
         super().execute()
 
@@ -224,13 +225,6 @@ def _early(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _mark(session: str) -> None:
-    """Have `/proc` show this process with the mark of `session`: there stands the environment of the server's start."""
-    offset = (b"\0" + Path("/proc/self/environ").read_bytes()).index(f"\0{MARK}=".encode()) + len(f"{MARK}=")
-    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # env_start, the 50th field
-    ctypes.memmove(start + offset, session.encode().ljust(_MARK_BYTES, b"\0"), _MARK_BYTES)
-
-
 def _supervise(connection: socket.socket, request: dict[str, Any], server: int) -> None:
     die_with_parent(server, signal.SIGTERM)
     connection.close()
@@ -239,7 +233,8 @@ def _supervise(connection: socket.socket, request: dict[str, Any], server: int) 
         os.dup2(output, stream)
     os.close(output)
     os.chdir(request["folder"])
-    _mark(os.environ.get(MARK, ""))
+    show_command([sys.executable, "-m", "midstride.engine.processes.supervisor", *request["command"]])
+    show_variable(MARK, os.environ.get(MARK, ""))
     sys.exit(_ForkingSupervisor(request["command"], request["grace_s"]).run())
 
 

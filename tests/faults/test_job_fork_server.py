@@ -35,16 +35,15 @@ def attempt(job: TrainingJob, run: str) -> str:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_a_run_whose_attempts_are_forked_ends_with_the_bits_of_fresh_processes(
-    launcher: str, tmp_path: Path, forked: list[ForkedSupervisor], monkeypatch: pytest.MonkeyPatch
+    launcher: str, tmp_path: Path, forked: list[ForkedSupervisor]
 ) -> None:
     job = tiny_job(tmp_path, launcher=launcher)
     assert attempt(job, "fresh") == "done"
     assert forked == []
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=12, phase="forward")
-    for name, value in plan.environment.items():
-        monkeypatch.setenv(name, value)
-    with job_fork_server(job):
+    with pytest.MonkeyPatch.context() as patch, job_fork_server(job):
+        patch.setenv(*next(iter(plan.environment.items())))
         assert attempt(job, "killed") == "died"
         assert attempt(job, "killed") == "done"
     assert (tmp_path / "plan" / "fired-000").exists()

@@ -130,7 +130,7 @@ def test_a_killed_launcher_costs_steps_and_not_a_bit(
 def _kill_agent(folder: Path, alive: Alive) -> None:
     wait_for((folder / "mark").exists, "the step at which the model waits")
     wait_for(lambda: [*folder.glob("runs/*/snapshots/000000000005-*/manifest.json")], "the snapshot before it")
-    # The agent may be a fork, whose command line is that of another; its ranks are fresh Pythons.
+    # Under the tests' own fork server an agent shows the command line of another; its ranks show theirs.
     ranks = [
         pid
         for pid in alive()

@@ -71,6 +71,11 @@ def until_said(log: Path, words: str) -> None:
         time.sleep(0.01)
 
 
+def shown(pid: int) -> list[str]:
+    """The command line that `ps` shows of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+
+
 #: argument of the program -> its exit code, and the end of what it says
 ENDS = {
     "0": (0, "its thread\nexit function\n"),
@@ -100,7 +105,9 @@ def test_its_processes_carry_the_mark_of_their_session_and_end_when_they_are_ask
     with supervised(environment, tmp_path, "wait") as group:
         until_said(tmp_path / "log.txt", "waits")
         assert len(processes_with_env(MARK, str(tmp_path / "session"))) == 2
-        assert group.pid in processes_with_env(MARK, str(tmp_path / "session"))
+        [program] = {*processes_with_env(MARK, str(tmp_path / "session"))} - {group.pid}
+        assert shown(program) == [*COMMAND, "wait"]
+        assert shown(group.pid)[1:3] == ["-m", "midstride.engine.processes.supervisor"]
     assert group.poll() == 75
     assert (tmp_path / "log.txt").read_text().endswith("asked to stop\nexit function\n")
     assert processes_with_env(MARK, str(tmp_path / "session")) == []
