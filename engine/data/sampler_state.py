@@ -5,12 +5,16 @@ its weights) goes on sharing it after a resume.
 """
 
 import copy
+import random
 import sys
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -21,12 +25,15 @@ from midstride.engine.objects.generators import Generator, find_generators, get_
 from midstride.engine.state.codec import walk
 from midstride.engine.state.differences import differences, same_key_order
 
-__all__ = ["SamplerState", "samplers_in"]
+__all__ = ["SamplerState", "samplers_in", "values_beside"]
 
 _LONG = 10_000
 _GENERATORS = "generators/"
 #: what a sampler may hold and is not part of it
 _OTHERS = (nn.Module, Dataset, DataLoader, Generator)
+_CONTAINERS = (list, tuple, deque, dict)
+#: what users derive values from
+_VALUES = (Enum, int, float, complex, str, bytes, *_CONTAINERS, set, frozenset)
 State = dict[str, Any]
 
 
@@ -96,20 +103,44 @@ class SamplerState:
                 setattr(there, name, copy_into(getattr(there, name, None), value))
 
     def _owners(self) -> dict[str, Any]:
-        """Return the sampler and the objects it is made of, by path."""
-        owners: dict[str, Any] = {}
-        seen, queue = {id(self._dataset)}, deque([("sampler", self._sampler)])
-        while queue:
-            path, value = queue.popleft()
-            if id(value) in seen or isinstance(value, (*_OTHERS, type)) or value is None:
-                continue
-            seen.add(id(value))
-            if isinstance(value, (list, tuple, deque, dict)) and len(value) <= _LONG and not _is_plain(value):
-                queue += [(path + step, item) for step, item in members_of(value)]
-            elif _has_state_dict(value) or _is_object(value):
-                owners[path] = value
-                queue += [] if _has_state_dict(value) else [(path + step, item) for step, item in members_of(value)]
-        return owners
+        return _owners(self._sampler, self._dataset)
+
+
+def values_beside(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield the path of each object that `sampler` is made of, the object, and those attributes that are in no state.
+
+    They are of kinds that only the object graph can write, such as a `Fraction` or a class derived from dict.
+    """
+    for path, owner in _owners(sampler, dataset).items():
+        if hasattr(owner, "__dict__") and not _has_state_dict(owner):
+            own = {name: v for name, v in vars(owner).items() if v is not dataset and _is_beside(v)}
+            yield path.removeprefix("sampler").strip("."), owner, own
+
+
+def _owners(sampler: Any, dataset: object) -> dict[str, Any]:
+    """Return `sampler` and the objects it is made of, by path."""
+    owners: dict[str, Any] = {}
+    seen, queue = {id(dataset)}, deque([("sampler", sampler)])
+    while queue:
+        path, value = queue.popleft()
+        if id(value) in seen or isinstance(value, (*_OTHERS, type)) or value is None:
+            continue
+        seen.add(id(value))
+        if type(value) in _CONTAINERS and len(value) <= _LONG and not _is_plain(value):
+            queue += [(path + step, item) for step, item in members_of(value)]
+        elif _has_state_dict(value) or _is_object(value):
+            owners[path] = value
+            queue += [] if _has_state_dict(value) else [(path + step, item) for step, item in members_of(value)]
+    return owners
+
+
+def _is_beside(value: Any) -> bool:
+    """Return whether `value`, or something in it, is neither plain nor an object that has a state of its own."""
+    if isinstance(value, random.Random):
+        return type(value) not in (random.Random, random.SystemRandom)
+    if isinstance(value, _OTHERS) or _has_state_dict(value) or _is_object(value) or _is_plain(value):
+        return False
+    return type(value) not in _CONTAINERS or any(_is_beside(item) for _, item in members_of(value))
 
 
 def _existing(found: dict[str, Any], name: str) -> Any:
@@ -133,20 +164,36 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    """Return whether `value` is of a user's class, or a sampler: of other libraries' objects nothing is known."""
-    library = type(value).__module__.partition(".")[0]
-    return isinstance(value, Sampler) or not (library in sys.stdlib_module_names or library in ("torch", "numpy"))
+    """Return whether `value` is of a user's class, or a sampler: of other libraries' objects nothing is known.
+
+    What a user derives from a value, such as an int, a dict or an Enum, is a value.
+    """
+    kind = type(value)
+    library = kind.__module__.partition(".")[0]
+    if isinstance(value, Sampler) or library in sys.stdlib_module_names or library in ("torch", "numpy"):
+        return isinstance(value, Sampler)
+    is_frozen = is_dataclass(kind) and vars(kind)["__dataclass_params__"].frozen
+    return not (is_frozen or isinstance(value, _VALUES))
 
 
 def _is_plain(value: Any) -> bool:
     """Return whether `value` is of a kind that a snapshot holds; of long lists the first items speak for all."""
-    if value is None or isinstance(value, (bool, int, float, str, Tensor, np.ndarray)):
+    if value is None or type(value) in (bool, int, float, str, np.ndarray):
         return True
+    if isinstance(value, Tensor):
+        return _is_plain_tensor(value)
     try:
         walk(value[:_LONG] if isinstance(value, (list, tuple)) else value)
     except UnsupportedState:
         return False
     return True
+
+
+def _is_plain_tensor(tensor: Tensor) -> bool:
+    """Return whether `tensor` is no more than its values, each in a place of its own: there can be no gradient."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.requires_grad:
+        return False
+    return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _differ(a: Any, b: Any) -> bool:

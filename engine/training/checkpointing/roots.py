@@ -9,6 +9,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.loader import FitLoaders
+from midstride.engine.data.sampler_state import values_beside
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.code_state import class_and_global_state
@@ -40,12 +41,14 @@ def objects_of(context: FitContext) -> Objects:
         context: put together and ready to train.
     """
     data = _data_of(context.loaders, context.source)
+    samplers = _SamplerValues(context.loaders)
 
     def roots() -> Iterator[Root]:
         yield from module_roots(context.module)
         yield from _callback_roots(context)
         for name, owner in data.items():
             yield Root("data", name, dict(vars(owner)), owner, is_setup=True, is_data=True)
+        yield from samplers.roots()
         yield from _optimizer_roots(context)
         yield from _global_generators([context.module, *context.module.modules(), *context.callbacks, *data.values()])
 
@@ -95,6 +98,35 @@ def _users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
             yield from _users_data(f"{name}/datasets/{number}", inner)
     elif is_user_class(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
         yield name, dataset
+
+
+class _SamplerValues:
+    """What samplers of the user's hold beside their state, which belongs to their loader's.
+
+    Args:
+        fit_loaders: whose samplers they are.
+    """
+
+    def __init__(self, fit_loaders: FitLoaders) -> None:
+        self._fit_loaders = fit_loaders
+        self._names: dict[str, set[str]] = {}
+
+    def roots(self) -> Iterator[Root]:
+        """Yield it; an attribute that was of such a kind once stays here, whatever it becomes."""
+        for name, loader in _loaders(self._fit_loaders).items():
+            if not isinstance(loader, DataLoader):
+                continue
+            for kind in ("batch_sampler", "sampler"):
+                if is_user_class(type(sampler := getattr(loader, kind, None))):
+                    yield from self._roots(f"{kind} of {name}", sampler, loader.dataset)
+
+    def _roots(self, name: str, sampler: Any, dataset: object) -> Iterator[Root]:
+        for path, owner, values in values_beside(sampler, dataset):
+            where = f"{name} {path}" if path else name
+            names = self._names.setdefault(where, set())
+            names |= values.keys()
+            now = {one: vars(owner)[one] for one in names if one in vars(owner)}
+            yield Root("samplers", where, now, owner, is_setup=True, is_data=True)
 
 
 def _sampler_roots(fit_loaders: FitLoaders) -> Iterator[Root]:

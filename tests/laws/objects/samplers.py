@@ -1,10 +1,18 @@
 """State in samplers and streams."""
 
 import threading
-from typing import Any
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.utils.prune
+from laws.objects.derived import Ranking, Recent
 from laws.objects.small import Rows, Small
 from torch import Tensor
 from torch.utils.data import (
@@ -98,6 +106,57 @@ class SamplesAsked(Samples):
 
 class SamplesExpecting(Samples):
     sampler = Expecting
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A value that cannot be set."""
+
+    value: float
+
+
+class Told(Drawing):
+    """Holds values that no state_dict has, and nothing else holds it."""
+
+    newest: ClassVar["Told"]
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.price, self.day, self.counter = Fraction(1, 3), Decimal("0.1"), date(2026, 1, 1), count(3)
+        self.seen, self.recent, self.order = SimpleNamespace(steps=0), Recent([1.0]), Ranking(a=1.0, b=2.0, c=3.0)
+        self.totals: Any = defaultdict(lambda: 1.0)
+        self.weights, self.later = [Weight(1.0)], 0
+        self.leaf = torch.ones(2, requires_grad=True)
+        Told.newest = self
+
+
+class TellsItsSampler(Small):
+    """A step that writes to the sampler of its data."""
+
+    def factor(self, batch: Tensor) -> Any:
+        told = Told.newest
+        told.share, told.price, told.day = told.share / 2, told.price * 3, told.day + timedelta(told.day.day)
+        told.seen.steps += next(told.counter)
+        told.recent.append(told.recent[-1] + told.seen.steps)
+        told.order.move_to_end(next(iter(told.order)))
+        told.totals[told.day] += told.recent[-1]
+        told.weights.append(Weight(told.weights[-1].value * 0.5))
+        told.later = Fraction(told.later + 1)
+        (told.leaf * told.leaf).sum().backward()
+        assert told.leaf.grad is not None
+        numbers = [
+            told.share,
+            told.price,
+            told.day.day,
+            told.seen.steps,
+            *told.recent,
+            told.order[next(iter(told.order))],
+        ]
+        return sum(map(float, [*numbers, *told.totals.values(), told.weights[-1].value, told.later, *told.leaf.grad]))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), 4, sampler=Told())
 
 
 class Stream(IterableDataset[Tensor]):

@@ -28,7 +28,15 @@ from laws.objects.derived import Derived, Leaf
 from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions, Teacher
 from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
 from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced
-from laws.objects.samplers import Loops, Samples, SamplesAsked, SamplesExpecting, SamplesForgetting, Streams
+from laws.objects.samplers import (
+    Loops,
+    Samples,
+    SamplesAsked,
+    SamplesExpecting,
+    SamplesForgetting,
+    Streams,
+    TellsItsSampler,
+)
 from laws.objects.small import Small
 from laws.objects.structure import Averaged, Growing, Listed
 from laws.objects.surroundings import (
@@ -103,12 +111,13 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (Small, Opened, lambda: [LockedCallback()]),
         False,
         r"not part of snapshots: callbacks\.LockedCallback\.lock, a lock, data\.module\.locks\.0, a lock, "
-        r"data\.module\.locks\.1, a lock, data\.training\.file, a TextIOWrapper\. ",
+        r"data\.module\.locks\.1, a lock, data\.training\.file, a TextIOWrapper, "
+        r"samplers\.sampler of training\.lock, a lock\. ",
     ),
     "of a sampler": (
         (Small, Opened, list),
         False,
-        r"not part of snapshots: samplers\.sampler of training\.lock, a lock",
+        r"not part of snapshots: .*samplers\.sampler of training\.lock, a lock\. If",
     ),
     "data of a library": (
         (WritesTensors, OfTensors, list),
@@ -178,7 +187,7 @@ _MODULES: list[type[Small]] = [
         HookedByObject,
         HookedForAStep,
     ),
-    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions),
+    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions, TellsItsSampler),
 ]
 
 
