@@ -1,5 +1,6 @@
 """The ranks of torch's elastic agent as forks of it: torch is imported once, not by each of them."""
 
+import os
 import sys
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -9,16 +10,22 @@ from midstride.engine.launch.torch_internals import ranks_started_by
 from midstride.engine.processes.forked_program import ForkedProgram
 from midstride.engine.processes.preload import preload
 from midstride.engine.processes.proc_entry import show_command
+from midstride.engine.ranks.gpus import fork_cannot_use_cuda
 
 __all__ = ["ranks_forked"]
 
 
 def ranks_forked(module: str) -> AbstractContextManager[None]:
-    """Return a block in which agents fork ranks that run `module`; it is imported here, with all that they need."""
+    """Return a block in which agents fork ranks that run `module`; it is imported here, with all that they need.
+
+    Where a fork could not use CUDA, as after the agent has asked the driver for GPUs, ranks are started afresh.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that torchrun asks in a way that does no harm
     preload(*RANK_MODULES, module)
 
     def start(command: tuple[str, ...], environment: dict[str, str]) -> ForkedProgram | None:
-        if command[:4] != (sys.executable, "-u", "-m", module):
+        is_ours = command[:4] == (sys.executable, "-u", "-m", module)  # not where torchrun binds it to a NUMA node
+        if not is_ours or sys.platform != "linux" or fork_cannot_use_cuda():
             return None
 
         def main() -> None:

@@ -46,7 +46,8 @@ def forking(environment: Mapping[str, str], *modules: str) -> Iterator[None]:
         environment: of that process.
         modules: of ours that it imports. What is called by `python -m` is called in a fork if it is among them.
     """
-    if any(server.suits(environment) and server.modules >= {*modules} for server in _servers):
+    has_one = any(server.suits(environment) and server.modules >= {*modules} for server in _servers)
+    if has_one or sys.platform != "linux":  # only there is a fork found and ended as a process of its own
         yield
         return
     server = ForkServer(environment, modules)
