@@ -42,6 +42,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         UserError: there is nothing to read.
     """
 
+    #: has Accelerate's `prepare` take it as it is: the loader that it would make instead has no such state
+    _is_accelerate_prepared = True
+
     def __init__(
         self,
         dataset: Dataset[T_co],

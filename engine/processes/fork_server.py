@@ -261,6 +261,7 @@ def main() -> None:
     """Be the server until the launcher, or its socket, has gone."""
     parent, descriptor, *modules = sys.argv[1:]
     launcher = os.pidfd_open(int(parent))
+    show_variable(MARK, os.environ[MARK])  # where that cannot be done this ends, and nothing is forked
     preload(*modules)
     try:
         _serve(socket.socket(fileno=int(descriptor)), launcher)
