@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from support.flow_runs import STEPS, results, wait_for
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.processes.lifetime import parent_of
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.events import Event
 from midstride.engine.storage.store import Store
@@ -117,7 +120,7 @@ def test_a_killed_launcher_costs_steps_and_not_a_bit(
     make_job: Make, undisturbed: dict[str, bytes], alive: Alive, tmp_path: Path
 ) -> None:
     job = make_job(launcher="torchrun", wait_at=8)
-    killer = threading.Thread(target=_kill_agent, args=(tmp_path, alive))
+    killer = threading.Thread(target=_kill_agent, args=(tmp_path,))
     killer.start()
     report = train(job, "headless")
     killer.join()
@@ -127,16 +130,13 @@ def test_a_killed_launcher_costs_steps_and_not_a_bit(
     assert not alive()
 
 
-def _kill_agent(folder: Path, alive: Alive) -> None:
+def _kill_agent(folder: Path) -> None:
     wait_for((folder / "mark").exists, "the step at which the model waits")
     wait_for(lambda: [*folder.glob("runs/*/snapshots/000000000005-*/manifest.json")], "the snapshot before it")
-    # Under the tests' own fork server an agent shows the command line of another; its ranks show theirs.
-    ranks = [
-        pid
-        for pid in alive()
-        if b"midstride.engine.launch.rank" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    ]
-    [agent] = {int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]) for rank in ranks}
+    heartbeats = Path(tempfile.gettempdir()).glob("midstride-headless-*/heartbeat-rank-*")
+    ranks = [int.from_bytes(path.read_bytes()[:8], sys.byteorder) for path in heartbeats]
+    assert len(ranks) == 2
+    [agent] = {parent_of(rank) for rank in ranks}
     os.kill(agent, signal.SIGKILL)
 
 
