@@ -74,7 +74,7 @@ class SamplerState:
     def full(self) -> State:
         """Return all of it, copied."""
         state: State = {}
-        for path, owner in self._owners().items():
+        for path, owner in _owners(self._sampler, self._dataset).items():
             if _has_state_dict(owner):
                 state[f"{path}/"] = copy.deepcopy(owner.state_dict())
                 continue
@@ -86,7 +86,7 @@ class SamplerState:
 
     def restore_full(self, wanted: State) -> None:
         """Put the sampler where it was when `full` returned `wanted`."""
-        owners, now = self._owners(), self.full()
+        owners, now = _owners(self._sampler, self._dataset), self.full()
         generators = find_generators(self._sampler, beside=self._dataset)
         for path in now.keys() - wanted.keys():
             owner, _, name = path.rpartition("/")
@@ -101,9 +101,6 @@ class SamplerState:
             elif path not in now or _differ(now[path], value):
                 there = _existing(owners, owner)
                 setattr(there, name, copy_into(getattr(there, name, None), value))
-
-    def _owners(self) -> dict[str, Any]:
-        return _owners(self._sampler, self._dataset)
 
 
 def values_beside(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dict[str, Any]]]:

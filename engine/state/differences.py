@@ -76,9 +76,8 @@ def _walk_sequence(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 def _walk_instance(a: Instance, b: Instance, path: str) -> Iterator[tuple[str, str, str]]:
     for key in {**a.state, **b.state}:
-        where = (
-            path if key in ("attributes", "items", "value", "base") else _join(path, key)
-        )  # as the user's code calls it
+        # as the user's code calls it
+        where = path if key in ("attributes", "items", "value", "base") else _join(path, key)
         yield from _walk(a.state.get(key), b.state.get(key), where)
 
 

@@ -4,21 +4,20 @@ The server is the one that ranks of `run_ranks` are forked from; a session that 
 conftest.py). `/proc` shows a fork with the environment of the server.
 """
 
-import atexit
 import multiprocessing
 import os
 import runpy
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
+from midstride.engine.processes.forked_program import end_with
 from midstride.engine.processes.lifetime import die_with_parent
 from midstride.engine.processes.supervisor import Supervisor
 
@@ -84,7 +83,7 @@ class _CallingSupervisor(Supervisor):
     def execute(self) -> None:
         if self.command[:2] == [sys.executable, "-m"] and self.command[2] in CALLED:
             sys.argv = self.command[2:]
-            _exit_with(import_module(self.command[2]).main)
+            end_with(import_module(self.command[2]).main)
         super().execute()
 
 
@@ -106,7 +105,7 @@ def _begin(environment: dict[str, str], log: str, target: Callable[..., None], a
     os.environ.update(environment)
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
-    _exit_with(lambda: target(*arguments))
+    end_with(lambda: target(*arguments))
 
 
 def _supervise(command: list[str], grace_s: float) -> None:
@@ -117,22 +116,4 @@ def _supervise(command: list[str], grace_s: float) -> None:
 def _program(path: str, arguments: tuple[str, ...]) -> None:
     sys.argv, sys.orig_argv = [path, *arguments], [sys.executable, path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
-    try:
-        runpy.run_path(path, run_name="__main__")
-    finally:
-        atexit._run_exitfuncs()
-
-
-def _exit_with(call: Callable[[], Any]) -> NoReturn:
-    """End this process as an interpreter does whose program is `call`, without tearing torch down."""
-    code: object = 0
-    try:
-        call()
-    except SystemExit as end:
-        code = end.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    runpy.run_path(path, run_name="__main__")
