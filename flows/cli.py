@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ from midstride.engine.cli.champions import listeners
 from midstride.engine.cli.output import busy, say_stopping, show_error
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
+from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.processes.preload import collector_paused
 from midstride.engine.registry.nightly import nightly_errors
 from midstride.engine.runs.run import Run
@@ -54,7 +55,7 @@ def train(
         loaded.run_url(run)  # its faults now, not after the server has started
     quiet_prefect()
     view = FlowView(bar=loaded.trainer.enable_progress_bar)
-    result = _run_flow("train", (loaded, run), view)
+    result = _run_flow("train", loaded, (loaded, run), view)
     if not isinstance(result, BaseException):
         show_report(view.console, result)
         return 0
@@ -81,7 +82,7 @@ def nightly(
         raise JobError.of(job, faults)
     quiet_prefect()
     view = FlowView(bar=loaded.trainer.enable_progress_bar)
-    result = _run_flow("nightly", (loaded, date, if_new_data), view)
+    result = _run_flow("nightly", loaded, (loaded, date, if_new_data), view)
     if not isinstance(result, BaseException):
         show_nightly_report(view.console, result)
         return 0
@@ -176,10 +177,12 @@ def _load_portable(job: Path, overrides: list[str] | None, flow: str) -> Trainin
     return loaded
 
 
-def _run_flow(name: str, arguments: tuple[Any, ...], view: Any) -> Any:
+def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any) -> Any:
     """Return the report of the flow called `name`, or what ended it: an exception or a signal."""
     try:
-        with _signals():
+        with _signals(), ExitStack() as stack:
+            with suppress(EngineError):  # the flow will raise it, where Prefect's server hears of it
+                stack.enter_context(job_fork_server(job))  # torch is imported while Prefect is
             with view.busy("starting Prefect"), collector_paused():
                 from midstride.flows.server import api
 

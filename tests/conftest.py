@@ -21,6 +21,7 @@ TOKEN = os.environ["MIDSTRIDE_TESTS"] = uuid.uuid4().hex
 
 import hypothesis
 import pytest
+import support.lean_torchmetrics  # noqa: F401
 from support.durations import Durations
 from support.leaks import LASTING_PROCESSES, Surroundings
 from support.run_folders import DISK, MEMORY, has_room_in_memory, make_run_folder
@@ -157,6 +158,7 @@ IN_RANKS = (
     "midstride.engine.launch.rank",
     "midstride.engine.strategies.pipeline.strategy",
     "pytest",
+    "support.lean_torchmetrics",
     "torch.distributed.run",
     "torchmetrics",
 )
