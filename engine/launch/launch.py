@@ -33,6 +33,7 @@ _POLL_S = 0.1
 _LINES_EVERY_S = 0.5
 _LINES_AT_ONCE = 200
 _LOG_BYTES = 1 << 20
+_NODES_S = 60.0
 
 
 def _ignore(_: object) -> None:
@@ -75,7 +76,9 @@ def launch(
     attempt = attempt_log.begin()
     run.save_job()
     session = Session.create(run.document(attempt.number))
-    monitor = _WorldMonitor(session, attempt, Watchdog(session, job.world), on_line, on_event)
+    # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
+    watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
+    monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
     try:
         command = launcher.command(session, job, grace_s=grace_s)
         environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
@@ -174,10 +177,10 @@ class _WorldMonitor:
         if slow := self._watchdog.straggler():
             self._take(Event("slow", time.time(), {"rank": slow.rank, "words": str(slow)}))
             self._on_line(str(slow))
-        if stuck := self._watchdog.hang_message():
+        if hang := self._watchdog.hang():
             self._watchdog.write_stacks()
             if not self._watchdog.all_ended():
-                self._hang = Outcome.of(WorldError(stuck), step=self._watchdog.step())
+                self._hang = Outcome.of(WorldError(hang.message()), step=self._watchdog.step())
             group.kill()
 
     def outcome(self, processes: int, grace_s: float) -> Outcome:

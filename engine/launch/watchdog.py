@@ -4,17 +4,19 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from midstride.engine.processes.lifetime import is_suspended
 from midstride.engine.session.heartbeat import HeartbeatReading, Phase
 from midstride.engine.session.session import Session
 
 if TYPE_CHECKING:
     from midstride.engine.config.world import WorldOptions
 
-__all__ = ["DUMP_STACKS", "Straggler", "Watchdog"]
+__all__ = ["DUMP_STACKS", "Hang", "Straggler", "Watchdog", "write_stacks"]
 
 #: the signal at which a rank writes the Python stack of its every thread to the log
 DUMP_STACKS = signal.SIGUSR2
@@ -54,17 +56,48 @@ class Straggler:
         )
 
 
+@dataclass(frozen=True)
+class Hang:
+    """A world that does not get on.
+
+    Args:
+        words: what has not happened, for how long.
+        ranks: those that the others wait for, as far as heartbeats tell.
+        why: what is known of these; "" if there are none.
+    """
+
+    words: str
+    ranks: tuple[int, ...] = ()
+    why: str = ""
+
+    def message(self, name: Callable[[int], str] = "rank {}".format) -> str:
+        """Return it as a sentence.
+
+        Args:
+            name: says what a rank is called.
+        """
+        who = f" The others wait for {' and '.join(map(name, self.ranks))}: {self.why}." if self.ranks else ""
+        return f"{self.words}: the world hung and was ended.{who} The stack of every rank is in the log."
+
+
 class Watchdog:
     """Looks at the heartbeats of one world.
 
     Args:
         session: of the world.
         options: how many ranks there are, and how long they may take.
+        patience_s: for so much longer than they may take, a hang is somebody else's to end.
         clock: seconds, for tests.
     """
 
-    def __init__(self, session: Session, options: "WorldOptions", clock: Callable[[], float] = time.monotonic) -> None:
-        self._session, self._options, self._clock = session, options, clock
+    def __init__(
+        self,
+        session: Session,
+        options: "WorldOptions",
+        patience_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session, self._options, self._patience_s, self._clock = session, options, patience_s, clock
         self._seen: list[tuple[int, Phase]] = []
         self._since = self._window = clock()
         self._before: list[HeartbeatReading] = []
@@ -78,25 +111,23 @@ class Watchdog:
     def _ranks(self) -> int:
         return self._session.ranks or self._options.processes
 
-    def hang_message(self) -> str:
-        """Say what has not happened for too long; nothing while the world gets on, or waits for a store."""
+    def hang(self) -> Hang | None:
+        """Return what has not happened for too long; None while the world gets on, or waits for a store."""
         readings, now = self.heartbeats(), self._clock()
         if self._options.hosts and not any(reading.pid for reading in readings):
-            return ""  # all ranks are on other machines: their heartbeats are not seen here
+            return None  # all ranks are on other machines: their heartbeats are not seen here
         seen = [(reading.beats, reading.phase) for reading in readings]
         if seen != self._seen or any(reading.phase is Phase.WAITING for reading in readings):
             self._seen, self._since = seen, now
-            return ""
+            return None
         phases = {reading.phase for reading in readings}
         # The most patient limit counts: others wait for the rank that may take longest.
         limit_s, phase = max((self._limit_s(phase), phase) for phase in phases)
-        if now - self._since <= limit_s:
-            return ""
+        if now - self._since <= limit_s + self._patience_s:
+            return None
         what, option = _DOING[phase]
-        return (
-            f"no rank {what} for {limit_s:g} s (world.{option}), after step {self.step()}: "
-            "the world hung and was ended. The stack of every rank is in the log."
-        )
+        words = f"no rank {what} for {limit_s:g} s (world.{option}), after step {self.step()}"
+        return Hang(words, *_waited_for(readings))
 
     def _limit_s(self, phase: Phase) -> float:
         limit: float | None = getattr(self._options, _DOING[phase][1])
@@ -132,12 +163,34 @@ class Watchdog:
 
     def write_stacks(self) -> None:
         """Have every rank write its stacks to the world's log."""
-        for rank, reading in enumerate(self.heartbeats()):
-            with self._session.log.open("ab") as log:
-                log.write(f"\n--- rank {rank}, process {reading.pid}, {reading.phase.name.lower()}\n".encode())
-            try:
-                if reading.pid:
-                    os.kill(reading.pid, DUMP_STACKS)
-                    time.sleep(_WRITING_S)
-            except ProcessLookupError:
-                continue
+        write_stacks(dict(enumerate(self.heartbeats())), self._session.log)
+
+
+def _waited_for(readings: list[HeartbeatReading]) -> tuple[tuple[int, ...], str]:
+    """Return the ranks for which the others wait, and what is known of them; none where all are alike."""
+    least = min(reading.beats for reading in readings)
+    signs = {
+        "suspended, by SIGSTOP or a debugger": [
+            reading.is_suspended or is_suspended(reading.pid) for reading in readings
+        ],
+        "still reading a batch, or in the training step": [reading.works for reading in readings],
+        "a batch behind": [reading.beats == least for reading in readings],
+    }
+    for why, shown in signs.items():
+        if any(shown) and not all(shown):
+            return tuple(rank for rank, is_shown in enumerate(shown) if is_shown), why
+    return (), ""
+
+
+def write_stacks(ranks: Mapping[int, HeartbeatReading], log: Path) -> None:
+    """Have ranks on this machine write the Python stacks of their every thread to `log`, where they print."""
+    for rank, reading in ranks.items():
+        doing = "suspended: it writes nothing" if is_suspended(reading.pid) else reading.phase.name.lower()
+        with log.open("ab") as file:
+            file.write(f"\n--- rank {rank}, process {reading.pid}, {doing}\n".encode())
+        try:
+            if reading.pid:
+                os.kill(reading.pid, DUMP_STACKS)
+                time.sleep(_WRITING_S)
+        except ProcessLookupError:
+            continue

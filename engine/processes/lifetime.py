@@ -29,6 +29,7 @@ __all__ = [
     "exit_with_ancestors",
     "parent_of",
     "processes_with_env",
+    "is_suspended",
     "signal_all",
     "tie_to_parent",
 ]
@@ -156,6 +157,12 @@ def parent_of(process: int) -> int:
     """Return the parent of `process`; 0 if it has ended, or cannot be looked at."""
     found = _parent_and_state(Path(f"/proc/{process}"))
     return 0 if found is None else found[0]
+
+
+def is_suspended(process: int) -> bool:
+    """Whether `process` is stopped, by SIGSTOP or a debugger, until it is told to go on."""
+    found = _parent_and_state(Path(f"/proc/{process}"))
+    return found is not None and found[1] in "Tt"
 
 
 def _ancestors(process: int) -> list[int]:

@@ -19,9 +19,9 @@ from midstride.engine.world import World
 
 __all__ = ["Heartbeat", "HeartbeatReading", "Phase"]
 
-_FIELDS = 6
+_FIELDS = 8
 _BYTES = 8 * _FIELDS
-_PID, _BEATS, _PHASE, _STEP, _BATCHES, _WORKED = range(_FIELDS)
+_PID, _BEATS, _PHASE, _STEP, _BATCHES, _WORKED, _WORKS, _SUSPENDED = range(_FIELDS)
 
 
 class Phase(IntEnum):
@@ -45,6 +45,8 @@ class HeartbeatReading:
         step: optimizer steps taken.
         batches: training batches done in this attempt.
         worked_s: seconds spent on reading them and in the training step: its own, not those spent waiting for others.
+        works: whether it reads a batch or is in the training step now.
+        is_suspended: whether its process is stopped, by SIGSTOP or a debugger; told of ranks on other machines alone.
     """
 
     pid: int = 0
@@ -53,6 +55,8 @@ class HeartbeatReading:
     step: int = 0
     batches: int = 0
     worked_s: float = 0.0
+    works: bool = False
+    is_suspended: bool = False
 
     @classmethod
     def read(cls, path: Path) -> "HeartbeatReading":
@@ -63,12 +67,15 @@ class HeartbeatReading:
             return cls()
         if len(data) < _FIELDS:
             return cls()
-        return cls(data[_PID], data[_BEATS], Phase(data[_PHASE]), data[_STEP], data[_BATCHES], data[_WORKED] / 1e9)
+        return cls(
+            *(data[_PID], data[_BEATS], Phase(data[_PHASE]), data[_STEP], data[_BATCHES], data[_WORKED] / 1e9),
+            *(bool(data[_WORKS]), bool(data[_SUSPENDED])),
+        )
 
     def write(self, path: Path) -> None:
         """Put this reading at `path`, where a launcher looks: that of a rank on another machine."""
         numbers = (self.pid, self.beats, self.phase, self.step, self.batches, round(self.worked_s * 1e9))
-        path.write_bytes(struct.pack(f"={_FIELDS}q", *numbers))
+        path.write_bytes(struct.pack(f"={_FIELDS}q", *numbers, self.works, self.is_suspended))
 
 
 class Heartbeat:
@@ -113,11 +120,13 @@ class Heartbeat:
 
     def begin_work(self) -> None:
         """Start to measure this rank's own work on a training batch."""
+        self._cells[_WORKS] = 1
         self._began = time.perf_counter_ns()
 
     def end_work(self) -> None:
         """Add the time since `begin`."""
         self._cells[_WORKED] += time.perf_counter_ns() - self._began
+        self._cells[_WORKS] = 0
 
     def count_batch(self) -> None:
         """Count one training batch."""

@@ -1,8 +1,13 @@
 """Horovod: a full replica per process, gradients averaged in one flat buffer after the backward pass."""
 
+import atexit
 import logging
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +32,9 @@ __all__ = ["Horovod"]
 
 log = logging.getLogger(__name__)
 
+#: between two looks at an exchange; Horovod's own waits are as long
+_POLL_S = 0.001
+
 
 class Horovod(ReplicatesParameters):
     """Replicate the module on every rank and let Horovod average the gradients.
@@ -44,6 +52,7 @@ class Horovod(ReplicatesParameters):
     """
 
     name = "horovod"
+    collective: "HorovodCollective"
 
     def __init__(self, *, scale_lr: bool = True) -> None:
         super().__init__(HorovodCollective())
@@ -85,8 +94,7 @@ class Horovod(ReplicatesParameters):
         has = torch.tensor([float(p.grad is not None) for p in every], device=self.device)
         # Together with `has`, half precision is summed in float32.
         flat = torch.cat([*(g.reshape(-1) for g in grads), has])
-        with _meeting_errors(self.world.rank):
-            hvd.allreduce_(flat, name="gradients", op=hvd.Average)
+        self.collective.allreduce(flat, "gradients", hvd.Average)
         *means, used = flat.split([*(p.numel() for p in every), len(every)])
         for parameter, gradient, mean, anywhere in zip(every, grads, means, used.tolist(), strict=True):
             if anywhere:
@@ -123,6 +131,7 @@ class HorovodCollective(Collective):
         self._rank = 0
         self._root: Store | None = None
         self._stores = self._channels = 0
+        self._timeout_s = math.inf
 
     def init_process_group(self, world: World, device: torch.device) -> None:
         """Meet the other ranks, as horovodrun or mpirun described them.
@@ -143,12 +152,43 @@ class HorovodCollective(Collective):
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
-        return _gather(self._rank, value, "gather")
+        with _meeting_errors(self._rank):
+            return _gather(value, "gather", self._wait)
+
+    def allreduce(self, tensor: Tensor, name: str, op: Any) -> None:
+        """Put what `op` makes of every rank's `tensor` in its place; what meets there has the same `name`."""
+        with _meeting_errors(self._rank):
+            self._wait(hvd.allreduce_async_(tensor, name=name, op=op))
 
     def all_agree(self, value: bool) -> bool:
         """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
-        with _meeting_errors(self._rank):
-            return bool(hvd.allreduce(torch.tensor([int(value)]), op=hvd.Min, name="agree"))
+        lowest = torch.tensor([int(value)])
+        self.allreduce(lowest, "agree", hvd.Min)
+        return bool(lowest)
+
+    @contextmanager
+    def timeout(self, timeout_s: float) -> Iterator[None]:
+        """Bound every exchange but those beside training: Horovod waits for ever for a rank that does not answer."""
+        self._timeout_s = timeout_s
+        try:
+            yield
+        finally:
+            self._timeout_s = math.inf
+
+    def is_peer_failure(self, error: Exception) -> bool:
+        """Return whether `error` says that an exchange failed, or took too long."""
+        return isinstance(error, _RankLost)
+
+    def _wait(self, handle: int) -> Tensor:
+        """Return what came of an exchange."""
+        until = time.monotonic() + self._timeout_s
+        while not hvd.poll(handle):
+            if time.monotonic() > until:
+                _leave_at_exit()
+                raise _RankLost(f"no answer within {self._timeout_s:g} s")
+            time.sleep(_POLL_S)
+        result: Tensor = hvd.synchronize(handle)
+        return result
 
     def key_value_store(self) -> Store:
         """Return a new corner of a key-value store on rank 0; every rank calls this equally often."""
@@ -177,16 +217,34 @@ class _SideChannel(SideChannel):
         self._rank, self._name = rank, f"channel/{number}"
 
     def gather(self, value: object) -> list[Any]:
-        return _gather(self._rank, value, self._name)
+        with _meeting_errors(self._rank):
+            return _gather(value, self._name, hvd.synchronize)
 
     def close(self) -> None:
         """Nothing was opened."""
 
 
-def _gather(rank: int, value: object, name: str) -> list[Any]:
-    with _meeting_errors(rank):
-        values: list[Any] = hvd.allgather_object(value, name=name)
-    return values
+class _RankLost(WorldError):
+    """Another rank did not answer, or left."""
+
+
+def _gather(value: object, name: str, wait: Callable[[int], Tensor]) -> list[Any]:
+    """Return every rank's `value`, as `hvd.allgather_object` does, which waits for ever."""
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    lengths = wait(hvd.allgather_async(torch.tensor([len(data)]), name=f"{name}/lengths"))
+    everything = wait(hvd.allgather_async(data, name=f"{name}/data"))
+    return [pickle.loads(one.numpy().tobytes()) for one in everything.split(lengths.tolist())]
+
+
+def _leave_at_exit() -> None:
+    """Have this process end as it would, but for Horovod's own end, which waits for every rank."""
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(getattr(sys, "last_value", None) is not None))
+
+    atexit.register(leave)
 
 
 @contextmanager
@@ -196,7 +254,7 @@ def _meeting_errors(rank: int) -> Iterator[None]:
         yield
     except (HorovodInternalError, RuntimeError) as error:
         reason = str(error).partition(". ")[0]
-        raise WorldError(f"rank {rank} lost the others in an exchange: {reason}") from error
+        raise _RankLost(f"rank {rank} lost the others in an exchange: {reason}") from error
 
 
 def _digest(tensor: Tensor) -> str:

@@ -54,6 +54,11 @@ def rank_killed(machines: Machines) -> None:
     machines.wait_for_round(ranks=2)
 
 
+def rank_suspended(machines: Machines) -> None:
+    machines.nodes[0].find("nodes.rank")[0].signal(SIGSTOP)
+    machines.wait_for_round(ranks=2)
+
+
 def launcher_killed(machines: Machines) -> None:
     machines.launcher.find("engine fit")[0].kill()
     machines.launcher.wait()
@@ -100,12 +105,15 @@ STRIKES: dict[Strike, tuple[list[int], list[str]]] = {
     frozen: ([2, 1, 2], ["was silent for 5 s: it is left out", "can train as well"]),
     leaves: ([2, 1], ["leaves: asked to stop"]),
     rank_killed: ([2, 2], ["ended without a word"]),
+    rank_suspended: ([2, 2], [f"The others wait for rank 0 on node {gethostname()}: suspended, by SIGSTOP"]),
     launcher_killed: ([2], []),
     stopped: ([2, 2], [""]),
     powered_off: ([2, 1], ["was silent for 5 s: it is left out"]),
     cut: ([2, 1, 2], ["was silent for 5 s: it is left out", "can train as well"]),
     cut_and_healed: ([2, 1, 2], ["was silent for 5 s: it is left out", "can train as well"]),
 }
+#: more than a step takes here on a busy machine
+HANG_S = 20
 #: those that need cables
 CABLED = (powered_off, cut, cut_and_healed)
 
@@ -141,7 +149,7 @@ def test_what_happens_to_nodes_changes_no_bit(strike: Strike, tmp_path: Path, ma
     slow = tmp_path / "slow"
     job = tiny_job(tmp_path, steps=STEPS, lingers=str(slow))
     slow.touch()
-    machines.fit()
+    machines.fit(hang_timeout_s=HANG_S if strike is rank_suspended else None)
     machines.join()
     machines.join()
     machines.wait_for_round(ranks=2)
@@ -244,6 +252,24 @@ def dies_again_and_again(machines: Machines) -> None:
     assert words in attempt.rounds[2]["why"], "and there are none"
 
 
+def hangs(machines: Machines) -> None:
+    """One of its ranks in a training step; the stack of every rank is in the log, of which node it is as well."""
+    job, host = tiny_job(machines.folder, steps=STEPS, wait_at=9), gethostname()
+    machines.fit(hang_timeout_s=HANG_S)
+    machines.join()
+    machines.join()
+    assert machines.launcher.wait(300) == 0, machines.said()
+    assert [node.wait() for node in machines.nodes] == [0, 0], machines.said()
+    assert results(job, "a") == undisturbed(machines.folder / "undisturbed")
+    [attempt] = Run(job, "a").attempts.attempts()
+    assert f"wait for rank 0 on node {host}: still reading a batch, or in the training step" in attempt.rounds[1]["why"]
+    log = Run(job, "a").store.read("attempts/000001.log").decode()
+    for rank in (0, 1):
+        own = log.partition(f"{host}: --- rank {rank}, process")[2].partition("--- rank")[0]
+        assert ("_wait_once" in own) == (rank == 0)
+        assert "training_step" in own or "in run" in own, f"rank {rank} has no stack"
+
+
 def is_refused(machines: Machines, join: Callable[[Path], object], words: str) -> None:
     """Before the first step; the job is at fault."""
     outside = machines.folder
@@ -323,6 +349,7 @@ SCENES: dict[str, Callable[[Machines], None]] = {
     "sharded": partial(loses_one, *SHARDED),
     "a snapshot": takes_a_snapshot,
     "no progress": dies_again_and_again,
+    "a hang": hangs,
     "a folder": leaves_a_folder,
     "an error of the job": has_an_error,
 }

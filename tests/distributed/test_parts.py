@@ -5,11 +5,13 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from laws.horovod_world import run_horovod_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
@@ -193,11 +195,12 @@ class FallsSilent(Learns):
         return super().training_step(batch, batch_idx)
 
 
-def hears_of_it(folder: str) -> None:
+def hears_of_it(folder: str, strategy: str) -> None:
     Path(folder, "run").mkdir(exist_ok=True)
-    rank = os.environ["RANK"]
+    rank = str(World.from_environment().rank)
     try:
-        Trainer(max_epochs=5, collective_timeout_s=4).fit(FallsSilent(), run=f"{folder}/run")
+        trainer = Trainer(max_epochs=5, strategy=strategy, collective_timeout_s=4, snapshots={"every_steps": 1})
+        trainer.fit(FallsSilent(), run=f"{folder}/run")
     except Exception as error:
         Path(folder, f"heard-{rank}").write_text(f"{type(error).__name__}: {error}")
     finally:
@@ -207,15 +210,18 @@ def hears_of_it(folder: str) -> None:
             os.kill(int(Path(folder, "run", "silent").read_text()), signal.SIGKILL)
 
 
-def test_a_rank_that_falls_silent_is_named_within_the_collective_timeout(tmp_path: Path) -> None:
-    assert run_ranks(hears_of_it, str(tmp_path), processes=3) == [0, -signal.SIGKILL, 0]
+@pytest.mark.parametrize(("strategy", "start"), [("ddp", run_ranks), ("horovod", run_horovod_ranks)])
+def test_a_rank_that_falls_silent_is_named_within_the_collective_timeout(
+    strategy: str, start: Callable[..., list[int]], tmp_path: Path
+) -> None:
+    assert start(hears_of_it, str(tmp_path), strategy, processes=3) == [0, -signal.SIGKILL, 0]
     heard = {rank: (tmp_path / f"heard-{rank}").read_text() for rank in (0, 2)}
     for rank, words in heard.items():
         assert words.startswith(f"WorldError: rank {rank} lost another rank after step 1 ("), words
         assert re.search(r"rank 1 was (last )?seen \d+ s ago, after step [01]", words), words
         assert f"rank {2 - rank} was seen" in words
         assert "collective_timeout_s, 4 s" in words
-    assert any("4000ms" in words for words in heard.values())
+    assert any("4000ms" in words or "no answer within 4 s" in words for words in heard.values())
 
 
 #: characters on each rank: all short, as long as one exchange takes, one longer than that, none

@@ -29,6 +29,7 @@ class Plan:
         end: how that round is to end: "" not yet, "stop" after a snapshot, "kill" at once.
         stop: all nodes are to leave, after a snapshot.
         snapshots: how many were asked for.
+        stacks: how often the ranks were asked to write theirs to the log.
         over: the exit code, when no round will follow.
     """
 
@@ -38,6 +39,7 @@ class Plan:
     end: str = ""
     stop: bool = False
     snapshots: int = 0
+    stacks: int = 0
     over: int | None = None
 
 

@@ -5,13 +5,14 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.launch.nodes.join import LAUNCHER_GONE
 from midstride.engine.launch.nodes.node_store import NodeStore, Plan
-from midstride.engine.processes.lifetime import children, signal_all
+from midstride.engine.launch.watchdog import write_stacks
+from midstride.engine.processes.lifetime import children, is_suspended, signal_all
 from midstride.engine.session.events import EventTail
 from midstride.engine.session.heartbeat import HeartbeatReading
 from midstride.engine.session.outcome import CODES
@@ -40,7 +41,7 @@ class NodeReport:
         self._session: Session | None = None  # of the ranks in this round
         self._events = EventTail(session.events)
         self._plan = Plan()
-        self._round = self._log_offset = 0
+        self._round = self._log_offset = self._stacks = 0
         self._told: set[str] = set()
         self._waits = False
         self._begun = threading.Event()
@@ -93,6 +94,7 @@ class NodeReport:
             "round": self._round,
             "heard": self._plan.round,
             "waits": self._waits,
+            "stacks": self._stacks,
         }  # before what its ranks have left
         self._store.send(self._node, {**state, "lines": self._lines(), **self._of_ranks(), **more})
 
@@ -100,9 +102,11 @@ class NodeReport:
         session = self._session
         if session is None:
             return {"heartbeats": {}, "events": [], "outcomes": []}
-        paths = sorted(session.folder.glob("heartbeat-rank-*"))
         # A process id means nothing on another machine.
-        readings = {path.name.rpartition("-")[2]: {**asdict(HeartbeatReading.read(path)), "pid": 0} for path in paths}
+        readings = {
+            rank: asdict(replace(reading, pid=0, is_suspended=is_suspended(reading.pid)))
+            for rank, reading in _readings(session).items()
+        }
         outcomes = [outcome.to_json() for outcome in session.outcomes()]
         new = [outcome for outcome in outcomes if outcome not in self._told]
         self._told.update(new)
@@ -128,10 +132,17 @@ class NodeReport:
             signal_all([os.getpid()], signal.SIGTERM)  # torchrun's agent passes it on, waits, and ends
         if plan.snapshots > before.snapshots:
             signal_all(children(os.getpid()), signal.SIGUSR1)
+        if plan.stacks > before.stacks:
+            threading.Thread(target=self._write_stacks, args=(plan.stacks,), daemon=True).start()
         if self._waits and plan.round > self._round and self._node in plan.nodes:
             self._begin(plan.round)
         elif not self._waits and (plan.end == "kill" or plan.round != self._round):
             signal_all(children(os.getpid()))  # they wait for ranks that are no more, and hear no signal
+
+    def _write_stacks(self, asked: int) -> None:
+        if self._session is not None:
+            write_stacks(_readings(self._session), self._node_session.log)
+        self._stacks = asked
 
     def _begin(self, number: int) -> None:
         session = self._node_session.of_round(number)
@@ -147,3 +158,8 @@ class NodeReport:
         signal_all(children(os.getpid()))
         sys.stdout.flush()
         os._exit(code)
+
+
+def _readings(session: Session) -> dict[int, HeartbeatReading]:
+    paths = sorted(session.folder.glob("heartbeat-rank-*"))
+    return {int(path.name.rpartition("-")[2]): HeartbeatReading.read(path) for path in paths}

@@ -22,6 +22,7 @@ from midstride.engine.launch.nodes.rounds import Node, Rounds
 from midstride.engine.launch.rank import print_whole_lines
 from midstride.engine.launch.schedulers.build import build_scheduler
 from midstride.engine.launch.schedulers.node_jobs import NodeJobs
+from midstride.engine.launch.watchdog import Hang, Watchdog
 from midstride.engine.processes.lifetime import parent_of, tie_to_parent
 from midstride.engine.processes.loopback import is_loopback, own_address
 from midstride.engine.runs.cause import cause_of
@@ -40,6 +41,8 @@ _POLL_S = 0.05
 _GOODBYE_S = 2.0
 #: before the grace is over, to end what a scheduler has started
 _CANCEL_S = 1.0
+#: for the nodes to hand on the stacks of ranks that hang
+_STACKS_S = 10.0
 #: rounds in a row without a newer snapshot that are followed by another
 _RETRIES = 3
 
@@ -67,6 +70,10 @@ class NodeServer:
         self._why_none_comes: Callable[[], str] = str
         self._stop_by: float | None = None
         self._snapshots = 0
+        self._watchdog = Watchdog(session, run.job.world)  # of the round
+        self._hang: Hang | None = None  # that ends it
+        self._kill_by = math.inf
+        self._stacks: dict[int, int] = {}  # how often each node's ranks have written theirs
         self._launcher = parent_of(os.getppid())  # above the supervisor, which asks for a stop when it is killed
 
     def run(self, why_none_comes: Callable[[], str] = str) -> int:
@@ -123,6 +130,7 @@ class NodeServer:
             self._take_from_ranks(message)
         if refused := message.get("refused"):
             self._refuse(refused)
+        self._stacks[node.number] = message.get("stacks", 0)
         # A member that waits as it has not yet heard of the round has not ended its ranks: it has none.
         is_member = node in self._rounds.members
         waits = message.get("waits", False) and not (is_member and message["heard"] < self._rounds.number)
@@ -184,6 +192,7 @@ class NodeServer:
             HeartbeatReading(phase=Phase.WAITING).write(self._session.heartbeat(0))
 
     def _watch(self) -> None:
+        self._watch_progress()
         if (end := self._rounds.end()) is not None and self._plan.end != "kill":
             how, why = end
             self._why = self._why or why
@@ -192,11 +201,28 @@ class NodeServer:
         if self._plan.end and self._rounds.have_left():
             self._close()
 
+    def _watch_progress(self) -> None:
+        """Have a round that hangs write its stacks, and end it once they are here."""
+        if self._hang is None and not self._plan.end and (hang := self._watchdog.hang()) is not None:
+            self._hang, self._why = hang, hang.message(self._name)
+            self._kill_by = time.monotonic() + _STACKS_S
+            self._tell(stacks=self._plan.stacks + 1)
+        told = all(self._stacks.get(node.number, 0) >= self._plan.stacks for node in self._rounds.members)
+        if self._hang is not None and self._plan.end != "kill" and (told or time.monotonic() > self._kill_by):
+            outcome = Outcome.of(WorldError(self._why), step=self._watchdog.step())
+            for rank in range(self._session.ranks or 0):  # as they cannot
+                self._session.write_outcome(replace(outcome, rank=rank))
+            self._tell(end="kill")
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} on node {self._rounds.member_of(rank).host}"
+
     def _begin(self) -> None:
         members, number = self._rounds.members, self._rounds.number
         ranks = sum(len(self._rounds.ranks(node)) for node in members)
         why = self._why or ("" if number == 1 else "there are nodes enough again")
         self._session.begin_round(ranks)
+        self._watchdog, self._hang = Watchdog(self._session, self._run.job.world), None
         self._round, self._why = Attempt(number, started=time.time()), ""
         hosts = [node.host for node in members]
         self._note(Event("round", time.time(), {"number": number, "nodes": hosts, "ranks": ranks, "why": why}))
@@ -219,16 +245,21 @@ class NodeServer:
             replace(self._round, outcome=outcome.kind, type=outcome.type, error=outcome.error, step=outcome.step)
         )
         self._why = self._why or cause_of(outcome.error) or outcome.kind
-        if outcome.kind == "died" and (
-            lost or not outcome.type.startswith("midstride.")
-        ):  # a store's fault is no node's
-            self._blame(lost[0] if lost else rounds.member_of(outcome.rank))
+        if outcome.kind == "died":
+            for node in lost[:1] or self._guilty(outcome):
+                self._blame(node)
         rounds.close()
         verdict = Verdict(False, "asked to stop") if self._plan.stop else retry_verdict(self._ended, _RETRIES)
         if verdict.retry:
             print(f"round {rounds.number} has ended: {self._why}", flush=True)
         else:
             self._finish(outcome)
+
+    def _guilty(self, outcome: Outcome) -> list[Node]:
+        """Return the nodes whose ranks have ended this round by a hang or a death; a store's fault is no node's."""
+        if self._hang is not None:
+            return [node for node in self._rounds.members if {*self._rounds.ranks(node)} & {*self._hang.ranks}]
+        return [] if outcome.type.startswith("midstride.") else [self._rounds.member_of(outcome.rank)]
 
     def _lose(self, node: Node) -> None:
         """Write down how the ranks of a silent node ended, as they cannot."""

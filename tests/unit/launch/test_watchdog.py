@@ -1,5 +1,6 @@
 """The watchdog: what counts as a hang, what does not, and which rank is slow."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ class World:
         self.watchdog = Watchdog(session, options, clock=lambda: self.now)
 
     def stuck_after(self, seconds: float) -> str:
-        self.watchdog.hang_message()
+        self.watchdog.hang()
         self.now += seconds
-        return self.watchdog.hang_message()
+        hang = self.watchdog.hang()
+        return "" if hang is None else hang.message("rank {} on node far".format)
 
     def train(self, batches: int, seconds: list[float]) -> None:
         """Let every rank do batches, each at its own pace."""
@@ -96,6 +98,39 @@ def test_ranks_that_never_started_hang_too(tmp_path: Path) -> None:
         Session(tmp_path).heartbeat(rank).unlink()
     assert world.stuck_after(101)
     assert world.watchdog.heartbeats() == [HeartbeatReading()] * 3
+
+
+def works(world: World, session: Session) -> None:
+    world.ranks[0].begin_work()
+    world.ranks[0].end_work()
+    world.ranks[2].begin_work()
+
+
+def is_behind(world: World, session: Session) -> None:
+    for rank in (0, 1):
+        world.ranks[rank].beat(1)
+
+
+def is_suspended(world: World, session: Session) -> None:
+    works(world, session)
+    HeartbeatReading(is_suspended=True).write(session.heartbeat(1))
+
+
+@pytest.mark.parametrize(
+    ("begin", "words"),
+    [
+        (works, "The others wait for rank 2 on node far: still reading a batch, or in the training step."),
+        (is_behind, "The others wait for rank 2 on node far: a batch behind."),
+        (is_suspended, "The others wait for rank 1 on node far: suspended, by SIGSTOP or a debugger."),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_named(
+    begin: Callable[[World, Session], None], words: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    assert "wait for" not in world.stuck_after(101)
+    begin(world, Session(tmp_path))
+    assert words in world.stuck_after(101)
 
 
 def test_a_slow_rank_is_named_once(tmp_path: Path) -> None:
