@@ -27,9 +27,9 @@ __all__ = [
     "die_with_parent",
     "exit_with",
     "exit_with_ancestors",
+    "is_suspended",
     "parent_of",
     "processes_with_env",
-    "is_suspended",
     "signal_all",
     "tie_to_parent",
 ]

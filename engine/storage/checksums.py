@@ -51,7 +51,8 @@ def check_size(path: str, expected: FileDigest, found: int) -> None:
 
 def encode_document(document: dict[str, Any]) -> bytes:
     """Return `document` as JSON that ends with a checksum of the rest; each of its keys has a line."""
-    return _in_lines(_sealed(json.loads(json.dumps(document))))  # what a reader will see: keys are text, tuples are lists
+    plain = json.loads(json.dumps(document))  # what a reader will see: keys are text, tuples are lists
+    return _in_lines(_sealed(plain))
 
 
 def _sealed(plain: dict[str, Any]) -> dict[str, Any]:

@@ -187,8 +187,7 @@ class HorovodCollective(Collective):
                 _leave_at_exit()
                 raise _RankLost(f"no answer within {self._timeout_s:g} s")
             time.sleep(_POLL_S)
-        result: Tensor = hvd.synchronize(handle)
-        return result
+        return _finished(handle)
 
     def key_value_store(self) -> Store:
         """Return a new corner of a key-value store on rank 0; every rank calls this equally often."""
@@ -218,7 +217,7 @@ class _SideChannel(SideChannel):
 
     def gather(self, value: object) -> list[Any]:
         with _meeting_errors(self._rank):
-            return _gather(value, self._name, hvd.synchronize)
+            return _gather(value, self._name, _finished)
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -234,6 +233,13 @@ def _gather(value: object, name: str, wait: Callable[[int], Tensor]) -> list[Any
     lengths = wait(hvd.allgather_async(torch.tensor([len(data)]), name=f"{name}/lengths"))
     everything = wait(hvd.allgather_async(data, name=f"{name}/data"))
     return [pickle.loads(one.numpy().tobytes()) for one in everything.split(lengths.tolist())]
+
+
+def _finished(handle: int) -> Tensor:
+    """Wait for ever; return what came of an exchange."""
+    result: Any = hvd.synchronize(handle)
+    assert isinstance(result, Tensor)
+    return result
 
 
 def _leave_at_exit() -> None:

@@ -143,7 +143,8 @@ class NodeServer:
 
     def _take_from_ranks(self, message: dict[str, Any]) -> None:
         for rank, reading in message["heartbeats"].items():
-            heartbeat = HeartbeatReading(**{**reading, "phase": Phase(reading["phase"])})
+            reading["phase"] = Phase(reading["phase"])
+            heartbeat = HeartbeatReading(**reading)
             heartbeat.write(self._session.heartbeat(int(rank)))
         for kind, at, fields in message["events"]:
             self._note(Event(kind, at, fields))
