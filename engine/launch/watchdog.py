@@ -86,7 +86,7 @@ class Watchdog:
     Args:
         session: of the world.
         options: how many ranks there are, and how long they may take.
-        patience_s: for so much longer than they may take, a hang is somebody else's to end.
+        patience_s: how much longer a hang is left to the process that watches the nodes.
         clock: seconds, for tests.
     """
 
