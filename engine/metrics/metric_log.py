@@ -60,10 +60,13 @@ class MetricLog:
 
     def step(self, epoch: int, step: int) -> None:
         """Close the row before and open that of `step` with what was kept for it."""
-        self.close()
+        if self._open:
+            self._closed.append(self._open)
         self._open = {"epoch": epoch, "step": step, **self._pending}
-        self._shares.update({(step, name): share for name, share in self._pending_shares.items()})
-        self._pending, self._pending_shares = {}, {}
+        self._pending = {}
+        if self._pending_shares:
+            self._shares.update({(step, name): share for name, share in self._pending_shares.items()})
+            self._pending_shares = {}
 
     def set_current(self, name: str, value: Any) -> None:
         """Write `value` into the row of the last step."""

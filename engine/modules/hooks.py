@@ -39,6 +39,10 @@ class Hooks:
         """Return whether anyone wants to be called at `name`."""
         return name in self._by_name
 
+    def bound(self, name: str) -> Sequence[Callable[..., None]]:
+        """Return what calls each hook called `name`, in order: for a loop, which looks them up once."""
+        return [partial(call_user_code, where, hook, *first) for where, hook, first in self._by_name.get(name, ())]
+
     def call(self, name: str, *arguments: Any, of: Literal["all", "module", "callbacks"] = "all") -> None:
         """Call every hook called `name`, or only the module's, or only the callbacks'."""
         for where, hook, first in self._by_name.get(name, ()):

@@ -27,6 +27,8 @@ class Precision:
         self._device = device.type
         self._autocast = {"bf16": torch.bfloat16, "16": torch.float16}.get(name)
         self._scales = name == "16"
+        #: whether losses are computed and stepped on as PyTorch does by itself
+        self.is_plain = name == "32"
         self._used = False
         self._plain = nullcontext[None]()
 

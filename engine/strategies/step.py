@@ -53,6 +53,9 @@ class StepScope:
             arguments: that the step is given after it.
             end: the module's `..._step_end`, called with the outputs and the batch; None if there is none.
         """
+        if self.metric_logger.is_recording and self.precision.is_plain:
+            outputs = forward(batch, *arguments)
+            return outputs if end is None else end(outputs, batch)
         with self.metric_logger.recording(), self.forward():
             outputs = forward(batch, *arguments)
             return outputs if end is None else end(outputs, batch)
@@ -67,9 +70,12 @@ class StepScope:
         """
         logged = self.metric_logger
         whole = logged.batch
+        where, step = f"{type(module).__name__}.{name}", getattr(module, name)
+        if batch is whole:
+            return call_user_code(where, step, batch, *arguments)
         logged.begin_batch(batch)
         try:
-            return call_user_code(f"{type(module).__name__}.{name}", getattr(module, name), batch, *arguments)
+            return call_user_code(where, step, batch, *arguments)
         finally:
             logged.begin_batch(whole)
 

@@ -23,6 +23,7 @@ class StepBoundary:
         self._context, self._checkpointer = context, checkpointer
         self._progress, self._rows = context.progress, context.metric_logger.rows
         self._heartbeat, self._requests, self._reporter = context.heartbeat, context.requests, context.reporter
+        self._inject_fault = context.fault_injector()
         self._lazy = context.strategy if isinstance(context.strategy, LazyDevice) else None
 
     def after_step(self, batches: int | None, outputs: Any) -> None:
@@ -34,7 +35,8 @@ class StepBoundary:
         """
         self._rows.step(self._progress.epoch, self._progress.step)
         self._reporter.step(self._progress, batches, outputs)
-        self._context.inject_fault("after_step")
+        if self._inject_fault is not None:
+            self._inject_fault("after_step")
         self.after_batch()
 
     def after_batch(self) -> None:

@@ -157,7 +157,7 @@ class EvaluationContext:
         before, moved, after = (self._transfer_hook(name) for name in TRANSFER_HOOKS)
         device, converted = self.device, self.precision.batch
         if before is moved is after is None and device.type == "cpu":
-            return lambda batch, loader: converted(batch)
+            return _as_it_is if self.precision.is_plain else lambda batch, loader: converted(batch)
 
         to_device = BatchStream(device).move if device.type == "cuda" else partial(move, device=device)
 
@@ -185,6 +185,10 @@ class EvaluationContext:
         if self.faults is not None:
             self.faults.at(self.world.rank, self.progress.step if step is None else step, phase)
 
+    def fault_injector(self) -> Callable[[str], None] | None:
+        """Return `inject_fault` for a loop; None where nothing is injected."""
+        return None if self.faults is None else self.inject_fault
+
 
 @dataclass(frozen=True)
 class FitContext(EvaluationContext):
@@ -205,3 +209,7 @@ class FitContext(EvaluationContext):
     optimizers: list[Optimizer]
     schedulers: list[SchedulerConfig]
     step: nn.Module
+
+
+def _as_it_is(batch: Any, loader: int) -> Any:
+    return batch

@@ -38,6 +38,9 @@ class FitLoop:
         self.context, self.checkpointer = context, checkpointer
         self.progress, self.loader = context.progress, context.loaders.training
         self._options, self._lanes, self._transfer = context.options, context.lanes, context.batch_transfer()
+        self._inject_fault = context.fault_injector()
+        self._on_batch_start = context.hooks.bound("on_train_batch_start")
+        self._on_batch_end = context.hooks.bound("on_train_batch_end")
         loader = self.loader
         self.batches = loader.estimated_batches
         self.optimizer_step = OptimizerStep(context)
@@ -89,17 +92,18 @@ class FitLoop:
 
     def epoch(self) -> None:
         """Train to the end of this epoch, or to the end of the fit if that comes first."""
-        context, progress = self.context, self.progress
+        context, progress, heartbeat = self.context, self.progress, self.context.heartbeat
         if not progress.in_epoch:
             progress.begin_epoch()
             context.hooks.call("on_train_epoch_start")
         batches = self.loader.batches(progress.epoch, progress.batch)
         while not progress.at_end and not self.is_done():
-            context.inject_fault("fetch")
-            context.heartbeat.begin_work()
+            if self._inject_fault is not None:
+                self._inject_fault("fetch")
+            heartbeat.begin_work()
             batch = self._to_device(next(batches))
-            context.heartbeat.end_work()
-            context.heartbeat.count_batch()
+            heartbeat.end_work()
+            heartbeat.count_batch()
             if progress.batch == 0:
                 self._check_order()
             self.batch(batch)
@@ -125,24 +129,26 @@ class FitLoop:
 
     def batch(self, batch: Any) -> None:
         """Train on one batch; at the end of an accumulation window that is one step."""
-        context, progress = self.context, self.progress
-        index = progress.batch
-        context.metric_logger.begin_batch(batch)
+        progress, index = self.progress, self.progress.batch
+        self.context.metric_logger.begin_batch(batch)
         if self.checkpointer is not None:
             self._record(batch, index)
-        context.hooks.call("on_train_batch_start", batch, index)
+        for hook in self._on_batch_start:
+            hook(batch, index)
         outputs = self.optimizer_step.train(batch, index)
         progress.batch_done(at_end=self.loader.at_end)
         stepped = self.optimizer_step.stepped
         if stepped:
             progress.stepped()
-        context.hooks.call("on_train_batch_end", outputs, batch, index)
+        for hook in self._on_batch_end:
+            hook(outputs, batch, index)
         if stepped:
             self.optimizer_step.step_schedulers("step", progress.step)
             self.boundary.after_step(self.batches, outputs)
         else:
             self.boundary.inside_accumulation()
-        self.validate_if_due()
+        if self.validation is not None:
+            self.validate_if_due()
 
     def _record(self, batch: Any, index: int) -> None:
         """Enter the samples of a batch, with lanes those of each, into the log of samples."""

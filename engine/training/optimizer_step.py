@@ -1,7 +1,7 @@
 """How a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,9 @@ from midstride.engine.training.nonfinite import NonFiniteGuard
 
 __all__ = ["OptimizerStep"]
 
+#: called in every step
+_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+
 
 class OptimizerStep:
     """Trains on batches.
@@ -32,15 +35,18 @@ class OptimizerStep:
     def __init__(self, context: FitContext) -> None:
         self.context, self.loader = context, context.loaders.training
         self.module = context.module
+        self._options = context.options
         self.window = context.options.accumulate_grad_batches
         self._has_several = len(context.optimizers) > 1
-        self._forward_only = nullcontext[None]()
+        self._inject_fault = context.fault_injector()
+        self._hooks = {name: context.hooks.bound(name) for name in _HOOKS}
         self._end = _step_end(context)
         self._check_pending = len(context.optimizers) == 1
         self._lanes = None if context.lanes is None else LaneScope(context, "train")
         strategy = context.strategy
         self._runs_backward = strategy if isinstance(strategy, RunsBackward) else None
         self._runs_lanes = strategy if isinstance(strategy, RunsLanes) else None
+        self._backward_sync = strategy if isinstance(strategy, BackwardSync) else None
         self._loss_now: Tensor | None = None  # of the batch in hand
         self._again = False  # whether a closure evaluates a batch not for the first time
         #: whether the batch that was trained on last ended with a step
@@ -60,46 +66,62 @@ class OptimizerStep:
         context = self.context
         self.stepped = self.closes_window(index)
         if not self.module.automatic_optimization:
-            context.inject_fault("forward")
+            if self._inject_fault is not None:
+                self._inject_fault("forward")
             return context.scope.run(context.step, batch, index, end=self._end)
         outputs: Any = None
         self.losses.begin()
         for number, optimizer in enumerate(context.optimizers):
-            extra = (number,) if self._has_several else ()
-            with self._only(optimizer):
-                if needs_closure(optimizer):
-                    outputs = self._step_by_closure(optimizer, batch, index, extra)
-                    continue
-                outputs = self._gradients(batch, index, extra)
-                if self.stepped:
-                    self._step(optimizer)
+            if not self._has_several:
+                outputs = self._train_one(optimizer, batch, index, ())
+                continue
+            with self._others_off(optimizer):
+                outputs = self._train_one(optimizer, batch, index, (number,))
         if index == 0:
             context.metric_logger.metrics.warn_of_graphs()
-        self.losses.end(index, last=self.stepped and context.progress.step + 1 == context.options.max_steps)
+        self.losses.end(index, last=self.stepped and context.progress.step + 1 == self._options.max_steps)
         context.precision.update()
         return outputs
 
-    def _gradients(self, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
+    def _train_one(self, optimizer: Optimizer, batch: Any, index: int, number: tuple[int, ...]) -> Any:
+        """Train with one optimizer; where there are several, its `number` among them is the step's last argument."""
+        if needs_closure(optimizer):
+            return self._step_by_closure(optimizer, batch, index, number)
+        outputs = self._gradients(batch, index, number)
+        if self.stepped:
+            self._step(optimizer)
+        return outputs
+
+    def _gradients(self, batch: Any, index: int, number: tuple[int, ...]) -> Any:
         """Run forward and backward; gradients stay on this rank until the window closes."""
-        context = self.context
         if self._runs_backward is not None:
             return self._run_schedule(self._runs_backward, batch, index)
         if self._runs_lanes is not None:
             return self._in_lanes(self._runs_lanes, batch, index)
-        undo = self._nonfinite_guard.rollback_point() if self._nonfinite_guard is not None else None
-        with self._forward_only if self.stepped else self._no_backward_sync():
-            context.inject_fault("forward")
-            outputs = context.scope.run(context.step, batch, index, *extra, end=self._end)
-            loss = self._loss_now = self._loss(outputs)
-            if loss is None:
-                return outputs
-            if self._nonfinite_guard is not None and self._nonfinite_guard.skip_if_nonfinite(loss, undo):
-                self.stepped = self.stepped and self._nonfinite_guard.close_window()
-                return None
-            context.hooks.call("on_before_backward", loss)
-            context.inject_fault("backward")
-            self._backward(loss)
-            context.hooks.call("on_after_backward")
+        if self.stepped or self._backward_sync is None:
+            return self._forward_backward(batch, index, number)
+        with self._backward_sync.no_backward_sync(self.context.step):
+            return self._forward_backward(batch, index, number)
+
+    def _forward_backward(self, batch: Any, index: int, number: tuple[int, ...]) -> Any:
+        context, guard = self.context, self._nonfinite_guard
+        undo = None if guard is None else guard.rollback_point()
+        if self._inject_fault is not None:
+            self._inject_fault("forward")
+        outputs = context.scope.run(context.step, batch, index, *number, end=self._end)
+        loss = self._loss_now = self._loss(outputs)
+        if loss is None:
+            return outputs
+        if guard is not None and guard.skip_if_nonfinite(loss, undo):
+            self.stepped = self.stepped and guard.close_window()
+            return None
+        for hook in self._hooks["on_before_backward"]:
+            hook(loss)
+        if self._inject_fault is not None:
+            self._inject_fault("backward")
+        self._backward(loss)
+        for hook in self._hooks["on_after_backward"]:
+            hook()
         return outputs
 
     def _run_schedule(self, strategy: RunsBackward, batch: Any, index: int) -> Any:
@@ -148,10 +170,6 @@ class OptimizerStep:
         by = self._own.get("backward", Tensor.backward)
         context.precision.backward(loss / self.window if self.window > 1 else loss, by)
 
-    def _no_backward_sync(self) -> AbstractContextManager[Any]:
-        strategy = self.context.strategy
-        return strategy.no_backward_sync(self.context.step) if isinstance(strategy, BackwardSync) else nullcontext()
-
     def _loss(self, outputs: Any) -> Tensor | None:
         loss = self.losses.read(outputs)
         if loss is not None and self._nonfinite_guard is None and not self._again:
@@ -161,11 +179,14 @@ class OptimizerStep:
     def _step(self, optimizer: Optimizer) -> None:
         context = self.context
         context.strategy.reduce_gradients(self.module.parameters())
-        context.inject_fault("optimizer_step")
-        self._first_step(optimizer)
+        if self._inject_fault is not None:
+            self._inject_fault("optimizer_step")
+        if self._check_pending:
+            self._first_step(optimizer)
         context.precision.unscale(optimizer)
         self._clip(optimizer)
-        context.hooks.call("on_before_optimizer_step", optimizer)
+        for hook in self._hooks["on_before_optimizer_step"]:
+            hook(optimizer)
         if (step := self._own.get("optimizer_step")) is None:
             context.precision.step(optimizer)
         else:  # the batch is computed by now: what its closure returns is there
@@ -173,21 +194,22 @@ class OptimizerStep:
         self._zero_gradients(optimizer)
 
     def _zero_gradients(self, optimizer: Optimizer) -> None:
-        progress = self.context.progress
-        self.context.hooks.call("on_before_zero_grad", optimizer)
+        for hook in self._hooks["on_before_zero_grad"]:
+            hook(optimizer)
         if (zero_grad := self._own.get("optimizer_zero_grad")) is None:
             optimizer.zero_grad()
         else:
+            progress = self.context.progress
             zero_grad(progress.epoch, progress.batch, optimizer)
 
     def _first_step(self, optimizer: Optimizer) -> None:
         """Look once whether the loss reaches anything that is trained."""
-        if self._check_pending and self.losses.had_one:
+        if self.losses.had_one:
             self._check_pending = False
             check_gradients(optimizer, self.module)
 
     def _clip(self, optimizer: Optimizer) -> None:
-        largest, algorithm = self.context.options.gradient_clip_val, self.context.options.gradient_clip_algorithm
+        largest, algorithm = self._options.gradient_clip_val, self._options.gradient_clip_algorithm
         if (clip := self._own.get("configure_gradient_clipping")) is not None:
             clip(optimizer, largest, algorithm)
         elif largest is not None:
@@ -201,7 +223,7 @@ class OptimizerStep:
         def closure() -> float:
             optimizer.zero_grad()
             self._again = bool(first)
-            with context.metric_logger.muted() if self._again else self._forward_only:
+            with context.metric_logger.muted() if self._again else nullcontext():
                 outputs = self._gradients(batch, index, extra)
             if (loss := self.losses.read(outputs)) is None:
                 raise NoLoss(f"{type(optimizer).__name__} needs a loss for every batch, and batch {index} has none.")
@@ -230,6 +252,7 @@ class OptimizerStep:
 
     @contextmanager
     def _others_off(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let only the parameters of `optimizer` collect gradients."""
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         others = [p for p in self.module.parameters() if id(p) not in mine and p.requires_grad]
         for parameter in others:
@@ -239,10 +262,6 @@ class OptimizerStep:
         finally:
             for parameter in others:
                 parameter.requires_grad_(True)
-
-    def _only(self, optimizer: Optimizer) -> Any:
-        """Return a context in which only this optimizer's parameters collect gradients."""
-        return self._others_off(optimizer) if self._has_several else self._forward_only
 
     def step_schedulers(self, interval: Literal["epoch", "step"], count: int) -> None:
         """Step the schedulers of `interval` that are due after `count` of them."""
