@@ -37,10 +37,8 @@ _first = get_bit_generator()
 _first_words = _numpy_words(_first)
 
 
-def _read_numpy() -> object:
-    # Asked for anew each time: a user may put another bit generator in place.
-    generator = get_bit_generator()
-    words = _first_words if generator is _first else _numpy_words(generator)
+def _read_numpy(generator: Any) -> object:
+    words = _numpy_words(generator)
     return repr(generator.state) if words is None else words.raw
 
 
@@ -77,7 +75,10 @@ RngReading = tuple[Any, object, tuple[Any, float | None]]
 
 def read_rng() -> RngReading:
     """Return a look at torch, numpy and `random`, to compare with a later one."""
-    return _torch_words.raw, _read_numpy(), (_random_words.raw, _inst.gauss_next)
+    generator = get_bit_generator()  # anew each time: a user may put another one in place
+    known = _first_words if generator is _first else None
+    numpy_words = _read_numpy(generator) if known is None else known.raw
+    return _torch_words.raw, numpy_words, (_random_words.raw, _inst.gauss_next)
 
 
 def rng_changed(before: RngReading, after: RngReading) -> list[bool]:

@@ -64,6 +64,8 @@ class RngIsolation:
         self.after = reading
 
     def __exit__(self, *_: object) -> None:
+        if self.after is self.before and not self._numpy_state["has_gauss"]:
+            return
         torch_moved, numpy_moved, random_moved = rng_changed(self.before, self.after or read_rng())
         if torch_moved:
             restore_torch(self.before[0])

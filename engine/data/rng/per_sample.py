@@ -86,6 +86,8 @@ class SampleSeeder:
 
     def generators_of(self, dataset: Any, collate: Any) -> list[Any]:
         """Return the generators that the data set and the collate hold themselves."""
+        if self._draws_nothing:
+            return []
         return [*self._dataset_generators.generators_of(dataset), *self._collate_generators.generators_of(collate)]
 
     def samples(self, fetch: BatchRequest, dataset: Any) -> list[Any]:
@@ -151,9 +153,12 @@ class SampleSeeder:
         """Return `collate(samples)` with the random numbers of the batch."""
         if self._unseen is not None:
             (before, dataset), self._unseen = self._unseen, None
-            batch, self.last_reading = collate(samples), read_rng()
-            if before == self.last_reading:
+            batch = collate(samples)
+            after = read_rng()
+            if before == after:
+                self.last_reading = before  # the same object: who compares it with the look before need not read it
                 return batch
+            self.last_reading = after
             self._draws_nothing = False
             samples = self.samples(fetch, dataset)
         held = self._collate_generators.of(collate)
@@ -219,7 +224,7 @@ class IsolatedReads:
     def __enter__(self) -> None:
         """Note where the generators stand."""
         owned = self._seeds.generators_of(self._dataset, self._collate)
-        self._before = [(generator, get_state(generator)) for generator in owned]
+        self._before = [(generator, get_state(generator)) for generator in owned] if owned else []
         self._isolation.__enter__()
         self._seeds.last_reading = self._isolation.before
 
