@@ -15,6 +15,8 @@ from midstride.engine.objects.attributes import attributes_of
 __all__ = ["content_digest"]
 
 _DEEP = 16
+#: numbers in a tensor above which a copy costs more than looking at each tensor by itself
+_SMALL = 4096
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 #: of marshal: without references and interned strings, which are not the same in every process
 _VERSION = 0
@@ -41,12 +43,30 @@ def _plain(value: Any, deep: int) -> Any:
     if deep == 0:
         return kind.__qualname__
     if isinstance(value, (list, tuple)):
-        return [_plain(item, deep - 1) for item in value]
+        return _of_small_tensors([*value]) or [_plain(item, deep - 1) for item in value]
     if isinstance(value, (set, frozenset)):  # in another order in another process
         return sorted(content_digest(item) for item in value)
     if isinstance(value, Mapping):
         return [(_plain(key, deep - 1), _plain(item, deep - 1)) for key, item in value.items()]
     return kind.__qualname__, _of_object(value, deep)
+
+
+def _of_small_tensors(items: list[Any]) -> list[Any] | None:
+    """Return what `_of_tensor` gives for each of `items`, in a third of the time; None if they are not alike and small.
+
+    Nearly all of that time is spent on making an array of each, so one is made of all.
+    """
+    if len(items) < 4 or {*map(type, items)} != {Tensor}:
+        return None
+    shapes, dtypes = {item.shape for item in items}, {item.dtype for item in items}
+    if len(shapes) > 1 or len(dtypes) > 1 or not 0 < items[0].numel() <= _SMALL:
+        return None
+    try:
+        rows = torch.stack(items).numpy().reshape(len(items), -1)
+    except (RuntimeError, TypeError):  # as in `_of_tensor`
+        return None
+    dtype, shape = str(items[0].dtype), tuple(items[0].shape)
+    return [(dtype, shape, xxh3_64_intdigest(row.data)) for row in rows]
 
 
 def _of_tensor(tensor: Tensor) -> Any:
