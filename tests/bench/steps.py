@@ -3,7 +3,8 @@
 make bench-steps
 
 Everything on: a run that is kept, a logged loss, the metric log, the account of samples, hooks, the heartbeat and a
-snapshot policy that decides at every step; only the snapshots themselves are measured apart (bench-snapshots). Rounds
+snapshot policy that decides at every step. Beside it a `fit` without a run, and one with a snapshot each 100 steps: of
+that the training thread's part is counted, and bench-snapshots measures the rest. Rounds
 go through all engines, each round in the other direction. Start-up is left out. Microseconds are CPU time of the
 training thread, which a busy machine hardly changes; the ratio is of wall time. Waits are those of the host for a GPU,
 as far as a machine without one shows them: reads of tensors that the engine takes for a device's. Lightning has a
@@ -17,7 +18,8 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,9 +103,15 @@ def bare(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
         optimizer.zero_grad()
 
 
-def ours(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
+def without_a_run(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
+    Trainer(max_epochs=1, enable_progress_bar=False).fit(Module(net, meter), data)
+
+
+def ours(
+    net: nn.Module, data: DataLoader[Any], meter: Meter, snapshots: Mapping[str, int] = {"every_seconds": 3600}
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(max_epochs=1, snapshots={"every_seconds": 3600}, enable_progress_bar=False)
+        trainer = Trainer(max_epochs=1, snapshots=snapshots, enable_progress_bar=False)
         trainer.fit(Module(net, meter), data, run=folder)
 
 
@@ -124,7 +132,12 @@ def lightning(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
 
 
 Engine = Callable[[nn.Module, DataLoader[Any], Meter], None]
-ENGINES: dict[str, Engine] = {"bare": bare, "midstride": ours}
+ENGINES: dict[str, Engine] = {
+    "bare": bare,
+    "midstride, no run": without_a_run,
+    "midstride": ours,
+    "midstride, a snapshot each 100 steps": partial(ours, snapshots={"every_steps": 100}),
+}
 if importlib.util.find_spec("lightning") is not None:
     ENGINES["lightning"] = lightning
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
