@@ -54,8 +54,8 @@ def run(copy: Copy, rows: Sequence[Mutant], taken_s: Mapping[str, float]) -> boo
         ended, told = judge(copy, mutant, max(LEAST_S, TIMES * slowest_s))
         counts[ended] += 1
         print(f"{ended:<9}{time.monotonic() - began:5.1f} s  {mutant.file}: {mutant.name}; {told}", flush=True)
-    print(", ".join(f"{count} {ended}" for ended, count in counts.items()) or "no such row")
-    return bool(rows) and not counts.keys() - {"killed", "argued"}
+    print(", ".join(f"{count} {ended}" for ended, count in counts.items()))
+    return not counts.keys() - {"killed", "argued"}
 
 
 def main() -> int:
@@ -66,6 +66,8 @@ def main() -> int:
     )
     asked = parser.parse_args()
     rows = [row for row in MUTANTS if re.search(asked.k, f"{row.file}: {row.name}")]
+    if not rows:
+        parser.error(f"no row has {asked.k!r} in its file or name")
     import torch
     import torch._dynamo  # the first optimizer imports it, which takes seconds
 

@@ -8,6 +8,8 @@ PLAIN = "laws/test_plain.py"
 CHILDREN = "unit/processes/test_child_processes.py"
 LAUNCHERS = "faults/test_launchers.py"
 ROUNDS = "unit/launch/test_rounds.py"
+WATCHDOG = "unit/launch/test_watchdog.py"
+FORK_SERVER = "unit/processes/test_fork_server.py"
 
 WORLDS = [
     Mutant(
@@ -205,5 +207,75 @@ WORLDS = [
         '_run(["scancel", self._job], _environment())',
         "pass",
         "distributed/test_slurm.py::test_a_job_in_the_queue_is_no_hang_and_is_cancelled_on_a_stop",
+    ),
+    Mutant(
+        "the rank that is at work is not named when the others wait for it",
+        "engine/session/heartbeat.py",
+        "        self._cells[_WORKS] = 1\n",
+        "",
+        WATCHDOG,
+    ),
+    Mutant(
+        "Horovod is waited for without end",
+        "engine/strategies/horovod.py",
+        "        self._timeout_s = timeout_s\n",
+        "",
+        "distributed/test_parts.py::test_a_rank_that_falls_silent_is_named_within_the_collective_timeout[horovod-run_horovod_ranks]",
+    ),
+    Mutant(
+        "a fork is made of a server that was started with other variables",
+        "engine/processes/fork_server.py",
+        "return self._process.poll() is None and self._early == _early(environment)",
+        "return self._process.poll() is None",
+        f"{FORK_SERVER}::test_where_what_is_read_at_the_start_differs_there_is_no_fork",
+    ),
+    Mutant(
+        "what is forked outlives the server's launcher",
+        "engine/processes/fork_server.py",
+        "    while launcher not in (ready := select.select([inbox, launcher, *running], [], [])[0]):\n",
+        "    while [] != (ready := select.select([inbox, *running], [], [])[0]):\n",
+        FORK_SERVER,
+    ),
+    Mutant(
+        "a fork's processes do not carry the mark of their session",
+        "engine/processes/fork_server.py",
+        '    show_variable(MARK, os.environ.get(MARK, ""))\n    sys.exit',
+        "    sys.exit",
+        f"{FORK_SERVER}::test_its_processes_carry_the_mark_of_their_session_and_end_when_they_are_asked",
+    ),
+    Mutant(
+        "a forked program keeps the environment of its parent",
+        "engine/processes/forked_program.py",
+        "    take_environment(environment)\n    main()\n",
+        "    main()\n",
+        FORK_SERVER,
+    ),
+    Mutant(
+        "a forked program ends with 0 whatever it raises",
+        "engine/processes/forked_program.py",
+        "        traceback.print_exc()\n        code = 1\n",
+        "        traceback.print_exc()\n",
+        FORK_SERVER,
+    ),
+    Mutant(
+        "ranks are forked where they could not use CUDA",
+        "engine/launch/elastic_ranks.py",
+        ' or sys.platform != "linux" or fork_cannot_use_cuda()',
+        ' or sys.platform != "linux"',
+        "gpu/test_forked_ranks.py",
+    ),
+    Mutant(
+        "a step does not wait for its batch",
+        "engine/training/batch_stream.py",
+        "        computing.wait_stream(self._stream)\n",
+        "",
+        "gpu/test_two_devices.py::test_a_batch_is_copied_on_a_stream_that_the_step_waits_for",
+    ),
+    Mutant(
+        "the memory of a batch is free before its step is done",
+        "engine/training/batch_stream.py",
+        "            copy.record_stream(computing)",
+        "            copy.size()",
+        "gpu/test_two_devices.py::test_a_batch_is_copied_on_a_stream_that_the_step_waits_for",
     ),
 ]
