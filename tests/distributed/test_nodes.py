@@ -11,8 +11,8 @@ from socket import gethostname
 from typing import Any
 
 import pytest
-from support.flow_runs import results, tiny_job, train_forked, wait_for
-from support.machines import Machines
+from support.flow_runs import results, tiny_job, wait_for
+from support.machines import Machines, undisturbed
 from support.networks import Network, why_no_network
 from support.node_strikes import CABLED, STRIKES, Strike, killed, launcher_killed, rank_suspended
 
@@ -70,7 +70,7 @@ def test_what_happens_to_nodes_changes_no_bit(strike: Strike, tmp_path: Path, ma
     slow.unlink()
     assert machines.launcher.wait(300) == 0, machines.said()
     assert [node.wait() for node in machines.nodes] == [0] * len(machines.nodes), machines.said()
-    assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
+    assert results(job, "a") == undisturbed(tmp_path / "undisturbed", STEPS)
     assert audit(job.run_url("a")).is_clean
     # The next launch completes the log of an attempt whose launcher was killed, once its world has ended.
     seen = slice(-1, None) if strike is launcher_killed else slice(before - 1, None)
@@ -81,15 +81,6 @@ def test_what_happens_to_nodes_changes_no_bit(strike: Strike, tmp_path: Path, ma
         assert why in one.why
         assert one.resumed_from is not None
     assert [attempt.outcome for attempt in Run(job, "a").attempts.attempts()][-1] == "done"
-
-
-def undisturbed(folder: Path, ranks: int = 1, lanes: int | None = 2, strategy: str = "ddp") -> dict[str, bytes]:
-    """Return what the same run leaves that processes of one machine train, one of them in lanes."""
-    tiny_job(folder, processes=ranks, steps=STEPS)
-    said = [f"world.strategy={strategy}", *([] if lanes is None else [f"world.lanes={lanes}"])]
-    job = TrainingJob.load(folder / "job.yaml", said)
-    train_forked(job, "a")
-    return results(job, "a")
 
 
 #: what is chosen for the world, and how many ranks train before and after one of the nodes is killed
@@ -133,7 +124,7 @@ def loses_one(chosen: dict[str, Any], sizes: list[int], machines: Machines) -> N
     go_on(machines)
     lanes, strategy = chosen["lanes"], chosen.get("strategy", "ddp")
     ranks = sizes[0] if lanes is None else 1
-    assert results(job, "a") == undisturbed(machines.folder / "undisturbed", ranks, lanes, strategy)
+    assert results(job, "a") == undisturbed(machines.folder / "undisturbed", STEPS, ranks, lanes, strategy)
     assert audit(job.run_url("a")).is_clean
 
 
@@ -171,7 +162,7 @@ def hangs(machines: Machines) -> None:
     machines.join()
     assert machines.launcher.wait(300) == 0, machines.said()
     assert [node.wait() for node in machines.nodes] == [0, 0], machines.said()
-    assert results(job, "a") == undisturbed(machines.folder / "undisturbed")
+    assert results(job, "a") == undisturbed(machines.folder / "undisturbed", STEPS)
     [attempt] = Run(job, "a").attempts.attempts()
     assert f"wait for rank 0 on node {host}: still reading a batch, or in the training step" in attempt.rounds[1]["why"]
     log = Run(job, "a").store.read("attempts/000001.log").decode()

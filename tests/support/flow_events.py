@@ -12,14 +12,14 @@ __all__ = ["BY_NAME", "payload", "told"]
 BY_NAME = {kind.event: kind for kind in EVENTS}
 
 
-def told(server: str, resource: str, name: str) -> list[dict[str, Any]]:
-    """Return the events called `name` about `resource`, newest first, once the server has any."""
+def told(server: str, resource: str, name: str, least: int = 1) -> list[dict[str, Any]]:
+    """Return the events called `name` about `resource`, newest first, once the server has so many of them."""
 
     def found() -> list[dict[str, Any]]:
         wanted = {"filter": {"event": {"name": [name]}, "resource": {"id": [resource]}}}
         answer = httpx.post(f"{server}/events/filter", json=wanted, timeout=100)
         events: list[dict[str, Any]] = answer.raise_for_status().json()["events"]
-        return events
+        return events if len(events) >= least else []
 
     return wait_for(found, f"{name} about {resource}")  # type: ignore[no-any-return]
 

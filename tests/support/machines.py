@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from support.flow_runs import wait_for
+from support.flow_runs import results, tiny_job, train_forked, wait_for
 from support.networks import Network
 
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import descendants, signal_all
 
-__all__ = ["Machine", "Machines", "found_below"]
+__all__ = ["Machine", "Machines", "found_below", "undisturbed"]
 
 #: nodes that are silent for so long are left out: not too short for a busy machine, on which the others are at work
 TIMEOUT_S = 5
@@ -103,10 +104,13 @@ class Machines:
     Args:
         folder: of the job.
         network: the launcher is its last machine; None for the loopback.
+        program: the module and the command that the launcher is.
     """
 
-    def __init__(self, folder: Path, network: Network | None = None) -> None:
-        self.folder, self.network = folder, network
+    def __init__(
+        self, folder: Path, network: Network | None = None, program: tuple[str, str] = ("midstride.engine", "fit")
+    ) -> None:
+        self.folder, self.network, self._program = folder, network, program
         self.nodes: list[Machine] = []
         self._started: list[Machine] = []
         self._address = f"{'127.0.0.1' if network is None else network.address(network.head)}:0"
@@ -118,7 +122,8 @@ class Machines:
         world |= {"node_timeout_s": TIMEOUT_S, "grow_after_s": 0, "rendezvous": self._address, **chosen}
         options = [f"--set=world.{key}={value}" for key, value in world.items() if value is not None]
         head, before = 0 if self.network is None else self.network.head, len(self._asked())
-        self.launcher = self._start(head, "fit.txt", "fit", f"{self.folder}/job.yaml", "--run", "a", *options)
+        job = f"{self.folder}/job.yaml"
+        self.launcher = self._start(head, "fit.txt", *self._program, job, "--run", "a", *options)
         [self._address, *_] = wait_for(lambda: self._asked()[before:], "a rendezvous")
 
     def _asked(self) -> list[str]:
@@ -134,7 +139,8 @@ class Machines:
             environment: of the node, on top of this process's.
         """
         number, log = number or len(self._started), f"node-{len(self._started)}.txt"
-        node = self._start(number, log, "join", self._address, "--wait=120", hides=hides, environment=environment)
+        join = ("midstride.engine", "join", self._address, "--wait=120")
+        node = self._start(number, log, *join, hides=hides, environment=environment)
         self.nodes.append(node)
         return node
 
@@ -157,7 +163,7 @@ class Machines:
         hides: Path | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> Machine:
-        command = [sys.executable, "-m", "midstride.engine", *arguments]
+        command = [sys.executable, "-m", *arguments]
         if hides is not None:
             command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && "$@"', str(hides), *command]
         if self.network is not None:
@@ -177,3 +183,14 @@ class Machines:
         for machine in self._started:
             machine.signal(signal.SIGCONT)
             machine.kill()
+
+
+def undisturbed(
+    folder: Path, steps: int, ranks: int = 1, lanes: int | None = 2, strategy: str = "ddp"
+) -> dict[str, bytes]:
+    """Return what the same run leaves that processes of one machine train, one of them in lanes."""
+    tiny_job(folder, processes=ranks, steps=steps)
+    said = [f"world.strategy={strategy}", *([] if lanes is None else [f"world.lanes={lanes}"])]
+    job = TrainingJob.load(folder / "job.yaml", said)
+    train_forked(job, "a")
+    return results(job, "a")

@@ -1,0 +1,42 @@
+"""`midstride train` over several machines, one of which is lost."""
+
+from pathlib import Path
+from socket import gethostname
+
+import pytest
+from support.flow_events import payload, told
+from support.flow_runs import STEPS, results, tiny_job, wait_for
+from support.machines import Machines, undisturbed
+
+from midstride.engine.runs.report import report_of
+from midstride.engine.runs.run import Run
+
+
+def test_a_machine_that_is_lost_is_another_round_and_no_retry_of_the_flow(server: str, tmp_path: Path) -> None:
+    slow, host = tmp_path / "slow", gethostname()
+    job = tiny_job(tmp_path, lingers=str(slow))
+    slow.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", server)
+        machines = Machines(tmp_path, program=("midstride.flows", "train"))
+        try:
+            machines.fit()
+            machines.join()
+            machines.join()
+            machines.wait_for_round(ranks=2)
+            wait_for((tmp_path / "mark").exists, "a step behind a snapshot")
+            machines.nodes.pop(0).kill()
+            machines.wait_for_round(ranks=1)
+            slow.unlink()
+            assert machines.launcher.wait(300) == 0, machines.said()
+            assert machines.nodes[0].wait() == 0, machines.said()
+        finally:
+            machines.close()
+    assert results(job, "a") == undisturbed(tmp_path / "undisturbed", STEPS)
+    [attempt] = Run(job, "a").attempts.attempts()
+    assert attempt.outcome == "done"
+    assert [one.ranks for one in report_of(Run(job, "a")).rounds] == [2, 1]
+    events = told(server, "midstride.run.a", "midstride.round.begun", least=2)
+    first, second = sorted((payload(event).model_dump() for event in events), key=lambda event: event["number"])
+    assert (first["nodes"], second["nodes"]) == ([host, host], [host])
+    assert f"node {host} (rank 0) was silent for 5 s: it is left out" in second["why"]
