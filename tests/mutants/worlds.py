@@ -230,13 +230,6 @@ WORLDS = [
         f"{FORK_SERVER}::test_where_what_is_read_at_the_start_differs_there_is_no_fork",
     ),
     Mutant(
-        "what is forked outlives the server's launcher",
-        "engine/processes/fork_server.py",
-        "    while launcher not in (ready := select.select([inbox, launcher, *running], [], [])[0]):\n",
-        "    while [] != (ready := select.select([inbox, *running], [], [])[0]):\n",
-        FORK_SERVER,
-    ),
-    Mutant(
         "a fork's processes do not carry the mark of their session",
         "engine/processes/fork_server.py",
         '    show_variable(MARK, os.environ.get(MARK, ""))\n    sys.exit',

@@ -1,12 +1,13 @@
-"""What a test leaves behind: environment variables, threads, processes, a process group."""
+"""What a test leaves behind: environment variables, handlers of signals, threads, processes, a process group."""
 
 import os
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
-__all__ = ["LASTING_PROCESSES", "Surroundings"]
+__all__ = ["LASTING_PROCESSES", "SIGNALS", "Surroundings"]
 
 #: enough on a busy machine
 GRACE_S = 30.0
@@ -14,6 +15,8 @@ GRACE_S = 30.0
 ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 #: threads of libraries that live as long as the process and belong to no test
 LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_", "AnyIO worker thread", "seaweed")
+#: signals whose handlers the next test, and what it forks, would have
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: processes that live as long as the tests and belong to none
 LASTING_PROCESSES: set[int] = set()
 
@@ -29,10 +32,15 @@ class Surroundings:
     def __init__(self, token: str, grace_s: float = GRACE_S) -> None:
         self._token, self._grace_s = token.encode(), grace_s
         self._environment, self._threads, self._processes = _environment(), _threads(), _processes()
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def leaks(self) -> list[str]:
         """Return what there is now that was not there before, once it had time to end."""
         leaks = _differences(self._environment, _environment())
+        for number, handler in self._handlers.items():
+            if (found := signal.getsignal(number)) is not handler:
+                signal.signal(number, handler)
+                leaks.append(f"handler of {number.name} {found!r}, was {handler!r}")
         leaks += [f"thread {thread.name}" for thread in self._outlived()]
         leaks += [f"process {pid}: {_command(pid)}" for pid in self._surviving()]
         if (distributed := sys.modules.get("torch.distributed")) and distributed.is_initialized():

@@ -1,5 +1,6 @@
 """What is taken from the privates of torch and torchmetrics is there, and does what is assumed of it."""
 
+import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
+from support.leaks import SIGNALS
 from torch import nn
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
@@ -71,9 +73,12 @@ def test_an_agent_starts_its_ranks_by_what_is_given(tmp_path: Path) -> None:
         asked.append((command, environment["RANK"]))
 
     logs = DefaultLogsSpecs(log_dir=str(tmp_path))
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     with launch.ranks_started_by(start):
         world = start_processes("rank", "true", {0: ("one",)}, {0: {"RANK": "0"}}, logs)
         result = world.wait()
+    for number, handler in handlers.items():  # torch leaves its own
+        signal.signal(number, handler)
     assert result is not None
     assert not result.is_failed()
     assert asked == [(("true", "one"), "0")]

@@ -1,6 +1,7 @@
 """What a test leaves behind is found, so that every other test may be held to leave nothing."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -46,6 +47,14 @@ def test_a_variable_is_found_and_put_back() -> None:
     os.environ["MIDSTRIDE_LEFT"] = "1"
     assert before.leaks() == ["environment variable MIDSTRIDE_LEFT='1', was None"]
     assert "MIDSTRIDE_LEFT" not in os.environ
+
+
+def test_a_handler_of_a_signal_is_found_and_put_back() -> None:
+    handler = signal.getsignal(signal.SIGUSR2)
+    before = Surroundings(TOKEN, grace_s=0.0)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    assert [leak.partition(" <")[0] for leak in before.leaks()] == ["handler of SIGUSR2"]
+    assert signal.getsignal(signal.SIGUSR2) is handler
 
 
 def test_a_thread_is_found() -> None:
