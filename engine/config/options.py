@@ -64,6 +64,11 @@ def short_precision(value: Any) -> Any:
     return named.get(str(value), str(value)) if type(value) in (int, str) else value
 
 
+def _none_if_minus_one(value: object) -> object:
+    """Lightning's way to say that there is no limit."""
+    return None if value == -1 else value
+
+
 class Options(BaseModel):
     """Base of every group of choices: unknown keys are faults, values never change."""
 
@@ -149,7 +154,9 @@ class TrainerOptions(Options):
     """How long and how a module trains."""
 
     max_epochs: Count | None = Field(None, title="Epochs", description="Stop after so many passes over the data.")
-    max_steps: Count | None = Field(None, title="Steps", description="Stop after so many optimizer steps.")
+    max_steps: Annotated[Count | None, BeforeValidator(_none_if_minus_one)] = Field(
+        None, title="Steps", description="Stop after so many optimizer steps."
+    )
     min_epochs: Count | None = Field(
         None, title="At least epochs", description="Early stopping waits for so many passes over the data."
     )

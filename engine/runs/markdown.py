@@ -64,7 +64,9 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     if report.previous:
         run, value = report.previous
         rows.append(("best of other runs", f"{format_number(value)} ({format_run_name(run)})"))
-    rows += [("steps", f"{report.steps:,} in {report.epochs} epochs"), ("time", format_seconds(report.seconds))]
+    rows.append(("steps", f"{report.steps:,} in {report.epochs} epochs"))
+    if report.seconds:  # of attempts; a script's run has none
+        rows.append(("time", format_seconds(report.seconds)))
     rows.append(("snapshots", f"{report.snapshots} taken"))
     if report.gaps:
         rows.append(("gaps", "; ".join(report.gaps)))

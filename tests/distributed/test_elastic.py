@@ -1,13 +1,16 @@
 """`midstride rank` under torchrun: a machine that is lost changes no bit of a run in lanes."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.etcd import Etcd, why_no_etcd
 from support.flow_runs import results, tiny_job, train_forked, wait_for
+from support.tiers import everything
 
 from midstride.engine.cli.app import main
 from midstride.engine.config.job import TrainingJob
@@ -16,25 +19,39 @@ from midstride.engine.runs.audit import audit
 from midstride.engine.runs.run import Run
 from midstride.engine.strategies.rendezvous import serve_store
 
-Start = Callable[[TrainingJob], "subprocess.Popen[bytes]"]
+Start = Callable[..., "subprocess.Popen[bytes]"]
 #: seconds between polls and until a silent agent is left out: short, so that the test is
-RENDEZVOUS = "is_host=false,keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
+CONFIGURATION = {
+    "c10d": "is_host=false,keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1",
+    "etcd-v2": "last_call_timeout=1",
+}
 
 
 @pytest.fixture
-def start_machine(tmp_path: Path) -> Iterator[Start]:
-    """Return what starts torchrun's agent with one rank: a machine of a world of one or two."""
-    store, machines = serve_store(), []
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    if why := why_no_etcd():
+        pytest.skip(why)
+    server = Etcd(tmp_path / "etcd")
+    yield server
+    server.kill()
 
-    def start(job: TrainingJob) -> "subprocess.Popen[bytes]":
+
+@pytest.fixture
+def start_machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Return what starts torchrun's agent with one rank: a machine of a world of one or two."""
+    backend = request.node.callspec.params.get("backend", "etcd-v2")
+    store = serve_store() if backend == "c10d" else None
+    address = f"127.0.0.1:{store.port}" if store else request.getfixturevalue("etcd").address
+    machines: list[subprocess.Popen[bytes]] = []
+
+    def start(job: TrainingJob, name: str = "elastic") -> "subprocess.Popen[bytes]":
         options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--monitor-interval=0.1"]
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-id=elastic"]
-        rank = ["--no-python", "--", sys.executable, "-m", "midstride.engine", "rank", f"{job.folder}/job.yaml"]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, *meeting, f"--rdzv-conf={RENDEZVOUS}"]
-        chosen = ["--run", "a", "--set", "world.lanes=2"]
+        meeting = [f"--rdzv-backend={backend}", f"--rdzv-endpoint={address}", f"--rdzv-id={name}"]
+        rank = ["--no-python", "--", *RANK, f"{job.folder}/job.yaml", *CHOSEN]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, *meeting]
+        command = [*command, f"--rdzv-conf={CONFIGURATION[backend]}", "--local-addr=127.0.0.1", *rank]
         with (tmp_path / f"machine-{len(machines)}.txt").open("wb") as log:
             environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-            command = [*command, "--local-addr=127.0.0.1", *rank, *chosen]
             machines.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         return machines[-1]
 
@@ -44,15 +61,26 @@ def start_machine(tmp_path: Path) -> Iterator[Start]:
         machine.wait()
 
 
+#: what a rank is, and of which run
+RANK = (sys.executable, "-m", "midstride.engine", "rank")
+CHOSEN = ("--run", "a", "--set", "world.lanes=2")
+#: where agents meet, and whether the one that is lost comes back
+LOST = [("c10d", False), ("c10d", True), ("etcd-v2", False), ("etcd-v2", True)]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    whole = metafunc.config.getoption("--laws") == "all"
     if "comes_back" in metafunc.fixturenames:
-        whole = metafunc.config.getoption("--laws") == "all"
-        metafunc.parametrize("comes_back", [False, True] if whole else [False])
+        metafunc.parametrize(("backend", "comes_back"), LOST if whole else LOST[:1])
+
+
+def said(folder: Path) -> str:
+    return "".join(path.read_text() for path in sorted(folder.glob("machine-*.txt")))
 
 
 @pytest.mark.timeout(400)
 def test_a_machine_is_lost_and_the_run_ends_with_the_undisturbed_bits(
-    comes_back: bool, tmp_path: Path, start_machine: Start
+    backend: str, comes_back: bool, tmp_path: Path, start_machine: Start
 ) -> None:
     slow = tmp_path / "slow"
     job = tiny_job(tmp_path, wait_at=8, lingers=str(slow))
@@ -71,12 +99,42 @@ def test_a_machine_is_lost_and_the_run_ends_with_the_undisturbed_bits(
     if comes_back:
         wait_for(lambda: descendants(second.pid), "the rank of the machine that is back")
         slow.unlink()
-        assert second.wait(300) == 0, (tmp_path / "machine-2.txt").read_text()
-    assert first.wait(300) == 0, (tmp_path / "machine-0.txt").read_text()
-    said = "".join(path.read_text() for path in tmp_path.glob("machine-*.txt"))
-    assert said.count(", 2 processes") == 1 + comes_back, said
+        assert second.wait(300) == 0, said(tmp_path)
+    assert first.wait(300) == 0, said(tmp_path)
+    assert said(tmp_path).count(", 2 processes") == 1 + comes_back, said(tmp_path)
     assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
     assert audit(job.run_url("a")).is_clean
+
+
+@everything
+@pytest.mark.timeout(400)
+def test_where_etcd_dies_machines_that_are_started_again_resume(
+    tmp_path: Path, etcd: Etcd, start_machine: Start
+) -> None:
+    job = tiny_job(tmp_path, wait_at=8)
+    machines = [start_machine(job), start_machine(job)]
+    wait_for((tmp_path / "mark").exists, "the step at which the model waits")
+    wait_for(Run(job, "a").catalog.snapshots, "the snapshot before it")
+    etcd.kill()
+    assert all(machine.wait(300) != 0 for machine in machines), said(tmp_path)
+    etcd.start()
+    machines = [start_machine(job, "another"), start_machine(job, "another")]  # the first is closed for good
+    assert [machine.wait(300) for machine in machines] == [0, 0], said(tmp_path)
+    assert said(tmp_path).count(", 2 processes") == 2, said(tmp_path)
+    assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
+
+
+@everything
+@pytest.mark.timeout(400)
+def test_ranks_that_mpirun_starts_are_a_world(tmp_path: Path) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed: apt-get install openmpi-bin")
+    job = tiny_job(tmp_path)
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    ended = subprocess.run([*mpirun, *RANK, f"{job.folder}/job.yaml", *CHOSEN], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count(", 2 processes") == 1, ended.stdout
+    assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
 
 
 def undisturbed(folder: Path) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ import pytest
 from support.flow_runs import results, tiny_job, train_forked, wait_for
 from support.leaks import LASTING_PROCESSES
 from support.slurm import MISSING, Slurm
+from support.tiers import everything
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.nodes import Nodes
@@ -31,7 +32,6 @@ pytestmark = [
 ]
 
 STEPS = 64
-everything = pytest.mark.skipif("config.getoption('--laws') != 'all'", reason="one of the rows that --laws=all runs")
 
 
 @pytest.fixture(scope="session")
@@ -154,6 +154,18 @@ def of_one_process(folder: Path) -> dict[str, bytes]:
     job = TrainingJob.load(folder / "job.yaml", ["world.strategy=ddp", "world.lanes=2"])
     train_forked(job, "a")
     return results(job, "a")
+
+
+@everything
+def test_ranks_that_srun_starts_are_a_world(slurm: Slurm, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, steps=STEPS)
+    rank = [sys.executable, "-m", "midstride.engine", "rank", f"{job.folder}/job.yaml", "--run", "a"]
+    command = ["srun", "--nodes=2", "--ntasks=2", *rank, "--set", "world.lanes=2"]
+    environment = {**os.environ, **slurm.environment}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count(", 2 processes") == 1, ended.stdout
+    assert results(job, "a") == of_one_process(tmp_path / "alone")
 
 
 def test_a_job_in_the_queue_is_no_hang_and_is_cancelled_on_a_stop(

@@ -8,6 +8,7 @@ from rich.console import Console
 from midstride.engine.cli.report_view import show_report, show_runs
 from midstride.engine.registry.comparison import compare
 from midstride.engine.registry.report import NightlyReport
+from midstride.engine.runs.markdown import summary_rows
 from midstride.engine.runs.report import Interruption, Report
 from midstride.engine.runs.summary import RunSummary
 from midstride.flows.terminal import show_nightly_report
@@ -47,6 +48,12 @@ def test_a_refusal_is_read_whole(console: Console) -> None:
         "after step 70, went on from step 60, steps lost: 10, time lost: 3.2 s",
     ):
         assert letters(sentence) in said
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3.2])
+def test_the_time_of_a_script_without_attempts_is_not_told(seconds: float) -> None:
+    report = Report(job="digits", run="a", url="u", outcome="done", seconds=seconds)
+    assert ("time" in dict(summary_rows(report))) == bool(seconds)
 
 
 def test_a_nights_reason_is_read_whole(console: Console) -> None:

@@ -81,6 +81,13 @@ def test_lightnings_old_name_of_an_option_is_taken(tmp_path: Path) -> None:
     )
 
 
+def test_minus_one_step_is_no_limit_as_in_lightning(tmp_path: Path) -> None:
+    assert TrainingJob.load(write(tmp_path), ["trainer.max_steps=-1"]).trainer.max_steps is None
+    assert faults(tmp_path, JOB, "trainer.max_steps=-1", "trainer.max_epochs=null") == [
+        "trainer: say max_epochs or max_steps: the training would never end"
+    ]
+
+
 def test_a_job_from_before_says_retries(tmp_path: Path) -> None:
     job = TrainingJob.load(write(tmp_path), ["retries=5"])
     assert job.retries_without_progress == 5

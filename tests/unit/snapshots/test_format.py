@@ -4,6 +4,7 @@ import base64
 import builtins
 import json
 import math
+import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
+from midstride.engine.objects.instances import FORMS
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.reader import read
@@ -26,6 +28,11 @@ from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
 PAGE = Path(__file__).parents[3] / "docs" / "snapshot-format.md"
+
+
+def test_each_form_of_an_instance_is_explained() -> None:
+    rows = re.findall(r"^\| ((?:`[a-z ]+`(?:, )?)+) \|", PAGE.read_text().partition("| `form` |")[2], re.MULTILINE)
+    assert {form for row in rows for form in re.findall(r"`([a-z ]+)`", row)} == {*FORMS}
 
 
 class Page:
