@@ -194,7 +194,9 @@ def _warm(request: pytest.FixtureRequest) -> None:
         torch.set_num_threads(1)
         # The faults' ranks write to S3.
         more = ["s3fs"] if any("faults" in item.path.parts for item in request.session.items) else []
-        run_ranks(_nothing, timeout_s=600, preload=(*PRELOAD, *IN_RANKS, *more))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # where `support` is
+            run_ranks(_nothing, timeout_s=600, preload=(*PRELOAD, *IN_RANKS, *more))
 
 
 @pytest.fixture
