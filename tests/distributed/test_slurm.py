@@ -160,11 +160,11 @@ def of_one_process(folder: Path) -> dict[str, bytes]:
 def test_ranks_that_srun_starts_are_a_world(slurm: Slurm, tmp_path: Path) -> None:
     job = tiny_job(tmp_path, steps=STEPS)
     rank = [sys.executable, "-m", "midstride.engine", "rank", f"{job.folder}/job.yaml", "--run", "a"]
-    command = ["srun", "--nodes=2", "--ntasks=2", *rank, "--set", "world.lanes=2"]
+    command = ["srun", "--nodes=1", "--ntasks=2", "--overcommit", *rank, "--set", "world.lanes=2"]
     environment = {**os.environ, **slurm.environment}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count(", 2 processes") == 1, ended.stdout
+    assert ended.stderr.count(", 2 processes") == 1, ended.stderr
     assert results(job, "a") == of_one_process(tmp_path / "alone")
 
 
