@@ -2,6 +2,8 @@
 
 import os
 import socket
+import sys
+import time
 
 from midstride.engine import slurm
 from midstride.engine.errors import WorldError
@@ -11,6 +13,9 @@ from midstride.engine.world import World
 
 __all__ = ["rendezvous_store", "serve_store"]
 
+#: for which a machine's name may be new: that of a pod is known a little after its start
+_KNOWN_S = 60.0
+
 
 def rendezvous_store(world: World) -> Store | None:
     """Return where the ranks meet; None if torch finds that out from their launcher's variables."""
@@ -19,6 +24,7 @@ def rendezvous_store(world: World) -> Store | None:
         launcher = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         return PrefixStore(f"round/{number}/ranks", launcher)
     if "MASTER_ADDR" in os.environ:
+        _wait_until_known(os.environ["MASTER_ADDR"], "MASTER_ADDR")
         return _on_this_machine(world)
     if world.size == 1:
         return HashStore()
@@ -50,7 +56,31 @@ def _in_step(world: World) -> Store:
     host, port, name = slurm.meeting_point(os.environ)
     if world.nodes == 1:
         return PrefixStore(name, _served_by_first(world, port))
+    _wait_until_known(host, "the first machine of Slurm's step")
     return PrefixStore(name, TCPStore(host, port, is_master=world.is_first, wait_for_workers=False))
+
+
+def _wait_until_known(host: str, what: str) -> None:
+    """Wait until this machine knows an address of `host`, and say so if it does not.
+
+    Raises:
+        WorldError: it has not learned one in a minute.
+    """
+    until, has_said = time.monotonic() + _KNOWN_S, False
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            why = f"no address is known for {host} ({what}), where the ranks meet: {error.strerror}"
+            if time.monotonic() > until:
+                way_out = "let that name resolve on every node, or hand all processes an address in MASTER_ADDR"
+                raise WorldError(f"{why}; {way_out}, and a free port there in MASTER_PORT") from error
+            if not has_said:
+                print(f"{why}; waiting for {_KNOWN_S:.0f} s", file=sys.stderr, flush=True)
+            has_said = True
+            time.sleep(_KNOWN_S / 100)
+        else:
+            return
 
 
 def _served_by_first(world: World, port: int) -> TCPStore:

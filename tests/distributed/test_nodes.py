@@ -4,7 +4,7 @@ Nodes are processes on the loopback. Where root may make network namespaces, the
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from itertools import product
 from pathlib import Path
 from signal import SIGUSR1
 from socket import gethostname
@@ -32,7 +32,7 @@ HANG_S = 20
 @pytest.fixture
 def machines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machines]:
     """Return machines that end with the test."""
-    strike = request.node.callspec.params.get("strike") if hasattr(request.node, "callspec") else None
+    strike = request.node.callspec.params.get("strike")
     if strike not in CABLED:
         found = Machines(tmp_path)
         yield found
@@ -40,42 +40,55 @@ def machines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine
         return
     if why := why_no_network():
         pytest.skip(why)
-    with Network(4) as network:
+    with Network(MOST + 2) as network:
         found = Machines(tmp_path, network)
         yield found
         found.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    whole = metafunc.config.getoption("--laws") == "all"
     if "strike" in metafunc.fixturenames:
-        chosen = [*STRIKES] if metafunc.config.getoption("--laws") == "all" else [killed]
-        metafunc.parametrize("strike", chosen, ids=lambda strike: strike.__name__)
+        cells = [*product(STRIKES, WORLDS)] if whole else [(killed, "2 lanes")]
+        metafunc.parametrize(("strike", "world"), cells, ids=[f"{strike.__name__}-{world}" for strike, world in cells])
     if "scene" in metafunc.fixturenames:
-        scenes = SCENES if metafunc.config.getoption("--laws") == "all" else ("missing code", "an error of the job")
+        scenes = SCENES if whole else ("missing code", "an error of the job")
         metafunc.parametrize("scene", scenes)
 
 
+#: what is chosen for the world; without lanes its bits follow from how many ranks there are
+WORLDS: dict[str, dict[str, Any]] = {
+    "2 lanes": {"nodes": "1:2", "lanes": 2},
+    "4 lanes on 4 nodes": {"nodes": "1:4", "lanes": 4},
+    "4 lanes on 2 nodes": {"nodes": "1:2", "processes": 2, "lanes": 4},
+    "a global batch": {"nodes": "1:2", "lanes": None, "global_batch_size": 8},
+    "ddp": {"nodes": "2", "processes": 2, "lanes": None},
+    "sharded": {"nodes": "2", "processes": 2, "lanes": None, "strategy": "sharded"},
+}
+#: nodes at most, and one that replaces another
+MOST = 5
+
+
 @pytest.mark.timeout(600)
-def test_what_happens_to_nodes_changes_no_bit(strike: Strike, tmp_path: Path, machines: Machines) -> None:
-    slow = tmp_path / "slow"
-    job = tiny_job(tmp_path, steps=STEPS, lingers=str(slow))
-    slow.touch()
-    machines.fit(hang_timeout_s=HANG_S if strike is rank_suspended else None)
-    machines.join()
-    machines.join()
-    machines.wait_for_round(ranks=2)
+def test_what_happens_to_nodes_changes_no_bit(strike: Strike, world: str, tmp_path: Path, machines: Machines) -> None:
+    chosen = WORLDS[world]
+    job = lingering(machines, **chosen, hang_timeout_s=HANG_S if strike is rank_suspended else None)
+    for _ in range(machines.most):
+        machines.join()
+    machines.wait_for_all()
     before = machines.rounds
-    wait_for((tmp_path / "mark").exists, "a step behind a snapshot")
+    lingers(machines)
     strike(machines)
-    slow.unlink()
-    assert machines.launcher.wait(300) == 0, machines.said()
-    assert [node.wait() for node in machines.nodes] == [0] * len(machines.nodes), machines.said()
-    assert results(job, "a") == undisturbed(tmp_path / "undisturbed", STEPS)
+    if machines.is_fixed and len(machines.nodes) < machines.most:
+        machines.join()
+        machines.wait_for_all()
+    go_on(machines)
     assert audit(job.run_url("a")).is_clean
+    assert world == "a global batch" or results(job, "a") == undisturbed(tmp_path / "undisturbed", STEPS, **chosen)
     # The next launch completes the log of an attempt whose launcher was killed, once its world has ended.
     seen = slice(-1, None) if strike is launcher_killed else slice(before - 1, None)
     rounds = report_of(Run(job, "a")).rounds[seen]
-    sizes, causes = STRIKES[strike]
+    sizes, causes = expected(strike, machines)
     assert [one.ranks for one in rounds] == sizes
     for one, why in zip(rounds[1:], causes, strict=True):
         assert why in one.why
@@ -83,11 +96,13 @@ def test_what_happens_to_nodes_changes_no_bit(strike: Strike, tmp_path: Path, ma
     assert [attempt.outcome for attempt in Run(job, "a").attempts.attempts()][-1] == "done"
 
 
-#: what is chosen for the world, and how many ranks train before and after one of the nodes is killed
-TWO_OF_TWO = ({"nodes": "1:2", "processes": 2, "lanes": 4}, [4, 2])
-FOUR = ({"nodes": "1:4", "lanes": 4}, [4, 2])
-ONE_SPARE = ({"nodes": "2:3", "lanes": 2}, [2, 2])
-SHARDED = ({"nodes": 2, "strategy": "sharded", "lanes": None}, [2, 2])
+def expected(strike: Strike, machines: Machines) -> tuple[list[int], list[str]]:
+    """Return how many ranks each round has, and why; a world that is fixed has none with fewer."""
+    are_all, causes = STRIKES[strike]
+    if machines.is_fixed:
+        are_all, causes = [True] * min(2, len(are_all)), causes[:1]
+    ranks = machines.most * machines.processes
+    return [ranks if all_train else ranks // 2 for all_train in are_all], causes
 
 
 def lingering(machines: Machines, **chosen: object) -> TrainingJob:
@@ -109,22 +124,19 @@ def go_on(machines: Machines) -> None:
     assert [node.wait() for node in machines.nodes] == [0] * len(machines.nodes), machines.said()
 
 
-def loses_one(chosen: dict[str, Any], sizes: list[int], machines: Machines) -> None:
-    job = lingering(machines, **chosen)
-    for _ in range(int(str(chosen["nodes"])[-1])):
+def has_a_spare(machines: Machines) -> None:
+    """It takes the place of one of the two that train."""
+    job = lingering(machines, nodes="2:3")
+    for _ in range(3):
         machines.join()
-    machines.wait_for_round(sizes[0])
+    machines.wait_for_round(ranks=2)
     lingers(machines)
-    lost = next(node for node in machines.nodes if node.find("nodes.rank"))  # another may be the spare
-    machines.nodes.remove(lost)
-    lost.kill()
-    if chosen is SHARDED[0]:
-        machines.join()
-    machines.wait_for_round(sizes[1])
+    trains = next(node for node in machines.nodes if node.find("nodes.rank"))
+    machines.nodes.remove(trains)
+    trains.kill()
+    machines.wait_for_round(ranks=2)
     go_on(machines)
-    lanes, strategy = chosen["lanes"], chosen.get("strategy", "ddp")
-    ranks = sizes[0] if lanes is None else 1
-    assert results(job, "a") == undisturbed(machines.folder / "undisturbed", STEPS, ranks, lanes, strategy)
+    assert results(job, "a") == undisturbed(machines.folder / "undisturbed", STEPS)
     assert audit(job.run_url("a")).is_clean
 
 
@@ -245,10 +257,7 @@ SCENES: dict[str, Callable[[Machines], None]] = {
     "missing store": without_store,
     "other threads": with_other_threads,
     "other threads, late": is_refused_late,
-    "2 nodes of 2 ranks": partial(loses_one, *TWO_OF_TWO),
-    "4 nodes of 1 rank": partial(loses_one, *FOUR),
-    "one spare": partial(loses_one, *ONE_SPARE),
-    "sharded": partial(loses_one, *SHARDED),
+    "one spare": has_a_spare,
     "a snapshot": takes_a_snapshot,
     "no progress": dies_again_and_again,
     "a hang": hangs,

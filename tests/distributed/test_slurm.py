@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from support.flow_runs import results, tiny_job, train_forked, wait_for
 from support.leaks import LASTING_PROCESSES
-from support.slurm import MISSING, Slurm
+from support.slurm import MISSING, Slurm, can_mount
 from support.tiers import everything
 
 from midstride.engine.config.job import TrainingJob
@@ -157,10 +157,13 @@ def of_one_process(folder: Path) -> dict[str, bytes]:
 
 
 @everything
-def test_ranks_that_srun_starts_are_a_world(slurm: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_that_srun_starts_are_a_world(nodes: int, slurm: Slurm, tmp_path: Path) -> None:
+    if nodes > 1 and not can_mount():
+        pytest.skip("names of nodes need root, unshare and mount")
     job = tiny_job(tmp_path, steps=STEPS)
     rank = [sys.executable, "-m", "midstride.engine", "rank", f"{job.folder}/job.yaml", "--run", "a"]
-    command = ["srun", "--nodes=1", "--ntasks=2", "--overcommit", *rank, "--set", "world.lanes=2"]
+    command = ["srun", f"--nodes={nodes}", "--ntasks=2", "--overcommit", *rank, "--set", "world.lanes=2"]
     environment = {**os.environ, **slurm.environment}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

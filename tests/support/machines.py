@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from support.flow_runs import results, tiny_job, train_forked, wait_for
 from support.networks import Network
@@ -112,14 +113,19 @@ class Machines:
     ) -> None:
         self.folder, self.network, self._program = folder, network, program
         self.nodes: list[Machine] = []
+        self._chosen: dict[str, Any] = {}
         self._started: list[Machine] = []
         self._address = f"{'127.0.0.1' if network is None else network.address(network.head)}:0"
-        self.rounds = 0
+        self.rounds = self.most = self.processes = 0
+        self.is_fixed = False  # whether no round may have fewer nodes
 
-    def fit(self, **chosen: object) -> None:
-        """Start the launcher, and return when nodes may come."""
+    def fit(self, **chosen: Any) -> None:
+        """Start the launcher, and return when nodes may come; again, with what was chosen before."""
+        self._chosen |= chosen
         world = {"strategy": "ddp", "launcher": "join", "nodes": "1:2", "lanes": 2, "processes": 1}
-        world |= {"node_timeout_s": TIMEOUT_S, "grow_after_s": 0, "rendezvous": self._address, **chosen}
+        world |= {"node_timeout_s": TIMEOUT_S, "grow_after_s": 0, "rendezvous": self._address, **self._chosen}
+        least, _, most = str(world["nodes"]).partition(":")
+        self.most, self.processes, self.is_fixed = int(most or least), int(world["processes"]), not most
         options = [f"--set=world.{key}={value}" for key, value in world.items() if value is not None]
         head, before = 0 if self.network is None else self.network.head, len(self._asked())
         job = f"{self.folder}/job.yaml"
@@ -155,6 +161,17 @@ class Machines:
 
         self.rounds = wait_for(found, f"a round of {ranks} ranks")
 
+    def wait_for_all(self) -> None:
+        """Wait for a round of all nodes."""
+        self.wait_for_round(self.most * self.processes)
+
+    def wait_for_fewer(self) -> None:
+        """Wait until the world does without one: in a round of half of them, or, where it is fixed, in none."""
+        if self.is_fixed:
+            wait_for(lambda: "that a round needs are here" in self.said("fit.txt"), "the launcher to miss a node")
+        else:
+            self.wait_for_round(self.most // 2 * self.processes)
+
     def _start(
         self,
         number: int,
@@ -185,12 +202,18 @@ class Machines:
             machine.kill()
 
 
-def undisturbed(
-    folder: Path, steps: int, ranks: int = 1, lanes: int | None = 2, strategy: str = "ddp"
-) -> dict[str, bytes]:
-    """Return what the same run leaves that processes of one machine train, one of them in lanes."""
+def undisturbed(folder: Path, steps: int, **world: Any) -> dict[str, bytes]:
+    """Return what the same run leaves that processes of this machine train, one of them in lanes.
+
+    Args:
+        folder: of the run.
+        steps: it takes.
+        world: what was chosen for the nodes; two lanes where nothing is said.
+    """
+    lanes = world.get("lanes", 2)
+    ranks = 1 if lanes else int(world["nodes"]) * world["processes"]
     tiny_job(folder, processes=ranks, steps=steps)
-    said = [f"world.strategy={strategy}", *([] if lanes is None else [f"world.lanes={lanes}"])]
+    said = [f"world.strategy={world.get('strategy', 'ddp')}", *([f"world.lanes={lanes}"] if lanes else [])]
     job = TrainingJob.load(folder / "job.yaml", said)
     train_forked(job, "a")
     return results(job, "a")

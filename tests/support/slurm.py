@@ -15,7 +15,7 @@ from pathlib import Path
 
 from midstride.engine.processes.lifetime import descendants, die_with_parent, signal_all
 
-__all__ = ["MISSING", "Slurm"]
+__all__ = ["MISSING", "Slurm", "can_mount"]
 
 #: where Debian has daemons, which a user's PATH may lack
 _SBIN = "/usr/sbin"
@@ -126,9 +126,13 @@ class Slurm:
         daemon.wait()
 
     def power_on(self, node: str) -> None:
-        """Start a node."""
+        """Start a node, on which the names of all nodes are known if that can be done without changing the machine."""
         (self.folder / f"spool-{node}").mkdir(exist_ok=True)
-        self._start("slurmd", "-D", "-N", node, name=f"slurmd-{node}")
+        hosts = self.folder / "hosts"
+        hosts.write_text(Path("/etc/hosts").read_text() + f"\n127.0.0.1 {' '.join(NODES)}\n")
+        named = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts)]
+        daemon = ["slurmd", "-D", "-N", node]
+        self._start(*(named if can_mount() else []), *daemon, name=f"slurmd-{node}")
 
     def repair(self) -> set[int]:
         """Start the nodes that are off, and wait until all have nothing to do; return the daemons."""
@@ -170,6 +174,13 @@ class Slurm:
             assert all(process.poll() is None for process in self._processes.values()), self.log()
             assert time.monotonic() < until, f"{what} did not come:\n{self.log()}"
             time.sleep(0.05)
+
+
+@functools.cache
+def can_mount() -> bool:
+    """Whether a process may be given files of its own in place of the machine's: root may, mostly."""
+    mount = ["unshare", "--mount", "mount", "--bind", "/etc/hosts", "/etc/hosts"]
+    return bool(shutil.which("unshare")) and subprocess.run(mount, capture_output=True, check=False).returncode == 0
 
 
 def _pids() -> list[int]:

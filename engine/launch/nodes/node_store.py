@@ -9,13 +9,19 @@ node/3/sent        how many messages it has sent
 node/3/message/7   one of them, until the launcher has read it
 """
 
+import errno
 import json
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from midstride.engine.errors import JobError, WorldError
+from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.strategies.torch_internals import TCPStore
 
 __all__ = ["NodeStore", "Plan"]
+
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,32 @@ class NodeStore:
     def __init__(self, store: TCPStore) -> None:
         self.store = store
         self._read: dict[int, int] = {}
+
+    @classmethod
+    def serve(cls, rendezvous: str, patience_s: float) -> "NodeStore":
+        """Return the store, served; where something listens already, once that has ended.
+
+        Args:
+            rendezvous: HOST:PORT of this machine; a free port where it is 0.
+            patience_s: for what listens there to end.
+
+        Raises:
+            JobError: HOST is none of this machine's.
+            WorldError: something listens there.
+        """
+        host, _, port = rendezvous.rpartition(":")
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return cls(serve_store(int(port), host))
+            except OSError as error:
+                why = f"world.rendezvous: nothing can be served at {rendezvous}: {error.strerror or error}"
+                if error.errno != errno.EADDRINUSE:
+                    way_out = "say a name or an address of this machine, by which nodes reach it"
+                    raise JobError(f"{why}: {way_out}") from error
+                if time.monotonic() > until:
+                    raise WorldError(f"{why}: choose another port, or end what listens there") from error
+                time.sleep(_POLL_S)
 
     @property
     def port(self) -> int:

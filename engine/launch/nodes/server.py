@@ -4,7 +4,6 @@ It holds the store in which the nodes and their ranks meet, so that any node may
 round, and writes what the ranks report into the session, where the launcher reads it as that of ranks on this machine.
 """
 
-import errno
 import math
 import os
 import signal
@@ -32,11 +31,12 @@ from midstride.engine.session.events import Event, EventLog
 from midstride.engine.session.heartbeat import HeartbeatReading, Phase
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.session import Session
-from midstride.engine.strategies.rendezvous import serve_store
 
 __all__ = ["NodeServer", "main"]
 
 _POLL_S = 0.05
+#: between looks at the heartbeats, which lie in files
+_LOOK_S = 0.5
 #: for the nodes to hear that it is over
 _GOODBYE_S = 2.0
 #: before the grace is over, to end what a scheduler has started
@@ -73,6 +73,8 @@ class NodeServer:
         self._watchdog = Watchdog(session, run.job.world)  # of the round
         self._hang: Hang | None = None  # that ends it
         self._kill_by = math.inf
+        self._look_at = 0.0
+        self._missing = 0  # nodes that a further round waits for, as was said
         self._stacks: dict[int, int] = {}  # how often each node's ranks have written theirs
         self._launcher = parent_of(os.getppid())  # above the supervisor, which asks for a stop when it is killed
 
@@ -189,8 +191,19 @@ class NodeServer:
         if (why := self._why_none_comes()) and not self._rounds.present():
             self._session.begin_round(1)  # whose end it is: that of the round before was followed by a wait
             self._finish(Outcome.of(WorldError(why)))
-        elif self._run.job.world.on != "join":  # its queue may be long: that is no hang
+            return
+        self._say_who_is_missing()
+        if self._run.job.world.on != "join":  # its queue may be long: that is no hang
             HeartbeatReading(phase=Phase.WAITING).write(self._session.heartbeat(0))
+
+    def _say_who_is_missing(self) -> None:
+        """After a round: a person may have to start another node."""
+        here, least = len(self._rounds.present()), self._rounds.machines.usable[0]
+        missing = least - here if self._rounds.number else 0
+        if missing > 0 and missing != self._missing:
+            way = f": run midstride join {self.address} on another" if self._run.job.world.on == "join" else ""
+            print(f"waiting for nodes: {here} of the {least} that a round needs are here{way}", flush=True)
+        self._missing = missing
 
     def _watch(self) -> None:
         self._watch_progress()
@@ -203,13 +216,19 @@ class NodeServer:
             self._close()
 
     def _watch_progress(self) -> None:
-        """Have a round that hangs write its stacks, and end it once they are here."""
-        if self._hang is None and not self._plan.end and (hang := self._watchdog.hang()) is not None:
-            self._hang, self._why = hang, hang.message(self._name)
-            self._kill_by = time.monotonic() + _STACKS_S
-            self._tell(stacks=self._plan.stacks + 1)
+        """Have a round that hangs write its stacks, and end it once they are here.
+
+        Ranks that hang when the round is to end are ended by their nodes.
+        """
+        now = time.monotonic()
+        if self._hang is None and not self._plan.end and now > self._look_at:
+            self._look_at = now + _LOOK_S
+            if (hang := self._watchdog.hang()) is not None:
+                self._hang, self._why = hang, hang.message(self._name)
+                self._kill_by = now + _STACKS_S
+                self._tell(stacks=self._plan.stacks + 1)
         told = all(self._stacks.get(node.number, 0) >= self._plan.stacks for node in self._rounds.members)
-        if self._hang is not None and self._plan.end != "kill" and (told or time.monotonic() > self._kill_by):
+        if self._hang is not None and self._plan.end != "kill" and (told or now > self._kill_by):
             outcome = Outcome.of(WorldError(self._why), step=self._watchdog.step())
             for rank in range(self._session.ranks or 0):  # as they cannot
                 self._session.write_outcome(replace(outcome, rank=rank))
@@ -295,22 +314,6 @@ def _rendezvous(run: Run) -> str:
     return run.job.world.rendezvous or f"{own_address()}:0"
 
 
-def _serve(rendezvous: str, patience_s: float) -> NodeStore:
-    """Return the store, served; where something listens already, once that has ended."""
-    host, _, port = rendezvous.rpartition(":")
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            return NodeStore(serve_store(int(port), host))
-        except OSError as error:
-            why = f"world.rendezvous: nothing can be served at {rendezvous}: {error.strerror or error}"
-            if error.errno != errno.EADDRINUSE:
-                raise JobError(f"{why}: say a name or an address of this machine, by which nodes reach it") from error
-            if time.monotonic() > until:
-                raise WorldError(f"{why}: choose another port, or end what listens there") from error
-            time.sleep(_POLL_S)
-
-
 def main() -> None:
     """Hold the world that the command line names together."""
     tie_to_parent()
@@ -319,7 +322,7 @@ def main() -> None:
     run = Run.from_document(session.document())
     try:
         patience_s = grace_s + _GOODBYE_S  # for an earlier attempt on its way out
-        server = NodeServer(session, run, _serve(_rendezvous(run), patience_s), grace_s)
+        server = NodeServer(session, run, NodeStore.serve(_rendezvous(run), patience_s), grace_s)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.stop)
         signal.signal(signal.SIGUSR1, server.snapshot)

@@ -16,12 +16,12 @@ LIMITS = {"hang_timeout_s": 10, "startup_timeout_s": 100, "validation_timeout_s"
 class World:
     """Three ranks whose hearts the test beats, and a clock that it turns."""
 
-    def __init__(self, folder: Path, **limits: float | None) -> None:
+    def __init__(self, folder: Path, patience_s: float = 0.0, **limits: float | None) -> None:
         self.now = 0.0
         session = Session(folder)
         self.ranks = [Heartbeat(session.heartbeat(rank)) for rank in range(3)]
         options = WorldOptions(strategy="ddp", processes=3, **{**LIMITS, **limits})  # type: ignore[arg-type]
-        self.watchdog = Watchdog(session, options, clock=lambda: self.now)
+        self.watchdog = Watchdog(session, options, patience_s, lambda: self.now)
 
     def stuck_after(self, seconds: float) -> str:
         self.watchdog.hang()
@@ -54,6 +54,14 @@ def test_every_phase_has_its_limit(phase: Phase, limit: float, option: str, tmp_
         rank.enter(phase)
     assert not world.stuck_after(limit)
     assert option in world.stuck_after(limit + 1)
+
+
+def test_who_watches_beside_another_is_the_more_patient(tmp_path: Path) -> None:
+    world = World(tmp_path, patience_s=60)
+    for rank in world.ranks:
+        rank.enter(Phase.TRAINING)
+    assert not world.stuck_after(10 + 60)
+    assert "no rank did a batch for 10 s" in world.stuck_after(10 + 61)
 
 
 def test_a_beat_of_any_rank_is_progress(tmp_path: Path) -> None:
