@@ -54,6 +54,10 @@ def test_two_ranks_train_it_too(tmp_path: Path) -> None:
     assert audit(str(tmp_path / "run")).is_clean
 
 
-def test_lightnings_trainer_reads_on_exactly_with_our_loader_and_not_with_torchs(tmp_path: Path) -> None:
-    assert run_ranks(read_on, tmp_path) == [0]
-    assert json.loads((tmp_path / "alike.json").read_text()) == {"stateful": True, "plain": False}
+@pytest.mark.parametrize(("by", "ranks"), [("lightning", 1), ("accelerate", 2)])
+def test_loops_of_others_read_on_exactly_with_our_loader_and_not_with_torchs(
+    by: str, ranks: int, tmp_path: Path
+) -> None:
+    assert run_ranks(read_on, by, tmp_path, processes=ranks) == [0] * ranks
+    for rank in range(ranks):
+        assert json.loads((tmp_path / f"alike-{rank}.json").read_text()) == {"stateful": True, "plain": False}

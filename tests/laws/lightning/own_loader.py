@@ -1,6 +1,7 @@
-"""Lightning's own Trainer over a StatefulDataLoader, stopped in the middle of an epoch. Called in a fork."""
+"""Loops of others over a StatefulDataLoader, stopped in the middle of an epoch. Called in forks."""
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,26 +26,31 @@ class Noisy(Dataset[Tensor]):
         return torch.tensor([float(index), torch.rand(()).item()])
 
 
-def read_on(folder: Path) -> None:
-    """Write, for both loaders, whether stopped and resumed reads what is read without a stop."""
+def read_on(by: str, folder: Path) -> None:
+    """Write, for both loaders, whether stopped and resumed reads what is read without a stop, on this rank."""
     warnings.simplefilter("ignore")
     loaders = {"plain": DataLoader, "stateful": StatefulDataLoader}
     alike = {}
     for name, make in loaders.items():
         checkpoint = folder / f"{name}.ckpt"
-        whole = read(make, STEPS, folder)
-        first = read(make, STOP, folder, save=checkpoint)
-        rest = read(make, STEPS, folder, load=checkpoint)
-        assert len(whole) == STEPS
+        whole = LOOPS[by](make, STEPS, folder)
+        first = LOOPS[by](make, STOP, folder, save=checkpoint)
+        rest = LOOPS[by](make, STEPS, folder, load=checkpoint)
         alike[name] = first + rest == whole
-    (folder / "alike.json").write_text(json.dumps(alike))
+        assert len(whole) == STEPS
+    (folder / f"alike-{os.environ['RANK']}.json").write_text(json.dumps(alike))
 
 
-def read(make: Any, steps: int, folder: Path, save: Path | None = None, load: Path | None = None) -> list[list[float]]:
+Batches = list[list[float]]
+
+
+def lightning_reads(
+    make: Any, steps: int, folder: Path, save: Path | None = None, load: Path | None = None
+) -> Batches:
     """Return the batches that Lightning's Trainer gives to the training step up to step `steps`."""
     import lightning
 
-    batches: list[list[float]] = []
+    batches: Batches = []
 
     class Reader(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -65,3 +71,39 @@ def read(make: Any, steps: int, folder: Path, save: Path | None = None, load: Pa
     if save is not None:
         trainer.save_checkpoint(save)
     return batches
+
+
+def accelerate_reads(
+    make: Any, steps: int, folder: Path, save: Path | None = None, load: Path | None = None
+) -> Batches:
+    """Return the batches that a loop of Accelerate's reads on this rank up to step `steps`, resumed as its guide says."""
+    from accelerate import Accelerator
+
+    batches: Batches = []
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    loader = make(Noisy(), BATCH, shuffle=True)
+    layer = torch.nn.Linear(2, 1)
+    layer, optimizer, prepared = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), 1e-3), loader)
+    has_state, done, own = hasattr(loader, "state_dict"), 0, f"loader-{accelerator.process_index}.pt"
+    if load is not None:
+        done = STOP
+        accelerator.load_state(str(load))
+        if has_state:
+            loader.load_state_dict(torch.load(load / own))
+        else:
+            prepared = accelerator.skip_first_batches(prepared, STOP % len(prepared))
+    while True:
+        for batch in prepared:
+            batches.append(batch.flatten().tolist())
+            accelerator.backward(layer(batch).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            if done + len(batches) == steps:
+                if save is not None:
+                    accelerator.save_state(str(save))
+                    torch.save(loader.state_dict() if has_state else None, save / own)
+                return batches
+
+
+LOOPS = {"lightning": lightning_reads, "accelerate": accelerate_reads}
