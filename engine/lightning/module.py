@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError
+from midstride.engine.lightning.logger import LightningLogger
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.trees import convert
@@ -30,7 +31,9 @@ class LightningMethods(TrainingModule):
     """What stands in place of LightningModule's own methods, where the user has not written them."""
 
     #: attributes that are set by the engine, or anew in every attempt
-    not_state = frozenset({"_device", "_dtype", "_fabric", "_device_mesh", "_metric_attributes", "_current_fx_name"})
+    not_state = frozenset(
+        {"_device", "_dtype", "_fabric", "_device_mesh", "_metric_attributes", "_current_fx_name", "_logger"}
+    )
 
     @property
     def trainer(self) -> Any:
@@ -47,13 +50,17 @@ class LightningMethods(TrainingModule):
         self._device = device
 
     @property
-    def logger(self) -> None:
-        """None: every logged value is in the run's metrics.csv."""
+    def logger(self) -> LightningLogger:
+        """Logs the numbers that it is given; what trackers there are, the Trainer knows."""
+        found: LightningLogger | None = self.__dict__.get("_logger")
+        if found is None:
+            found = self.__dict__["_logger"] = LightningLogger(self)
+        return found
 
     @property
-    def loggers(self) -> list[Any]:
-        """None of them, as for `logger`."""
-        return []
+    def loggers(self) -> list[LightningLogger]:
+        """The one above."""
+        return [self.logger]
 
     def log(self, name: str, value: Any, *given: Any, **options: Any) -> None:
         """Log a value; arguments and their order are those of `LightningModule.log`."""

@@ -14,7 +14,7 @@ __all__ = ["LightningTrainer"]
 
 #: what is asked for and is never so here
 _NEVER = {"barebones": False, "fast_dev_run": False, "sanity_checking": False, "enable_validation": True}
-_NONE = frozenset({"checkpoint_callback", "early_stopping_callback", "logger", "profiler", "progress_bar_callback"})
+_NONE = frozenset({"checkpoint_callback", "early_stopping_callback", "profiler", "progress_bar_callback"})
 #: a name of Lightning's Trainer that has no counterpart -> the way out
 _REFUSED = {
     "save_checkpoint": 'snapshots are taken as the Trainer says; save_weights("best") writes the weights',
@@ -94,9 +94,14 @@ class LightningTrainer:
         return list(self._trainer.schedulers)
 
     @property
+    def logger(self) -> Any:
+        """The module's."""
+        return self._trainer.module.logger
+
+    @property
     def loggers(self) -> list[Any]:
-        """None: every logged value is in the run's metrics.csv."""
-        return []
+        """The one above."""
+        return [self.logger]
 
     @property
     def log_dir(self) -> str | None:

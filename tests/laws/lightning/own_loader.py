@@ -44,9 +44,7 @@ def read_on(by: str, folder: Path) -> None:
 Batches = list[list[float]]
 
 
-def lightning_reads(
-    make: Any, steps: int, folder: Path, save: Path | None = None, load: Path | None = None
-) -> Batches:
+def lightning_reads(make: Any, steps: int, folder: Path, save: Path | None = None, load: Path | None = None) -> Batches:
     """Return the batches that Lightning's Trainer gives to the training step up to step `steps`."""
     import lightning
 
@@ -76,7 +74,7 @@ def lightning_reads(
 def accelerate_reads(
     make: Any, steps: int, folder: Path, save: Path | None = None, load: Path | None = None
 ) -> Batches:
-    """Return the batches that a loop of Accelerate's reads on this rank up to step `steps`, resumed as its guide says."""
+    """Return the batches that a loop of Accelerate's reads on this rank, resumed as its guide says."""
     from accelerate import Accelerator
 
     batches: Batches = []

@@ -1,9 +1,11 @@
 """Lightning's classes become ours in place: what stays theirs, what is copied and pickled, what is refused by name."""
 
 import copy
+import csv
 import pickle
 import warnings
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,7 +166,6 @@ class Reaching(style.AutoEncoder):
         ("accumulate_grad_batches", 1),
         ("should_stop", False),
         ("sanity_checking", False),
-        ("logger", None),
         ("training", True),
         ("world_size", 1),
         ("datamodule", None),
@@ -174,6 +175,40 @@ def test_the_trainer_has_lightnings_names(name: str, value: Any) -> None:
     module = Reaching(name)
     Trainer(max_epochs=2).fit(module, style.loader(8))
     assert module.found == value
+
+
+class Tracked(style.AutoEncoder):
+    """Speaks to trackers as people do."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.logger.experiment.add_scalar("by add_scalar", loss, self.global_step)
+        self.logger.experiment.add_scalars("by add_scalars", {"a": 1, "b": 2.0}, self.global_step)
+        self.logger.log_metrics({"by log_metrics": loss.detach()}, step=self.global_step)
+        self.logger.experiment.log({"by log": 3, "a picture": object()})
+        self.loggers[0].experiment.log_metric(self.logger.run_id, "by log_metric", 4)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.trainer.logger.log_hyperparams({"lr": 0.1})
+        self.logger.experiment.add_image("a picture", torch.zeros(3, 4, 4))
+        self.logger.experiment.config.update({"lr": 0.1})
+
+
+def test_numbers_that_a_logger_is_given_are_logged_and_the_rest_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Trainer(max_epochs=2).fit(Tracked(), style.loader(8), run=str(tmp_path / "run"))
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
+    assert len(rows) == 4
+    for row in rows:
+        assert row["by add_scalar"] == row["by log_metrics"] == row["train_loss"]
+        others = ("by add_scalars/a", "by add_scalars/b", "by log", "by log_metric")
+        assert [float(row[name]) for name in others] == [1, 2, 3, 4]
+    named = [record.getMessage().partition(" has no effect")[0] for record in caplog.records]
+    pictures = ["self.logger.experiment.log('a picture': object)", "self.logger.experiment.add_image"]
+    rest = ["self.logger.log_hyperparams", "self.logger.experiment.config.update"]
+    assert sorted(named) == sorted(pictures + rest)
 
 
 def test_what_the_trainer_has_not_is_refused_by_name() -> None:

@@ -1,0 +1,118 @@
+"""What `self.logger` of a LightningModule is: what is a number is logged, and trackers have it from the run's rows."""
+
+import logging
+from collections.abc import Mapping
+from numbers import Number
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from midstride.engine.modules.module import TrainingModule
+
+__all__ = ["LightningLogger"]
+
+log = logging.getLogger(__name__)
+
+
+class LightningLogger:
+    """Logs numbers as `self.log` does, so that they are exact over a resume; names what is none, once, and drops it.
+
+    Args:
+        module: for which it logs.
+    """
+
+    def __init__(self, module: TrainingModule) -> None:
+        self._module = module
+        self._named: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return self.save_dir.rstrip("/").rpartition("/")[2]
+
+    @property
+    def version(self) -> int:
+        """0: the run is one, however often it is resumed."""
+        return 0
+
+    @property
+    def save_dir(self) -> str:
+        """The run's folder or URL, or else the working directory."""
+        return self._module.trainer.run_url or str(Path.cwd())
+
+    log_dir = root_dir = save_dir
+
+    @property
+    def experiment(self) -> "_Experiment":
+        """What takes the place of a tracker's own object."""
+        return _Experiment(self)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers; the step is the run's own, whatever `step` says."""
+        for name, value in metrics.items():
+            self.log_value("log_metrics", name, value)
+
+    def log_value(self, method: str, name: str, value: Any) -> None:
+        """Log a number that `method` was given."""
+        if isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1):
+            TrainingModule.log(self._module, name, value)  # a module may have written its own
+        else:
+            self.say_it_has_no_effect(f"{method}({name!r}: {type(value).__name__})")
+
+    def say_it_has_no_effect(self, what: str) -> None:
+        """Name a call that brings nothing to a tracker."""
+        if what not in self._named and self._module.trainer.world.is_first:
+            log.warning(
+                "self.logger.%s has no effect: trackers have the numbers of metrics.csv, from a process of their own. "
+                "Log numbers by self.log, and keep other things in files of yours",
+                what,
+            )
+        self._named.add(what)
+
+    def __getattr__(self, name: str) -> "_NoEffect":
+        """Return what names itself when it is called: a method of some tracker's logger."""
+        if name.startswith("_"):
+            raise AttributeError(f"the logger of a run has no {name}")
+        return _NoEffect(self, name)
+
+
+class _NoEffect:
+    """A method of a tracker's that is not called."""
+
+    def __init__(self, logger: LightningLogger, name: str) -> None:
+        self._logger, self._name = logger, name
+
+    def __call__(self, *given: Any, **options: Any) -> None:
+        """Say so."""
+        self._logger.say_it_has_no_effect(self._name)
+
+    def __getattr__(self, name: str) -> "_NoEffect":
+        if name.startswith("_"):
+            raise AttributeError(f"self.logger.{self._name} has no {name}")
+        return _NoEffect(self._logger, f"{self._name}.{name}")
+
+
+class _Experiment(_NoEffect):
+    """The methods by which TensorBoard's writer, W&B's run and MLflow's client are given numbers; no others."""
+
+    def __init__(self, logger: LightningLogger) -> None:
+        super().__init__(logger, "experiment")
+
+    def add_scalar(self, tag: str, scalar_value: Any, *given: Any, **options: Any) -> None:
+        """Log a number, as TensorBoard's writer is given it."""
+        self._logger.log_value("experiment.add_scalar", tag, scalar_value)
+
+    def add_scalars(self, main_tag: str, tag_scalar_dict: Mapping[str, Any], *given: Any, **options: Any) -> None:
+        """Log several numbers."""
+        for tag, value in tag_scalar_dict.items():
+            self._logger.log_value("experiment.add_scalars", f"{main_tag}/{tag}", value)
+
+    def log(self, data: Mapping[str, Any], *given: Any, **options: Any) -> None:
+        """Log numbers, as W&B's run is given them."""
+        for name, value in data.items():
+            self._logger.log_value("experiment.log", name, value)
+
+    def log_metric(self, run_id: str, key: str, value: Any, *given: Any, **options: Any) -> None:
+        """Log a number, as MLflow's client is given it."""
+        self._logger.log_value("experiment.log_metric", key, value)
