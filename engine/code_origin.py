@@ -10,18 +10,25 @@ __all__ = ["is_python_file", "is_user_class", "is_user_file"]
 
 _PYTHON = tuple({*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")), str(Path(os.__file__).parent)})
 _INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
+#: of other Pythons, whose packages this one may see: of the user's, Debian's, those of the environment's base
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OURS = str(Path(__file__).resolve().parent)
 
 
 @cache  # asked of every class at every snapshot, and to resolve a path asks the file system for each of its folders
 def is_user_file(path: str) -> bool:
     """Return whether the file at `path` is neither Python's, nor a library's, nor ours."""
-    return not (path.startswith(("<", *_PYTHON, *_INSTALLED)) or str(Path(path).resolve()).startswith(_OURS))
+    libraries = path.startswith(("<", *_PYTHON)) or _is_installed(path)
+    return not (libraries or str(Path(path).resolve()).startswith(_OURS))
 
 
 def is_python_file(path: str) -> bool:
     """Return whether the file at `path` is Python's own, which calls on behalf of its caller."""
-    return path.startswith(("<", *_PYTHON)) and not path.startswith(_INSTALLED)
+    return path.startswith(("<", *_PYTHON)) and not _is_installed(path)
+
+
+def _is_installed(path: str) -> bool:
+    return path.startswith(_INSTALLED) or any(folder in path for folder in _PACKAGES)
 
 
 def is_user_class(kind: type) -> bool:

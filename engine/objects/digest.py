@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from midstride.engine.objects.attributes import INTERNAL, members_of
 from midstride.engine.objects.code_state import class_and_global_state, is_data
-from midstride.engine.objects.generators import Generator, get_state
+from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
 
 __all__ = ["differing_lines", "digest_lines", "object_digest"]
 
@@ -49,6 +49,8 @@ def differing_lines(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) 
 
 
 def _walk(name: str, value: Any, depth: int, seen: dict[int, object]) -> Iterator[tuple[str, str]]:
+    if any(value is kept for kept in MAIN_GENERATORS):
+        return
     if (told := _describe(value)) is not None:
         yield name, told
     elif id(value) not in seen and depth:

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from midstride.engine.objects.attributes import attributes_of, items_of
 
-__all__ = ["Generator", "find_generators", "get_state", "seeder", "set_state", "shared_generators"]
+__all__ = ["MAIN_GENERATORS", "Generator", "find_generators", "get_state", "seeder", "set_state", "shared_generators"]
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+#: those that libraries draw from unless they are given another: each is a part of every snapshot
+MAIN_GENERATORS = (torch.default_generator, np.random.mtrand._rand, random._inst)
 _LEAVES = (str, bytes, int, float, complex, Tensor, np.ndarray, np.generic, nn.Module, type, types.ModuleType)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _FOLLOWED = (*_GENERATORS, *_CONTAINERS, types.FunctionType)
@@ -46,8 +48,7 @@ def find_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
     numpy and `random` are not, nor what `beside` holds.
     """
     found: dict[str, Any] = {}
-    seen = {id(beside)}
-    seen |= {id(torch.default_generator), id(np.random.mtrand._rand), id(random._inst)}
+    seen = {id(beside), *map(id, MAIN_GENERATORS)}
     queue: deque[tuple[str, object, int]] = deque([("", owner, 0)])
     while queue:
         path, value, depth = queue.popleft()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.generators import find_generators, get_state, seeder, set_state
 from midstride.engine.state.codec import decode, differences, encode
 
@@ -169,3 +170,8 @@ def test_a_generator_is_seeded_and_put_back(generator: Any) -> None:
     following = drawn()
     set_state(generator, decode(encoded.document, encoded.tensors))
     assert not differences(following, drawn())
+
+
+def test_the_main_generators_are_no_state_beside_a_snapshot() -> None:
+    assert [*digest_lines("held", [torch.default_generator, random._inst])] == ["held holds"]  # type: ignore[attr-defined]
+    assert [*digest_lines("held", [torch.Generator(), random.Random(1)])] == ["held holds", "held[0]", "held[1]"]
