@@ -44,7 +44,8 @@ def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int
     for name, champions in found.items():
         table = Table(title=escape(name), title_justify="left")
         for column in ("number", "run", "promoted", "why"):
-            table.add_column(column, justify="right" if column == "number" else "left", no_wrap=column != "why")
+            is_number = column == "number"
+            table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
         for one in champions:
             table.add_row(str(one["number"]), escape(one["run"]), one["promoted"], escape(one["why"]))
         console.print(table)

@@ -55,7 +55,7 @@ def show_audit(run: str, audit: "Audit") -> None:
     """Print what each epoch of a run used, and every breach of law 3."""
     table = Table(title=run, title_justify="left")
     for column in ("epoch", "batches", "samples", "once", "repeated", "missing", "padding", "left over", "verdict"):
-        table.add_column(column, justify="left" if column == "verdict" else "right", no_wrap=column != "verdict")
+        table.add_column(column, justify="left" if column == "verdict" else "right", overflow="fold")
     for epoch in audit.epochs:
         table.add_row(*_epoch_cells(epoch), escape(_verdict(epoch)))
     console = Console(width=None if Console().is_terminal else 160, highlight=False)

@@ -117,7 +117,7 @@ def _show(found: dict[str, list[Finding]], as_json: bool) -> None:
     if as_json:
         print(json.dumps({run: [one.as_json() for one in findings] for run, findings in found.items()}, indent=1))
         return
-    console = Console(highlight=False)
+    console = Console(width=None if Console().is_terminal else 160, highlight=False)
     for run, findings in found.items():
         console.print(_table(run, findings))
         for finding in findings:
@@ -129,7 +129,8 @@ def _show(found: dict[str, list[Finding]], as_json: bool) -> None:
 def _table(run: str, findings: Sequence[Finding]) -> Table:
     table = Table(title=escape(run), title_justify="left")
     for column in ("snapshot", "step", "gen", "bytes", "taken", "state"):
-        table.add_column(column, justify="right" if column in ("step", "gen", "bytes") else "left", no_wrap=True)
+        is_number = column in ("step", "gen", "bytes")
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     for finding in findings:
         cells = ["", "", "", ""]
         if taken := finding.snapshot:

@@ -115,7 +115,10 @@ def lingering(machines: Machines, **chosen: object) -> TrainingJob:
 
 
 def lingers(machines: Machines) -> None:
-    wait_for((machines.folder / "mark").exists, "a step behind a snapshot")
+    """Wait for a step of the round that trains: an earlier one may have left its mark."""
+    mark = machines.folder / "mark"
+    mark.unlink(missing_ok=True)
+    wait_for(mark.exists, "a step behind a snapshot")
 
 
 def go_on(machines: Machines) -> None:
