@@ -6,6 +6,7 @@ adapt      an object of Lightning's becomes one of ours, in place
 callbacks  Lightning's callbacks: those that a user wrote, and what stands here for its own
 data       what a LightningDataModule finds on itself
 hooks      methods that Lightning calls with something else than the engine
+logger     what a LightningModule gives to a tracker
 module     what a LightningModule calls on itself
 trainer    a Trainer under the names that Lightning's has
 """
