@@ -3,6 +3,7 @@
 What differs between two digests is where a training kept what no snapshot holds.
 """
 
+import ctypes
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +99,9 @@ def _content(value: Any) -> bytes:
     if value.nbytes > _WHOLE_BYTES:
         value = value.reshape(-1)[:: -(-value.nbytes // _WHOLE_BYTES)]
     if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        # An array of it would make it one that cannot be resized.
+        value = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        return ctypes.string_at(value.data_ptr(), value.nbytes) if value.nbytes else b""
     return bytes(value.tobytes())
 
 

@@ -115,10 +115,11 @@ def lingering(machines: Machines, **chosen: object) -> TrainingJob:
 
 
 def lingers(machines: Machines) -> None:
-    """Wait for a step of the round that trains: an earlier one may have left its mark."""
+    """Wait for the second step of the round that trains: an earlier round may have left its mark."""
     mark = machines.folder / "mark"
-    mark.unlink(missing_ok=True)
-    wait_for(mark.exists, "a step behind a snapshot")
+    for step in ("a step behind a snapshot", "a step that is not the round's first"):
+        mark.unlink(missing_ok=True)
+        wait_for(mark.exists, step)
 
 
 def go_on(machines: Machines) -> None:
