@@ -5,6 +5,7 @@ its weights) goes on sharing it after a resume.
 """
 
 import copy
+import pickle
 import random
 import sys
 from collections import deque
@@ -32,6 +33,8 @@ _GENERATORS = "generators/"
 #: what a sampler may hold and is not part of it
 _OTHERS = (nn.Module, Dataset, DataLoader, Generator)
 _CONTAINERS = (list, tuple, deque, dict)
+#: of which no more is to be known
+_SCALARS = frozenset({type(None), bool, int, float, str, np.ndarray})
 #: what users derive values from
 _VALUES = (Enum, int, float, complex, str, bytes, *_CONTAINERS, set, frozenset)
 State = dict[str, Any]
@@ -50,6 +53,7 @@ class SamplerState:
     def __init__(self, sampler: Any, dataset: object) -> None:
         self._sampler, self._dataset = sampler, dataset
         self._built = self.full()
+        self._packed: dict[str, bytes] = {}  # what is known to be as it was built
 
     def of_copy(self, sampler: Any) -> "SamplerState":
         """Return the state of `sampler`, a copy of this one's, which is put where this one was built."""
@@ -60,8 +64,20 @@ class SamplerState:
 
     def changes(self) -> State:
         """Return what differs from when the sampler was built, copied."""
-        built = self._built
-        return {path: v for path, v in self.full().items() if path not in built or _differ(built[path], v)}
+        return {path: _copied(value) for path, value in self._live().items() if not self._is_as_built(path, value)}
+
+    def _is_as_built(self, path: str, value: Any) -> bool:
+        """Return whether `value` is what stood at `path` when the sampler was built; asked at every snapshot."""
+        if path not in self._built:
+            return False
+        packed = _packed(value)
+        if packed is not None and packed == self._packed.get(path):
+            return True
+        if _differ(self._built[path], value):
+            return False
+        if packed is not None:
+            self._packed[path] = packed
+        return True
 
     def restore(self, state: State) -> None:
         """Put the sampler where it was when `changes` returned `state`.
@@ -73,14 +89,17 @@ class SamplerState:
 
     def full(self) -> State:
         """Return all of it, copied."""
+        return {path: _copied(value) for path, value in self._live().items()}
+
+    def _live(self) -> State:
+        """Return all of it, as it is."""
         state: State = {}
         for path, owner in _owners(self._sampler, self._dataset).items():
             if _has_state_dict(owner):
-                state[f"{path}/"] = copy.deepcopy(owner.state_dict())
+                state[f"{path}/"] = owner.state_dict()
                 continue
-            for name, value in attributes_of(owner).items():
-                if _is_plain(value):
-                    state[f"{path}/{name}"] = _copied(value)
+            own = attributes_of(owner).items()
+            state |= {f"{path}/{name}": value for name, value in own if _is_plain(value)}
         generators = find_generators(self._sampler, beside=self._dataset)
         return state | {_GENERATORS + name: get_state(g) for name, g in generators.items()}
 
@@ -173,17 +192,33 @@ def _is_object(value: Any) -> bool:
     return not (is_frozen or isinstance(value, _VALUES))
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, deep: int = 8) -> bool:
     """Return whether `value` is of a kind that a snapshot holds; of long lists the first items speak for all."""
-    if value is None or type(value) in (bool, int, float, str, np.ndarray):
+    kind = type(value)
+    if kind in _SCALARS:
         return True
     if isinstance(value, Tensor):
         return _is_plain_tensor(value)
+    items = value[:_LONG] if isinstance(value, (list, tuple)) else value
+    if kind in (list, tuple) and deep:  # many numbers, in lists of them: to write them would take seconds
+        others = {*map(type, items)} - _SCALARS
+        if others <= {list, tuple}:
+            return all(_is_plain(item, deep - 1) for item in items if type(item) in others)
     try:
-        walk(value[:_LONG] if isinstance(value, (list, tuple)) else value)
+        walk(items)
     except UnsupportedState:
         return False
     return True
+
+
+def _packed(value: Any) -> bytes | None:
+    """Return bytes that only what is alike in every bit has too; None where a comparison takes less time."""
+    if isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and len(value) > _LONG):
+        return None
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # of a state_dict of the user's, which may hold anything
+        return None
 
 
 def _is_plain_tensor(tensor: Tensor) -> bool:

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 from torch import Tensor, nn
 

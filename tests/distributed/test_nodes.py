@@ -115,11 +115,15 @@ def lingering(machines: Machines, **chosen: object) -> TrainingJob:
 
 
 def lingers(machines: Machines) -> None:
-    """Wait for the second step of the round that trains: an earlier round may have left its mark."""
+    """Wait until the round that trains has done a step; an earlier one may have left its mark."""
     mark = machines.folder / "mark"
-    for step in ("a step behind a snapshot", "a step that is not the round's first"):
-        mark.unlink(missing_ok=True)
-        wait_for(mark.exists, step)
+    mark.unlink(missing_ok=True)
+
+    def step() -> int:
+        return int(mark.exists() and mark.read_text() or 0)
+
+    first = wait_for(step, "a step behind a snapshot")
+    wait_for(lambda: step() > first, "the step after it")
 
 
 def go_on(machines: Machines) -> None:

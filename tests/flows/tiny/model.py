@@ -111,9 +111,9 @@ class Net(TrainingModule):
             time.sleep(0.02)
 
     def _linger(self) -> None:
-        """Take two seconds for a step, for as long as a file is there; say so."""
+        """Take two seconds for a step, for as long as a file is there; say which."""
         if Path(self.lingers).exists():
-            Path(self.mark).touch()
+            Path(self.mark).write_text(str(self.global_step))
             time.sleep(2.0)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
