@@ -120,7 +120,7 @@ def lingers(machines: Machines) -> None:
     mark.unlink(missing_ok=True)
 
     def step() -> int:
-        return int(mark.exists() and mark.read_text() or 0)
+        return int((mark.exists() and mark.read_text()) or 0)
 
     first = wait_for(step, "a step behind a snapshot")
     wait_for(lambda: step() > first, "the step after it")
