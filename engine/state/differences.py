@@ -15,6 +15,9 @@ from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["differences", "iter_differences", "same_key_order"]
 
+#: from here on it pays to compare eight bytes at a time
+_LARGE_BYTES = 1 << 16
+
 
 def differences(a: object, b: object) -> list[str]:
     """Return where `a` and `b` differ: a path each, followed by both values in short.
@@ -107,10 +110,13 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
         return False
     if a.layout == torch.sparse_coo:
         return all(map(_same_tensor, indices_and_values(a), indices_and_values(b)))
-    return torch.equal(_bits(a), _bits(b))
+    x, y = _bytes(a), _bytes(b)
+    if x.numel() >= _LARGE_BYTES and not (x.numel() % 8 or x.storage_offset() % 8 or y.storage_offset() % 8):
+        x, y = x.view(torch.int64), y.view(torch.int64)  # a fifth of the time
+    return torch.equal(x, y)
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def _bytes(tensor: Tensor) -> Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     return plain.reshape(-1).contiguous().view(torch.uint8)
 
