@@ -14,7 +14,7 @@ import pytest
 from support.flow_runs import results, tiny_job, wait_for
 from support.machines import Machines, undisturbed
 from support.networks import Network, why_no_network
-from support.node_strikes import CABLED, STRIKES, Strike, killed, launcher_killed, rank_suspended
+from support.node_strikes import CABLED, RESTARTED, STRIKES, Strike, killed, rank_suspended
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.runs.audit import audit
@@ -85,8 +85,7 @@ def test_what_happens_to_nodes_changes_no_bit(strike: Strike, world: str, tmp_pa
     go_on(machines)
     assert audit(job.run_url("a")).is_clean
     assert world == "a global batch" or results(job, "a") == undisturbed(tmp_path / "undisturbed", STEPS, **chosen)
-    # The next launch completes the log of an attempt whose launcher was killed, once its world has ended.
-    seen = slice(-1, None) if strike is launcher_killed else slice(before - 1, None)
+    seen = slice(-1, None) if strike in RESTARTED else slice(before - 1, None)
     rounds = report_of(Run(job, "a")).rounds[seen]
     sizes, causes = expected(strike, machines)
     assert [one.ranks for one in rounds] == sizes

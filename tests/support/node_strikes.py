@@ -7,7 +7,7 @@ from socket import gethostname
 from support.flow_runs import wait_for
 from support.machines import Machines
 
-__all__ = ["CABLED", "STRIKES", "Strike", "killed", "launcher_killed", "rank_suspended"]
+__all__ = ["CABLED", "RESTARTED", "STRIKES", "Strike", "killed", "rank_suspended"]
 
 
 def killed(machines: Machines) -> None:
@@ -93,10 +93,12 @@ STRIKES: dict[Strike, tuple[list[bool], list[str]]] = {
     rank_killed: ([True, True], ["ended without a word"]),
     rank_suspended: ([True, True], [f" on node {gethostname()}: suspended, by SIGSTOP"]),
     launcher_killed: ([True], []),
-    stopped: ([True, True], [""]),
+    stopped: ([True], []),
     powered_off: ([True, False], ["was silent for 5 s: it is left out"]),
     cut: ([True, False, True], ["was silent for 5 s: it is left out", "can train as well"]),
     cut_and_healed: ([True, False, True], ["was silent for 5 s: it is left out", "can train as well"]),
 }
+#: those after which there is another launcher, whose first round the first node may have alone
+RESTARTED = (launcher_killed, stopped)
 #: those that need cables
 CABLED = (powered_off, cut, cut_and_healed)
