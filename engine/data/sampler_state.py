@@ -5,6 +5,7 @@ its weights) goes on sharing it after a resume.
 """
 
 import copy
+import io
 import pickle
 import random
 import sys
@@ -33,8 +34,7 @@ _GENERATORS = "generators/"
 #: what a sampler may hold and is not part of it
 _OTHERS = (nn.Module, Dataset, DataLoader, Generator)
 _CONTAINERS = (list, tuple, deque, dict)
-#: of which no more is to be known
-_SCALARS = frozenset({type(None), bool, int, float, str, np.ndarray})
+_SCALARS = frozenset({type(None), bool, int, float, str})
 #: what users derive values from
 _VALUES = (Enum, int, float, complex, str, bytes, *_CONTAINERS, set, frozenset)
 State = dict[str, Any]
@@ -195,7 +195,7 @@ def _is_object(value: Any) -> bool:
 def _is_plain(value: Any, deep: int = 8) -> bool:
     """Return whether `value` is of a kind that a snapshot holds; of long lists the first items speak for all."""
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in _SCALARS or kind is np.ndarray:
         return True
     if isinstance(value, Tensor):
         return _is_plain_tensor(value)
@@ -211,14 +211,25 @@ def _is_plain(value: Any, deep: int = 8) -> bool:
     return True
 
 
+class _Pickler(pickle.Pickler):
+    """Refuses tensors, for which pickle would take longer than a comparison."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            raise TypeError("a tensor")
+        return NotImplemented
+
+
 def _packed(value: Any) -> bytes | None:
     """Return bytes that only what is alike in every bit has too; None where a comparison takes less time."""
     if isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and len(value) > _LONG):
         return None
+    buffer = io.BytesIO()
     try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception:  # of a state_dict of the user's, which may hold anything
         return None
+    return buffer.getvalue()
 
 
 def _is_plain_tensor(tensor: Tensor) -> bool:

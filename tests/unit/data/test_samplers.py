@@ -17,6 +17,7 @@ from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.data.sampler_state import SamplerState
 from midstride.engine.errors import NotExact
 from midstride.engine.state.codec import decode, differences, encode
+from midstride.engine.state.differences import same_key_order
 
 EPOCHS, SAMPLES, BATCH = 6, 24, 4
 
@@ -185,6 +186,44 @@ def test_what_a_sampler_holds_is_filled_in_place() -> None:
     assert [*map(id, held)] == [*map(id, now)]
     live.restore({})
     assert not differences(live.full(), SamplerState(Deep(), None).full())
+
+
+class Bucketed(Sampler[int]):
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+#: what a sampler holds, and what becomes of it that `==` may not see
+BECOMES = {
+    "another number, deep": ([[1, 2], [3, (4, 5)]], [[1, 2], [3, (4, 6)]]),
+    "a bool": ([[1, 2]], [[True, 2]]),
+    "a float": ({"a": [1]}, {"a": [1.0]}),
+    "another sign of zero": ([0.0], [-0.0]),
+    "another order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "an element of an array": ([np.zeros(2)], [np.array([0.0, 1.0])]),
+    "an element of a tensor": ({"a": torch.zeros(2)}, {"a": torch.tensor([0.0, 1.0])}),
+    "a long list": ([0] * 20_000, [0] * 19_999 + [1]),
+}
+
+
+@pytest.mark.parametrize("name", BECOMES)
+def test_a_change_is_seen_at_whichever_snapshot_it_comes(name: str) -> None:
+    built, becomes = BECOMES[name]
+    sampler = Bucketed(copy.deepcopy(built))
+    state = SamplerState(sampler, None)
+    for _ in range(3):
+        assert state.changes() == {}
+        sampler.held = copy.deepcopy(built)
+    for _ in range(2):
+        sampler.held = copy.deepcopy(becomes)
+        [changed] = state.changes().values()
+        assert not differences(changed, becomes)
+        assert same_key_order(changed, becomes)
+        sampler.held = copy.deepcopy(built)
+        assert state.changes() == {}
 
 
 class Late(By):
