@@ -176,7 +176,7 @@ def dies_again_and_again(machines: Machines) -> None:
 def hangs(machines: Machines) -> None:
     """One of its ranks in a training step; the stack of every rank is in the log, of which node it is as well."""
     job, host = tiny_job(machines.folder, steps=STEPS, wait_at=9), gethostname()
-    machines.fit(hang_timeout_s=HANG_S)
+    machines.fit(nodes=2, hang_timeout_s=HANG_S)
     machines.join()
     machines.join()
     assert machines.launcher.wait(300) == 0, machines.said()
