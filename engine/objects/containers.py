@@ -13,7 +13,7 @@ from midstride.engine.objects.code_changes import CodeChange
 from midstride.engine.objects.plain_values import PLAIN, step
 from midstride.engine.state.nodes import Instance, Same, View
 
-__all__ = ["KINDS", "MISSING", "Filler", "fill_dict", "items_of", "made_by_function", "on_device", "with_gradient"]
+__all__ = ["KINDS", "MISSING", "Filler", "fill_dict", "items_of", "made_by_function", "on_device", "refill", "with_gradient"]
 
 #: stands for what a live object does not have
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
@@ -25,6 +25,7 @@ class Filler(Protocol):
     device: torch.device
     change: CodeChange
     reordered: list[str]
+    stale: dict[str, str]
 
     def put(self, node: Any, live: Any, path: str) -> Any:
         """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible."""
@@ -164,6 +165,11 @@ def fill_dict(filling: Filler, node: dict[Any, Any], target: Any, before: dict[A
         if found is None and key is not None:  # only the live object knows it
             found = live_keys[index] if index < len(live_keys) else None
         pairs.append((found, filling.put(item, before.get(found, MISSING), step(path, found))))
+    refill(target, pairs)
+
+
+def refill(target: Any, pairs: list[tuple[Any, Any]]) -> None:
+    """Let a dict hold `pairs` alone."""
     dict.clear(target) if not hasattr(target, "move_to_end") else target.clear()
     for key, value in pairs:
         target[key] = value

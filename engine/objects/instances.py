@@ -33,6 +33,7 @@ from midstride.engine.objects.containers import (
 )
 from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.hashed_items import fill_keyed, keyed, members
 from midstride.engine.objects.plain_values import kind_name, step
 from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance, fill_set, kind_text
@@ -241,7 +242,10 @@ def _fill_base(filling: Filler, node: Any, live: Any, path: str) -> None:
     if isinstance(live, dict):
         before = dict(live)
         after: dict[Any, Any] = {}
-        fill_dict(filling, node, after, before, path)
+        if isinstance(node, Instance):
+            fill_keyed(filling, node, after, list(before.items()), path)
+        else:
+            fill_dict(filling, node, after, before, path)
         kind: Any = OrderedDict if isinstance(live, OrderedDict) else dict
         kind.clear(live)
         for key, value in after.items():
@@ -271,7 +275,7 @@ def _address(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 def _opaque(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     found = None if live is MISSING else GraphWalk({}, {}).node(live, path)
-    if not isinstance(found, Instance) or found.kind != node.kind:
+    if not isinstance(found, Instance) or (found.form, found.kind) != (node.form, node.kind):
         return filling.give_up(path, node.kind, live)
     return filling.set(live, path)
 
@@ -296,6 +300,8 @@ FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
         "with gradient": with_gradient,
         "opaque": _opaque,
         "dict": made_by_function,
+        "keyed": keyed,
+        "members": members,
         "large": _large,
     },
     **{"stateful": _stateful, "address": _address},

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from midstride.engine.code_origin import is_user_class, is_user_file
 from midstride.engine.objects.attributes import state_attributes
 from midstride.engine.objects.generators import get_state
+from midstride.engine.objects.hashed_items import is_plain_key, is_writable_item, key_path, value_path
 from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name, step
 from midstride.engine.state.arrays import describe_dtype
 from midstride.engine.state.codec import encode
@@ -36,8 +37,6 @@ _NAMESPACES = frozenset(
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
     }
 )
-#: forms of what stands for a key, and is that key anew
-_KEYS = ("enum", "value", "named tuple", "address", "derived")
 _CONSTANT = (type, types.ModuleType, logging.Logger, weakref.ref, property, RemovableHandle)
 #: immutable types of Python's that users derive from
 _BASES = (int, float, complex, str, bytes, frozenset)
@@ -130,30 +129,41 @@ def _deque(walk: Walk, value: deque[Any], path: str) -> Any:
 
 def _dict(walk: Walk, value: dict[Any, Any], path: str) -> Any:
     walk.meet(value, path)
-    made: Any = type(value)()
+    empty: Any = type(value)()
     if isinstance(value, defaultdict) and isinstance(value.default_factory, type):
-        made = defaultdict(value.default_factory)
-    for key, item in value.items():
-        made[_key(walk, key, path)] = walk.node(item, step(path, key))
-    if isinstance(value, defaultdict) and made.default_factory is not value.default_factory:
-        factory = walk.node(value.default_factory, step(path, "default_factory"))
-        return Instance("dict", kind_name(defaultdict), {"items": dict(made), "factory": factory})
-    return made
+        empty = defaultdict(value.default_factory)
+    factory = {}
+    if isinstance(value, defaultdict) and empty.default_factory is not value.default_factory:
+        factory = {"factory": walk.node(value.default_factory, step(path, "default_factory"))}
+    keys = [_key(walk, key, path, index) for index, key in enumerate(value)]
+    if not all(map(is_plain_key, keys)):
+        nodes = [walk.node(item, value_path(path, index)) for index, item in enumerate(value.values())]
+        return _of(value, "keyed", empty=empty, keys=keys, values=nodes, **factory)
+    items = {node: walk.node(item, step(path, key)) for node, (key, item) in zip(keys, value.items(), strict=True)}
+    if factory:
+        return _of(value, "dict", items=items, **factory)
+    empty.update(items)
+    return empty
 
 
-def _key(walk: Walk, key: Any, path: str) -> Any:
-    node = walk.node(key, f"{path} (a key)")
-    if isinstance(node, Tensor) or (isinstance(node, Instance) and node.form not in _KEYS):
-        walk.opaque[f"{path} (a key)"] = key
-        return Same(f"a key of {path}, {kind_name(type(key))} {len(walk.opaque)}")
+def _key(walk: Walk, key: Any, path: str, index: int) -> Any:
+    if type(key) in PLAIN and not walk.is_address(key):
+        return key
+    node = walk.node(key, where := key_path(path, index))
+    if where in walk.opaque:  # named once, however many keys there come to be
+        walk.opaque[f"{path} (a key)"] = walk.opaque.pop(where)
     return node
 
 
 def _set(walk: Walk, value: Any, path: str) -> Any:
-    if not all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
-        return _opaque(walk, value, path)
     walk.meet(value, path)
-    return _of(value, "set", items=list(_items(walk, value, path)))
+    if all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
+        return _of(value, "set", items=list(_items(walk, value, path)))
+    nodes = [walk.node(item, f"{path}/{index}") for index, item in enumerate(value)]
+    if not all(map(is_writable_item, nodes)):
+        return _opaque(walk, value, path)
+    kept = sorted((node for node in nodes if isinstance(node, Same)), key=lambda node: node.path)
+    return _of(value, "members", items=kept + [node for node in nodes if not isinstance(node, Same)])
 
 
 def _is_plain_tuple(value: Any) -> bool:

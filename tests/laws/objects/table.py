@@ -27,6 +27,7 @@ from laws.objects.code import (
 from laws.objects.derived import Derived, Leaf
 from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions, Teacher
 from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
+from laws.objects.keys import Gathering, Keyed
 from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced
 from laws.objects.samplers import (
     Loops,
@@ -187,7 +188,7 @@ _MODULES: list[type[Small]] = [
         HookedByObject,
         HookedForAStep,
     ),
-    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions, TellsItsSampler),
+    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions, TellsItsSampler, Keyed, Gathering),
 ]
 
 

@@ -1,0 +1,127 @@
+"""Keys of dicts and items of sets that are objects: what is equal, or at another address, in the next attempt."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from midstride.engine.objects.containers import MISSING, Filler, refill
+from midstride.engine.objects.plain_values import PLAIN, kind_name, step
+from midstride.engine.state.nodes import Instance, Same, fill_set
+
+__all__ = ["fill_keyed", "is_plain_key", "is_writable_item", "key_path", "keyed", "members", "value_path"]
+
+#: forms of what can be made anew, and then is an item of a set
+_MADE_ANEW = frozenset({"address", "derived", "enum", "members", "named tuple", "object", "set", "value"})
+
+
+def key_path(path: str, index: int) -> str:
+    """Return the path of a key of the dict at `path`: by its place, since what a key is called may change."""
+    return f"{path} (key {index})"
+
+
+def value_path(path: str, index: int) -> str:
+    """Return the path of the value that belongs to that key."""
+    return f"{path} (value {index})"
+
+
+def is_plain_key(node: Any) -> bool:
+    """Return whether a key with this node is equal to itself, and is called alike, in each attempt."""
+    if isinstance(node, Instance):
+        is_tuple = node.form == "named tuple"
+        return node.form in ("enum", "value") or (is_tuple and all(map(is_plain_key, node.state["items"])))
+    if type(node) is tuple:
+        return all(map(is_plain_key, node))
+    return isinstance(node, np.generic) or (type(node) in PLAIN and node == node)  # noqa: PLR0124 - not NaN
+
+
+def is_writable_item(node: Any) -> bool:
+    """Return whether what has this node can be made anew from it."""
+    if isinstance(node, Instance):
+        return node.form in _MADE_ANEW
+    if type(node) is tuple:
+        return all(map(is_writable_item, node))
+    return type(node) in PLAIN or isinstance(node, (Same, Tensor, np.generic))
+
+
+def keyed(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    """Put back a dict whose keys are objects; where a function makes its values, only the live one has that."""
+    empty, has_factory = node.state["empty"], "factory" in node.state
+    if has_factory and type(live) is not defaultdict:
+        return filling.give_up(path, node.kind, live)
+    fits = type(live) is type(empty)
+    if fits and isinstance(empty, defaultdict) and not has_factory:
+        fits = live.default_factory is empty.default_factory
+    before = list(live.items()) if isinstance(live, dict) else []
+    target = live if filling.use(live, path, fits=fits) else filling.set(copy.copy(empty), path)
+    if has_factory:
+        factory = live.default_factory
+        target.default_factory = filling.put(node.state["factory"], factory, step(path, "default_factory"))
+    fill_keyed(filling, node, target, before, path)
+    return target
+
+
+def fill_keyed(filling: Filler, node: Instance, target: Any, before: list[tuple[Any, Any]], path: str) -> None:
+    """Let `target` hold the keys and values of `node`; a key that cannot be made anew is left out, and named."""
+    by_key = dict(before)
+    pairs = []
+    for index, (key_node, value_node) in enumerate(zip(node.state["keys"], node.state["values"], strict=True)):
+        live_key, live_value = before[index] if index < len(before) else (MISSING, MISSING)
+        key = filling.put(key_node, _fillable(key_node, live_key), key_path(path, index))
+        live = live_value if key is live_key else by_key.get(key, MISSING)
+        value = filling.put(value_node, live, value_path(path, index))
+        if key_path(path, index) not in filling.stale:
+            pairs.append((key, value))
+    refill(target, pairs)
+
+
+def members(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    """Put back a set of objects."""
+    fits = isinstance(live, (set, frozenset)) and kind_name(type(live)) == node.kind
+    before = list(live) if fits else []
+    items = list(_items(filling, node.state["items"], before, path))
+    is_ordered = not any(map(_is_by_address, items))
+    if fits and (_ids(items) == _ids(before) if is_ordered else set(_ids(items)) == set(_ids(before))):
+        return filling.set(live, path)
+    is_set = node.kind == "builtins:set"
+    target: Any = live if is_set and filling.use(live, path, fits=fits) else set()
+    if is_ordered:
+        is_same = fill_set(target, items)
+    else:
+        target.clear()
+        target.update(items)
+        is_same = _ids(list(target)) == _ids(items)
+    if not is_same:
+        filling.reordered.append(path)
+    return filling.set(target if is_set else frozenset(target), path)
+
+
+def _items(filling: Filler, nodes: list[Any], before: list[Any], path: str) -> Iterator[Any]:
+    """Yield the items: those that another part keeps come first, the others in the order of the live ones."""
+    kept: set[int] = set()
+    others: Iterator[Any] | None = None
+    for index, node in enumerate(nodes):
+        if not isinstance(node, Same) and others is None:
+            others = iter([item for item in before if id(item) not in kept])
+        live = MISSING if others is None else next(others, MISSING)
+        item = filling.put(node, _fillable(node, live), f"{path}/{index}")
+        kept.add(id(item))
+        if f"{path}/{index}" not in filling.stale:
+            yield item
+
+
+def _fillable(node: Any, live: Any) -> Any:
+    """Return `live` where it may be filled: what is found by its value must not change while something holds it."""
+    is_opaque = isinstance(node, Instance) and node.form == "opaque"
+    return live if is_opaque or _is_by_address(live) else MISSING
+
+
+def _is_by_address(item: Any) -> bool:
+    return isinstance(item, Tensor) or type(item).__hash__ is object.__hash__
+
+
+def _ids(items: list[Any]) -> list[int]:
+    return [id(item) for item in items]
