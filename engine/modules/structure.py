@@ -30,6 +30,8 @@ class ModuleStructure:
         self._module, self._device = module, device
         self._forms = {name: _form(tensor) for name, tensor in _tensors(module).items()}
         self._modules = dict(module.named_modules())
+        self._parameters = [name for name, _ in module.named_parameters()]
+        self._shared = _shared_buffers(module)
         self._reported: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,6 +55,15 @@ class ModuleStructure:
                 "optimizer's state to where it went. Change the module's parameters (pruning, parametrizations, "
                 "replaced layers) in __init__, setup or on_fit_start, which every attempt calls."
             )
+        names = {name for name, _ in self._module.named_parameters()}
+        if tied := [name for name in self._parameters if name not in names]:
+            raise UserError(
+                f"the parameter {tied[0]} came to be another one in training, which has a name before it: no other "
+                "attempt could tell them apart. Tie weights in __init__, setup or on_fit_start, which every attempt "
+                "calls."
+            )
+        if (shared := _shared_buffers(self._module)) != self._shared:
+            state["shared buffers"] = shared
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -62,6 +73,8 @@ class ModuleStructure:
         for name, form in state_dict.get("tensors", {}).items():
             owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
             value = torch.zeros(form["shape"], dtype=form["dtype"], device=self._device)
+            if "strides" in form:
+                value = value.new_empty_strided(form["shape"], form["strides"]).zero_()
             held = _tensors(self._module).get(name)
             if held is not None and _form(held) == _form(value, form["kind"]):
                 continue
@@ -72,6 +85,19 @@ class ModuleStructure:
                 owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
             else:
                 held.data = value
+        if "shared buffers" in state_dict:
+            self._share(state_dict["shared buffers"])
+
+    def _share(self, groups: list[list[str]]) -> None:
+        """Let the buffers of each group be one, and all others be apart."""
+        for name in {name for group in _shared_buffers(self._module) for name in group[1:]}:
+            self._set_buffer(name, self._module.get_buffer(name).clone())
+        for first, *others in groups:
+            for name in others:
+                self._set_buffer(name, self._module.get_buffer(first))
+
+    def _set_buffer(self, name: str, value: Tensor) -> None:
+        buffers_of(self._module.get_submodule(_owner(name)))[name.rpartition(".")[2]] = value
 
     def _described(self, modules: dict[str, nn.Module]) -> dict[str, Any]:
         walk = self._walk()
@@ -124,14 +150,32 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def _shared_buffers(module: nn.Module) -> list[list[str]]:
+    """Return the names of persistent buffers that are one tensor, by tensor."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in _tensors(module).items():
+        if not isinstance(tensor, nn.Parameter):
+            names.setdefault(id(tensor), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
 def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:
-    return kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer"), tensor.shape, tensor.dtype
+    kind = kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer")
+    return kind, tensor.shape, tensor.dtype, _strides(tensor)
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return how `tensor` lies in memory; None if a new tensor does so too, or if its numbers share memory."""
+    if tensor.layout != torch.strided or tensor.is_contiguous() or 0 in tensor.stride():
+        return None
+    return tensor.stride()
 
 
 def _described(tensor: Tensor) -> dict[str, Any]:
-    kind, shape, dtype = _form(tensor)
-    return {"kind": kind, "shape": list(shape), "dtype": dtype, "requires_grad": tensor.requires_grad}
+    kind, shape, dtype, strides = _form(tensor)
+    form = {"kind": kind, "shape": list(shape), "dtype": dtype, "requires_grad": tensor.requires_grad}
+    return form if strides is None else {**form, "strides": list(strides)}

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from midstride.engine.errors import UserError
+from midstride.engine.optim.trained_parameters import TrainedParameters
 
 __all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers"]
 
@@ -59,8 +60,11 @@ class OptimizerList:
 
     def __init__(self, optimizers: Callable[[], list[Optimizer]], module: nn.Module) -> None:
         self._now, self._module = optimizers, module
-        self._groups = [len(optimizer.param_groups) for optimizer in optimizers()]
         self._kinds = [type(optimizer) for optimizer in optimizers()]
+        self._trained = [
+            TrainedParameters(optimizer, module, f"optimizer {number} ({type(optimizer).__name__})")
+            for number, optimizer in enumerate(optimizers())
+        ]
 
     @property
     def _optimizers(self) -> list[Optimizer]:
@@ -74,37 +78,47 @@ class OptimizerList:
         return optimizers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every optimizer's state, by number, and the parameters of groups that were added in training.
+        """Return every optimizer's state, by number, and of which parameters it is where training changed that.
 
         Raises:
-            UserError: such a group trains what is no parameter of the module: no other attempt could find it.
+            UserError: one trains what is no parameter of the module: no other attempt could find it.
         """
-        states: dict[str, Any] = {str(number): one.state_dict() for number, one in enumerate(self._optimizers)}
+        optimizers = self._optimizers
+        states: dict[str, Any] = {str(number): _saved(number, one) for number, one in enumerate(optimizers)}
+        pairs = list(enumerate(zip(optimizers, self._trained, strict=True)))
         added = {
-            str(number): [self._names(number, group["params"]) for group in optimizer.param_groups[groups:]]
-            for number, (optimizer, groups) in enumerate(zip(self._optimizers, self._groups, strict=True))
-            if len(optimizer.param_groups) > groups
+            str(number): [trained.names(group["params"]) for group in optimizer.param_groups[trained.groups :]]
+            for number, (optimizer, trained) in pairs
+            if len(optimizer.param_groups) > trained.groups
         }
-        return {**states, "added": added} if added else states
+        moved = {str(n): names for n, (one, trained) in pairs if (names := trained.moved(one)) is not None}
+        return {**states, **({"added": added} if added else {}), **({"moved": moved} if moved else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give every optimizer its state back, and first the groups that it was given in training."""
+        """Give every optimizer its state back, and first the parameters that training gave it."""
         parameters = dict(self._module.named_parameters())
-        for number, optimizer in enumerate(self._optimizers):
+        for number, (optimizer, trained) in enumerate(zip(self._optimizers, self._trained, strict=True)):
+            if (moved := state_dict.get("moved", {}).get(str(number))) is not None:
+                trained.move(optimizer, moved)
             added = state_dict.get("added", {}).get(str(number), [])
-            for names in added[len(optimizer.param_groups) - self._groups[number] :]:
+            for names in added[len(optimizer.param_groups) - trained.groups :]:
                 optimizer.add_param_group({"params": [parameters[name] for name in names]})
             _load(optimizer, state_dict[str(number)])
 
-    def _names(self, number: int, parameters: list[Tensor]) -> list[str]:
-        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
-        if strange := [tuple(parameter.shape) for parameter in parameters if id(parameter) not in names]:
-            raise UserError(
-                f"optimizer {number} ({type(self._optimizers[number]).__name__}) was given a group of parameters in "
-                f"training, and those of shape {strange[0]} are not the module's: a resumed run could not find them. "
-                "Assign them to the module, or give them to the optimizer in configure_optimizers."
-            )
-        return [names[id(parameter)] for parameter in parameters]
+
+def _saved(number: int, optimizer: Optimizer) -> dict[str, Any]:
+    try:
+        return optimizer.state_dict()
+    except KeyError as error:
+        groups = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        lost = [tuple(p.shape) for p in optimizer.state if isinstance(p, Tensor) and id(p) not in groups]
+        if not lost:
+            raise
+        raise UserError(
+            f"optimizer {number} ({type(optimizer).__name__}) has state of a parameter of shape {lost[0]} that is in "
+            "none of its groups any more, which its state_dict cannot say. Where a parameter is taken from a group, "
+            "take its state too: del optimizer.state[parameter]."
+        ) from error
 
 
 def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:

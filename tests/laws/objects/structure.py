@@ -52,3 +52,36 @@ class Averaged(Small):
             self.average = torch.optim.swa_utils.AveragedModel(self.layer)
         self.average.update_parameters(self.layer)
         return 1 + self.average(batch).mean().detach()
+
+
+class Moved(Small):
+    """Layers that change places, parameters that are replaced, buffers that come together and apart, other strides."""
+
+    def build(self) -> None:
+        self.one, self.two, self.head = (nn.Linear(2, 2) for _ in range(3))
+        self.register_buffer("first", torch.zeros(2))
+        self.register_buffer("second", self.first)
+        self.register_buffer("third", torch.zeros(2))
+
+    def factor(self, batch: Tensor) -> Any:
+        self.one, self.two = self.two, self.one
+        if self.global_step == 1:
+            self.head.weight = nn.Parameter(self.head.weight.detach() * 2)
+            self.two.weight.data = torch.randn(2, 2).t()
+            self.second, self.third = self.first.clone(), self.first
+        self.first += 1
+        self.second += 2
+        self.third += 3
+        kept = self.first.sum() + self.second.sum() + self.third.sum() + self.one.weight.stride()[0]
+        return 1 + kept + self.head(self.two(self.one(batch).relu())).square().mean()
+
+
+class Tied(Small):
+    """A weight that comes to be another one in training."""
+
+    def build(self) -> None:
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.two.weight = self.one.weight
+        return 1 + self.two(self.one(batch)).square().mean()

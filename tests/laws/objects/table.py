@@ -39,7 +39,7 @@ from laws.objects.samplers import (
     TellsItsSampler,
 )
 from laws.objects.small import Small
-from laws.objects.structure import Averaged, Growing, Listed
+from laws.objects.structure import Averaged, Growing, Listed, Moved, Tied
 from laws.objects.surroundings import (
     ActsOtherwise,
     Counting,
@@ -84,6 +84,7 @@ from midstride.engine import Callback
 #: name -> what makes it, whether it is refused, and the words
 NAMED: dict[str, tuple[Any, bool, str]] = {
     "a parameter that goes": ((Pruned, None, list), True, "the parameter layer.weight was there when training began"),
+    "a weight that is tied": ((Tied, None, list), True, "the parameter two.weight came to be another one in training"),
     "an optimizer that loses": ((Loses, None, list), True, "the optimizers, after the first step, did not take back"),
     "other optimizers": ((Swaps, None, list), True, "replaced in training: SGD became Adam"),
     "a callback": ((Small, None, lambda: [Deaf()]), True, "the callbacks, before the first step, did not take back"),
@@ -188,7 +189,7 @@ _MODULES: list[type[Small]] = [
         HookedByObject,
         HookedForAStep,
     ),
-    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions, TellsItsSampler, Keyed, Gathering),
+    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions, TellsItsSampler, Keyed, Gathering, Moved),
 ]
 
 
