@@ -1,22 +1,25 @@
 """The object graph: what Python objects hold, taken once by identity and put back in place.
 
-attributes        the attributes of an object, wherever its class keeps them
-code_changes      what the code of an attempt builds, beside what that of the snapshot's attempt built: it may
-                  have been mended since
-code_state        what user code keeps beside objects: on its classes, in globals of its files, in its functions
-containers        how values, tensors and containers are put back: a filler for each type of node
-digest            A digest of what a module, its data, their classes and their files' globals hold at the end
-                  of a training
-generators        generators that an object holds: found where a reader of its code would find them, seeded
-                  like the main ones
-graph             what a run's state is made of beyond weights, taken once, by identity
-graph_restore     the nodes that a `GraphWalk` made, put back into live objects
-instances         how instances are put back: a filler for each form of node
-node_writers      how each kind of object is described: a writer for each class, which returns its node
-object_state      what a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers
-                  and schedulers
-plain_values      what is written as it is or made from a few arguments, and what is too large to be state
-registered_hooks  the hooks that user code registers on modules and optimizers: what they hold is state, which
-                  there are is not
-side_effects      a step of a module that leaves nothing behind
+attributes         the attributes of an object, wherever its class keeps them
+code_changes       what the code of an attempt builds, beside what that of the snapshot's attempt built: it may have
+                   been mended since
+code_state         what user code keeps beside objects: on its classes, in globals of its files, in its functions
+container_writers  how containers are described, and what nothing is known of but its class: their writers
+containers         how values, tensors and containers are put back: a filler for each type of node
+digest             A digest of what a module, its data, their classes and their files' globals hold at the end of a
+                   training
+generators         generators that an object holds: found where a reader of its code would find them, seeded like the
+                   main ones
+graph              what a run's state is made of beyond weights, taken once, by identity
+graph_restore      the nodes that a `GraphWalk` made, put back into live objects
+hashed_items       keys of dicts and items of sets that are objects: what is equal, or at another address, in the next
+                   attempt
+instances          how instances are put back: a filler for each form of node
+node_writers       how each kind of object is described: a writer for each class, which returns its node
+object_state       what a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers and
+                   schedulers
+plain_values       what is written as it is or made from a few arguments, and what is too large to be state
+registered_hooks   the hooks that user code registers on modules and optimizers: what they hold is state, which there
+                   are is not
+side_effects       a step of a module that leaves nothing behind
 """

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from midstride.engine.objects.plain_values import PLAIN, step
+from midstride.engine.objects.plain_values import PLAIN, key_path, step, value_path
 from midstride.engine.state.nodes import Instance, stable_kind
 
 __all__ = ["Built", "CodeChange", "as_saved", "built_by"]
@@ -31,12 +31,23 @@ def as_saved(built: Built) -> Built:
 def _inside(node: Any, path: str) -> Iterator[tuple[str, dict[str, str]]]:
     if isinstance(node, Instance) and node.form == "object":
         yield from built_by(node.state["attributes"], path).items()
-    elif isinstance(node, dict):
-        for key, child in node.items():
-            yield from _inside(child, step(path, key))
+    else:
+        for child, where in _items(node, path):
+            yield from _inside(child, where)
+
+
+def _items(node: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """Yield the nodes in that of a container, each with its path."""
+    if isinstance(node, Instance) and node.form == "keyed":
+        for index, (key, value) in enumerate(zip(node.state["keys"], node.state["values"], strict=True)):
+            yield from ((key, key_path(path, index)), (value, value_path(path, index)))
+        return
+    if isinstance(node, Instance) and node.form == "members":
+        node = node.state["items"]
+    if isinstance(node, dict):
+        yield from ((child, step(path, key)) for key, child in node.items())
     elif isinstance(node, (list, tuple, deque)) and not PLAIN.issuperset(map(type, node)):
-        for index, child in enumerate(node):
-            yield from _inside(child, f"{path}/{index}")
+        yield from ((child, f"{path}/{index}") for index, child in enumerate(node))
 
 
 def _brief(node: Any) -> str:

@@ -10,10 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.objects.code_changes import CodeChange
-from midstride.engine.objects.plain_values import PLAIN, step
+from midstride.engine.objects.plain_values import PLAIN, is_plain_key, step
 from midstride.engine.state.nodes import Instance, Same, View
 
-__all__ = ["KINDS", "MISSING", "Filler", "fill_dict", "items_of", "made_by_function", "on_device", "refill", "with_gradient"]
+__all__ = [
+    "KINDS",
+    "MISSING",
+    "Filler",
+    "fill_dict",
+    "items_of",
+    "made_by_function",
+    "on_device",
+    "refill",
+    "with_gradient",
+]
 
 #: stands for what a live object does not have
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
@@ -26,6 +36,7 @@ class Filler(Protocol):
     change: CodeChange
     reordered: list[str]
     stale: dict[str, str]
+    is_old: bool
 
     def put(self, node: Any, live: Any, path: str) -> Any:
         """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible."""
@@ -112,6 +123,12 @@ def _array(filling: Filler, node: Any, live: Any, path: str) -> Any:
     return filling.set(node, path)
 
 
+def _bytes(filling: Filler, node: bytearray, live: Any, path: str) -> Any:
+    target = live if filling.use(live, path, fits=type(live) is bytearray) else filling.set(bytearray(), path)
+    target[:] = node
+    return target
+
+
 def _list(filling: Filler, node: list[Any], live: Any, path: str) -> Any:
     before = list(live) if type(live) is list else []
     target = live if filling.use(live, path, fits=type(live) is list) else filling.set([], path)
@@ -160,10 +177,14 @@ def fill_dict(filling: Filler, node: dict[Any, Any], target: Any, before: dict[A
     """Let `target` hold what `node` describes, in its order, each value filled in the one its key had before."""
     live_keys = list(before)
     pairs = []
+    filling.is_old |= not all(map(is_plain_key, node))  # earlier versions knew no dicts whose keys are objects
     for index, (key, item) in enumerate(node.items()):
         found = filling.put(key, MISSING, f"{path} (a key)") if not _is_unknown_key(filling, key) else None
         if found is None and key is not None:  # only the live object knows it
-            found = live_keys[index] if index < len(live_keys) else None
+            if index >= len(live_keys):
+                filling.give_up(f"{path} (a key)", "another", MISSING)
+                continue
+            found = live_keys[index]
         pairs.append((found, filling.put(item, before.get(found, MISSING), step(path, found))))
     refill(target, pairs)
 
@@ -191,6 +212,7 @@ def made_by_function(filling: Filler, node: Instance, live: Any, path: str) -> A
 
 KINDS: dict[type, Callable[[Filler, Any, Any, str], Any]] = {
     **{Same: _same, View: _view, list: _list, tuple: _tuple, deque: _deque, np.ndarray: _array},
+    bytearray: _bytes,
     **dict.fromkeys((Tensor, nn.Parameter, nn.Buffer), _tensor),
     **dict.fromkeys((dict, OrderedDict, Counter, defaultdict), _dict),
 }

@@ -41,6 +41,7 @@ class GraphRestore:
         self._used: dict[int, object] = {id(value): value for value in anchors.values()}
         self._memory: dict[tuple[str, int], int] = {}
         self.stale: dict[str, str] = {}  #: what could not be brought back, by path, and why
+        self.is_old = False  #: whether an earlier version described something here in another way
         self.reordered: list[str] = []  #: sets that iterate in another order now
 
     def put(self, node: Any, live: Any, path: str) -> Any:

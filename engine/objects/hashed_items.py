@@ -9,33 +9,13 @@ import numpy as np
 from torch import Tensor
 
 from midstride.engine.objects.containers import MISSING, Filler, refill
-from midstride.engine.objects.plain_values import PLAIN, kind_name, step
+from midstride.engine.objects.plain_values import PLAIN, key_path, kind_name, step, value_path
 from midstride.engine.state.nodes import Instance, Same, fill_set
 
-__all__ = ["fill_keyed", "is_plain_key", "is_writable_item", "key_path", "keyed", "members", "value_path"]
+__all__ = ["fill_keyed", "is_writable_item", "keyed", "members"]
 
 #: forms of what can be made anew, and then is an item of a set
 _MADE_ANEW = frozenset({"address", "derived", "enum", "members", "named tuple", "object", "set", "value"})
-
-
-def key_path(path: str, index: int) -> str:
-    """Return the path of a key of the dict at `path`: by its place, since what a key is called may change."""
-    return f"{path} (key {index})"
-
-
-def value_path(path: str, index: int) -> str:
-    """Return the path of the value that belongs to that key."""
-    return f"{path} (value {index})"
-
-
-def is_plain_key(node: Any) -> bool:
-    """Return whether a key with this node is equal to itself, and is called alike, in each attempt."""
-    if isinstance(node, Instance):
-        is_tuple = node.form == "named tuple"
-        return node.form in ("enum", "value") or (is_tuple and all(map(is_plain_key, node.state["items"])))
-    if type(node) is tuple:
-        return all(map(is_plain_key, node))
-    return isinstance(node, np.generic) or (type(node) in PLAIN and node == node)  # noqa: PLR0124 - not NaN
 
 
 def is_writable_item(node: Any) -> bool:
@@ -49,17 +29,15 @@ def is_writable_item(node: Any) -> bool:
 
 def keyed(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     """Put back a dict whose keys are objects; where a function makes its values, only the live one has that."""
-    empty, has_factory = node.state["empty"], "factory" in node.state
-    if has_factory and type(live) is not defaultdict:
+    empty, factory = node.state["empty"], node.state.get("factory")
+    own: Any = live.default_factory if isinstance(live, defaultdict) else None
+    if factory is not None and own is None:
         return filling.give_up(path, node.kind, live)
-    fits = type(live) is type(empty)
-    if fits and isinstance(empty, defaultdict) and not has_factory:
-        fits = live.default_factory is empty.default_factory
+    fits = type(live) is type(empty) and (factory is not None or own is getattr(empty, "default_factory", None))
     before = list(live.items()) if isinstance(live, dict) else []
-    target = live if filling.use(live, path, fits=fits) else filling.set(copy.copy(empty), path)
-    if has_factory:
-        factory = live.default_factory
-        target.default_factory = filling.put(node.state["factory"], factory, step(path, "default_factory"))
+    target: Any = live if filling.use(live, path, fits=fits) else filling.set(copy.copy(empty), path)
+    if factory is not None:
+        target.default_factory = filling.put(factory, own, step(path, "default_factory"))
     fill_keyed(filling, node, target, before, path)
     return target
 
@@ -120,7 +98,8 @@ def _fillable(node: Any, live: Any) -> Any:
 
 
 def _is_by_address(item: Any) -> bool:
-    return isinstance(item, Tensor) or type(item).__hash__ is object.__hash__
+    by_address: Any = object.__hash__
+    return isinstance(item, Tensor) or type(item).__hash__ is by_address
 
 
 def _ids(items: list[Any]) -> list[int]:

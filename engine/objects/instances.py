@@ -3,16 +3,17 @@
 import copy
 import itertools
 import random
+import re
 import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import partial
-from pathlib import PosixPath
+from pathlib import PosixPath, PurePosixPath
 from typing import Any
 from uuid import UUID
 
@@ -41,7 +42,9 @@ from midstride.engine.state.nodes import Instance, fill_set, kind_text
 __all__ = ["FORMS"]
 
 _VALUES: dict[str, Callable[..., Any]] = {
-    **{kind_name(kind): kind for kind in (range, slice, Decimal, Fraction, PosixPath, timedelta, date, UUID)}
+    **{kind_name(kind): kind for kind in (range, slice, Decimal, Fraction, PosixPath, PurePosixPath, timedelta, date)},
+    **{kind_name(UUID): UUID, kind_name(re.Pattern): re.compile, kind_name(type(...)): lambda: ...},
+    kind_name(datetime): lambda text, fold: datetime.fromisoformat(text).replace(fold=fold),
 }
 _GENERATORS: dict[str, Callable[[], Any]] = {
     **{kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState)},

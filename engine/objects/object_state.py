@@ -186,7 +186,7 @@ class Objects:
                 change.lose(path)
         self._code = change.after({root.path: nodes for root, nodes in zip(roots, saved, strict=True)})
         self._report(filling)
-        is_other = is_old or change.found or filling.stale or filling.reordered
+        is_other = is_old or filling.is_old or change.found or filling.stale or filling.reordered
         now = self.state_dict() if is_other else {**state_dict, "built": self._code}
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said

@@ -2,16 +2,27 @@
 
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from midstride.engine.state.nodes import kind_text
+from midstride.engine.state.nodes import Instance, kind_text
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["PLAIN", "VALUES", "is_large", "kind_name", "step"]
+__all__ = [
+    "PLAIN",
+    "VALUES",
+    "is_large",
+    "is_plain_key",
+    "is_plain_value",
+    "key_path",
+    "kind_name",
+    "step",
+    "value_path",
+]
 
 #: values that never change, written as they are
 PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
@@ -19,20 +30,49 @@ PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size
 LARGE_BYTES, LARGE_ITEMS = 1 << 20, 1000
 #: immutable values of the standard library -> what makes them anew
 VALUES: dict[str, Callable[[Any], list[Any]]] = {
+    "builtins:ellipsis": lambda value: [],
     "builtins:range": lambda value: [value.start, value.stop, value.step],
     "builtins:slice": lambda value: [value.start, value.stop, value.step],
     "decimal:Decimal": lambda value: [str(value)],
     "fractions:Fraction": lambda value: [value.numerator, value.denominator],
     "pathlib:PosixPath": lambda value: [str(value)],
+    "pathlib:PurePosixPath": lambda value: [str(value)],
+    "re:Pattern": lambda value: [value.pattern, value.flags],
     "datetime:timedelta": lambda value: [value.days, value.seconds, value.microseconds],
     "datetime:date": lambda value: [value.year, value.month, value.day],
+    "datetime:datetime": lambda value: [value.isoformat(), value.fold],
     "uuid:UUID": lambda value: [str(value)],
 }
+
+
+def is_plain_value(value: Any) -> bool:
+    """Return whether `VALUES` says all of an instance of one of its classes: a time has no zone, or UTC."""
+    return not isinstance(value, datetime) or value.tzinfo in (None, UTC)
 
 
 def step(path: str, key: object) -> str:
     """Return the path of what stands at `key` of `path`."""
     return f"{path}/{key if isinstance(key, str) and key.isidentifier() else repr(key)}"
+
+
+def key_path(path: str, index: int) -> str:
+    """Return the path of a key of the dict at `path`: by its place, since what a key is called may change."""
+    return f"{path} (key {index})"
+
+
+def value_path(path: str, index: int) -> str:
+    """Return the path of the value that belongs to that key."""
+    return f"{path} (value {index})"
+
+
+def is_plain_key(node: Any) -> bool:
+    """Return whether a key with this node is equal to itself, and is called alike, in each attempt."""
+    if isinstance(node, Instance):
+        is_tuple = node.form == "named tuple"
+        return node.form in ("enum", "value") or (is_tuple and all(map(is_plain_key, node.state["items"])))
+    if type(node) is tuple:
+        return all(map(is_plain_key, node))
+    return isinstance(node, np.generic) or (type(node) in PLAIN and node == node)
 
 
 def kind_name(kind: type) -> str:

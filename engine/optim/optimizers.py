@@ -111,7 +111,7 @@ def _saved(number: int, optimizer: Optimizer) -> dict[str, Any]:
         return optimizer.state_dict()
     except KeyError as error:
         groups = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        lost = [tuple(p.shape) for p in optimizer.state if isinstance(p, Tensor) and id(p) not in groups]
+        lost = [tuple(p.shape) for p in optimizer.state if id(p) not in groups]
         if not lost:
             raise
         raise UserError(

@@ -68,8 +68,9 @@ class TrainedParameters:
 
     def _apart(self, parameter: Tensor) -> Tensor:
         """Return a parameter that no module has, in place of one that training took from its module."""
-        self._known.append(nn.Parameter(parameter.detach().clone()))
-        return self._known[-1]
+        copy = nn.Parameter(parameter.detach().clone())
+        self._known.append(copy)
+        return copy
 
     def _names(self, optimizer: Optimizer) -> Names:
         names = {id(parameter): name for name, parameter in self._module.named_parameters()}

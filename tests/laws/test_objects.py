@@ -21,6 +21,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.objects.object_state import Objects, upgrade
 from midstride.engine.state.codec import differences
+from midstride.engine.state.nodes import Same
 from midstride.engine.testing import final_state, run_ranks
 
 STEPS, CUT = 5, 2
@@ -173,3 +174,19 @@ def test_a_snapshot_of_the_layout_before_is_read(name: str) -> None:
     assert differences(state, objects.state_dict()) == []
     assert module.counter == 5
     assert module.generator.random() == drawn.random()  # type: ignore[operator, union-attr]
+
+
+def test_a_dict_of_the_layout_before_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    """Keys stood in it as what they are the same as; what no file could hold, as words."""
+    module = KEPT["Private"][0]()
+    module.counts = counts = {module.layer.weight: 0}  # type: ignore[assignment]
+    objects = Objects.of_module(module)
+    state = objects.state_dict()
+    state["module"][""]["counts"] = {Same("tensor layer.weight"): 4, Same("a key of module/counts, m:Key 1"): 5}
+
+    objects.load_state_dict(state)
+
+    assert differences(state, objects.state_dict()) == []
+    assert module.counts is counts
+    assert counts == {module.layer.weight: 4}
+    assert "cannot be brought back, and stays as it was built: module.counts (a key)" in caplog.text

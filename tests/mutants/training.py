@@ -313,10 +313,24 @@ TRAINING = [
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[OnTensors]",
     ),
     Mutant(
+        "all objects that are keys of a dict stand at one path",
+        "engine/objects/plain_values.py",
+        'return f"{path} (key {index})"',
+        'return f"{path} (a key)"',
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Keyed]",
+    ),
+    Mutant(
+        "an optimizer's state stays with the places of parameters that were swapped",
+        "engine/optim/optimizers.py",
+        "trained.move(optimizer, moved)",
+        "pass",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Moved]",
+    ),
+    Mutant(
         "an object of a library is not asked for its state",
         "engine/objects/node_writers.py",
-        "return _stateful if issubclass(kind, Stateful) and not (is_ours or issubclass(kind, DATA)) else _opaque",
-        "return _opaque",
+        "return _stateful if issubclass(kind, Stateful) and not (is_ours or issubclass(kind, DATA)) else opaque_node",
+        "return opaque_node",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[ScaledByHand]",
     ),
     Mutant(

@@ -21,7 +21,6 @@ SOURCES = {
 
 #: what only looks like an attribute of ours
 SET_FROM_OUTSIDE = {
-    "engine/metrics/torchmetrics_internals.py: collection._groups": "torchmetrics' own",
     "engine/modules/module_state.py: module.training": "torch's own",
     "engine/modules/structure.py: held.data": "torch's own",
     "engine/objects/generators.py: generator.bit_generator.state": "numpy's own",
@@ -214,7 +213,6 @@ WALKS = {
     "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",
     "engine/metrics/torchmetrics_state.py: _copied": "states of metrics: what is in a list never changes",
     "engine/metrics/values.py: numbers_in": "what a metric computed: a tensor is a nest of numbers",
-    "engine/objects/code_changes.py: _inside": "nodes of objects, by the paths of snapshots",
     "engine/optim/optimizers.py: _describe": "text for a message",
     "engine/optim/optimizers.py: _read": "what configure_optimizers may return, a few shapes of it",
     "engine/optim/optimizers.py: _uncast": "two trees, of which one may lack what the other has",

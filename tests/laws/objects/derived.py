@@ -2,7 +2,10 @@
 
 import enum
 import random
+import re
 from collections import OrderedDict, deque
+from datetime import UTC, datetime, timedelta
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -81,3 +84,20 @@ class Leaf(Small):
         self.leaf.sum().backward()  # type: ignore[no-untyped-call]
         assert self.leaf.grad is not None
         return 1 + float(self.leaf.grad.sum())
+
+
+class Plain(Small):
+    """Values of the standard library, and bytes that two names share."""
+
+    def build(self) -> None:
+        self.pattern, self.when, self.path = re.compile("a", re.I), datetime(2020, 1, 1, tzinfo=UTC), PurePosixPath("a")
+        self.rest, self.bytes = ..., bytearray(1)
+        self.same = self.bytes
+
+    def factor(self, batch: Tensor) -> Any:
+        self.pattern = re.compile(self.pattern.pattern + "a", self.pattern.flags)
+        self.when, self.path = self.when + timedelta(days=1), self.path / "b"
+        self.same.append(self.bytes[-1] + 1)
+        assert self.rest is ...
+        assert self.pattern.fullmatch("A" * len(self.pattern.pattern))
+        return len(self.pattern.pattern) + self.when.day + len(self.path.parts) + sum(self.bytes)

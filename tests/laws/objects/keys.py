@@ -5,9 +5,8 @@ import enum
 import os
 from typing import Any
 
-from torch import Tensor, nn
-
 from laws.objects.small import Small
+from torch import Tensor, nn
 
 
 @dataclasses.dataclass(frozen=True)

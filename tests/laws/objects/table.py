@@ -24,7 +24,7 @@ from laws.objects.code import (
     OnAutogradFunction,
     OnFunction,
 )
-from laws.objects.derived import Derived, Leaf
+from laws.objects.derived import Derived, Leaf, Plain
 from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions, Teacher
 from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
 from laws.objects.keys import Gathering, Keyed
@@ -189,7 +189,7 @@ _MODULES: list[type[Small]] = [
         HookedByObject,
         HookedForAStep,
     ),
-    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions, TellsItsSampler, Keyed, Gathering, Moved),
+    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions, TellsItsSampler, Keyed, Gathering, Moved, Plain),
 ]
 
 

@@ -1,0 +1,155 @@
+"""How containers are described, and what nothing is known of but its class: their writers."""
+
+import logging
+import types
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from midstride.engine.objects.hashed_items import is_writable_item
+from midstride.engine.objects.plain_values import PLAIN, is_plain_key, key_path, kind_name, step, value_path
+from midstride.engine.state.nodes import Instance, Same, View, kind_text
+
+__all__ = [
+    "CONSTANT",
+    "Walk",
+    "bytes_node",
+    "deque_node",
+    "dict_node",
+    "instance_of",
+    "item_nodes",
+    "list_node",
+    "opaque_node",
+    "set_node",
+    "tuple_node",
+]
+
+#: constants of code, which every attempt has
+CONSTANT = (type, types.ModuleType, logging.Logger, weakref.ref, property, RemovableHandle)
+
+
+class Walk(Protocol):
+    """What a writer needs of the walk that it writes for."""
+
+    anchors: Mapping[int, str]
+    opaque: dict[str, object]
+    constants: dict[str, str]
+
+    def node(self, value: Any, path: str) -> Any:
+        """Return the node of `value`, which stands at `path`."""
+        ...
+
+    def meet(self, value: object, path: str) -> None:
+        """Note that `value` stands at `path`."""
+        ...
+
+    def attributes(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Return the nodes of attributes."""
+        ...
+
+    def is_address(self, value: Any) -> bool:
+        """Return whether `value` is the `id` of what another part of the state keeps."""
+        ...
+
+    def view(self, tensor: Tensor) -> View | None:
+        """Return how `tensor` lies in a parameter's memory, if it does."""
+        ...
+
+
+def instance_of(value: object, form: str, /, **state: Any) -> Instance:
+    """Return an instance of the class of `value`."""
+    return Instance(form, kind_name(type(value)), state)
+
+
+def opaque_node(walk: Walk, value: Any, path: str) -> Any:
+    """Say of what class something is that no file can hold."""
+    walk.meet(value, path)
+    kind = kind_name(type(value))
+    if isinstance(value, CONSTANT):
+        kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
+        walk.constants[path] = kind
+    elif callable(value):
+        walk.constants[path] = kind
+    else:
+        walk.opaque[path] = value
+    return Instance("opaque", kind)
+
+
+def bytes_node(walk: Walk, value: bytearray, path: str) -> Any:
+    """Describe a bytearray."""
+    walk.meet(value, path)
+    return bytearray(value)
+
+
+def item_nodes(walk: Walk, values: Any, path: str) -> Iterator[Any]:
+    """Yield the nodes of what stands in a row."""
+    if PLAIN.issuperset(map(type, values)) and not (values and walk.is_address(next(iter(values)))):
+        yield from values
+    else:
+        yield from (walk.node(value, f"{path}/{index}") for index, value in enumerate(values))
+
+
+def list_node(walk: Walk, value: list[Any], path: str) -> Any:
+    """Describe a list."""
+    walk.meet(value, path)
+    return list(item_nodes(walk, value, path))
+
+
+def tuple_node(walk: Walk, value: tuple[Any, ...], path: str) -> Any:
+    """Describe a tuple."""
+    return tuple(item_nodes(walk, value, path))
+
+
+def deque_node(walk: Walk, value: deque[Any], path: str) -> Any:
+    """Describe a deque."""
+    walk.meet(value, path)
+    return deque(item_nodes(walk, value, path), value.maxlen)
+
+
+def dict_node(walk: Walk, value: dict[Any, Any], path: str) -> Any:
+    """Describe a dict; one whose keys are objects is `keyed`."""
+    walk.meet(value, path)
+    empty: Any = type(value)()
+    if isinstance(value, defaultdict) and isinstance(value.default_factory, type):
+        empty = defaultdict(value.default_factory)
+    factory = {}
+    if isinstance(value, defaultdict) and empty.default_factory is not value.default_factory:
+        factory = {"factory": walk.node(value.default_factory, step(path, "default_factory"))}
+    keys = [_key(walk, key, path, index) for index, key in enumerate(value)]
+    if not all(map(is_plain_key, keys)):
+        nodes = [walk.node(item, value_path(path, index)) for index, item in enumerate(value.values())]
+        return instance_of(value, "keyed", empty=empty, keys=keys, values=nodes, **factory)
+    items = {node: walk.node(item, step(path, key)) for node, (key, item) in zip(keys, value.items(), strict=True)}
+    if factory:
+        return instance_of(value, "dict", items=items, **factory)
+    empty.update(items)
+    return empty
+
+
+def _key(walk: Walk, key: Any, path: str, index: int) -> Any:
+    if type(key) in PLAIN and not walk.is_address(key):
+        return key
+    node = walk.node(key, where := key_path(path, index))
+    if where in walk.opaque:  # named once, however many keys there come to be
+        walk.opaque[f"{path} (a key)"] = walk.opaque.pop(where)
+    return node
+
+
+def set_node(walk: Walk, value: Any, path: str) -> Any:
+    """Describe a set."""
+    walk.meet(value, path)
+    if all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
+        return instance_of(value, "set", items=list(item_nodes(walk, value, path)))
+    nodes = [walk.node(item, f"{path}/{index}") for index, item in enumerate(value)]
+    if not all(map(is_writable_item, nodes)):
+        return opaque_node(walk, value, path)
+    kept = sorted((node for node in nodes if isinstance(node, Same)), key=lambda node: node.path)
+    return instance_of(value, "members", items=kept + [node for node in nodes if not isinstance(node, Same)])
+
+
+def _is_plain_tuple(value: Any) -> bool:
+    return type(value) is tuple and all(type(item) in PLAIN or _is_plain_tuple(item) for item in value)
