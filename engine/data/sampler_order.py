@@ -71,13 +71,16 @@ class SamplerOrder(SampleOrder):
         built = self._state.full()
         one, other, resumed = (_copied(self._sampler, self._dataset) for _ in range(3))
         epochs = [self._run(one, 0)]
-        between = SamplerState(one, self._dataset).full()
+        ended = SamplerState(one, self._dataset)
+        between, beside = ended.full(), ended.beside()
         epochs.append(self._run(one, 1))
         # Copies share some generators, and what cannot be copied is one and the same.
         SamplerState(other, self._dataset).restore_full(built)
         again = [self._run(other, 0)]
         try:
-            SamplerState(resumed, self._dataset).restore_full(between)
+            begun = SamplerState(resumed, self._dataset)
+            begun.restore_full(between)
+            begun.restore_beside(beside)
         except NotExact as error:
             raise NotExact(f"{self._what} cannot be given its state back: {error}. {_WAY_OUT}") from error
         except Exception as error:

@@ -23,7 +23,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from midstride.engine.data.in_place_copy import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.objects.attributes import attributes_of, members_of
+from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.generators import Generator, find_generators, get_state, set_state
+from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.state.codec import walk
 from midstride.engine.state.differences import differences, same_key_order
 
@@ -37,7 +40,10 @@ _CONTAINERS = (list, tuple, deque, dict)
 _SCALARS = frozenset({type(None), bool, int, float, str})
 #: what users derive values from
 _VALUES = (Enum, int, float, complex, str, bytes, *_CONTAINERS, set, frozenset)
+#: what the data set is called in nodes
+_DATA = "data set"
 State = dict[str, Any]
+Nodes = dict[str, dict[str, Any]]
 
 
 class SamplerState:
@@ -90,6 +96,21 @@ class SamplerState:
     def full(self) -> State:
         """Return all of it, copied."""
         return {path: _copied(value) for path, value in self._live().items()}
+
+    def beside(self) -> Nodes:
+        """Return what the object graph writes of it, by the path of its owner."""
+        found = list(values_beside(self._sampler, self._dataset))
+        names = {id(self._dataset): _DATA, **{id(owner): path for path, owner, _ in found}}
+        walk = GraphWalk(names, {})
+        return copy.deepcopy({path: walk.root_attributes(own, path, is_small=True) for path, _, own in found})
+
+    def restore_beside(self, nodes: Nodes) -> None:
+        """Put back what `beside` returned of another sampler of the kind."""
+        owners = {path: owner for path, owner, _ in values_beside(self._sampler, self._dataset)}
+        filling = GraphRestore(GraphWalk({}, {}), {_DATA: self._dataset, **owners}, torch.device("cpu"))
+        for path in (path for path in nodes if path in owners):
+            own = vars(owners[path])
+            own |= {n: filling.put(node, own.get(n, MISSING), f"{path}/{n}") for n, node in nodes[path].items()}
 
     def _live(self) -> State:
         """Return all of it, as it is."""
@@ -156,6 +177,8 @@ def _is_beside(value: Any) -> bool:
         return type(value) not in (random.Random, random.SystemRandom)
     if isinstance(value, _OTHERS) or _has_state_dict(value) or _is_object(value) or _is_plain(value):
         return False
+    if type(value) is dict and not all(map(_is_plain, value)):  # keys that only the graph can write
+        return True
     return type(value) not in _CONTAINERS or any(_is_beside(item) for _, item in members_of(value))
 
 

@@ -79,7 +79,7 @@ class Forgets(Sampler[int]):
     """What it does next stands where nobody can read it."""
 
     def __init__(self) -> None:
-        self.starts = itertools.count()
+        self.starts = itertools.accumulate(itertools.repeat(1))
 
     def __iter__(self) -> Iterator[int]:
         start = next(self.starts)

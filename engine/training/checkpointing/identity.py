@@ -48,8 +48,15 @@ def is_json(value: object) -> bool:
 
 
 def identity_of(value: object) -> Any:
-    """Return `value` as JSON would hold it; what JSON cannot hold is named by its type."""
-    return json.loads(json.dumps(value, default=lambda other: type(other).__qualname__, sort_keys=True))
+    """Return `value` as JSON would hold it; what JSON cannot hold is named by its type, and left out as a key."""
+
+    def kind(other: object) -> str:
+        return type(other).__qualname__
+
+    try:
+        return json.loads(json.dumps(value, default=kind, sort_keys=True))
+    except TypeError:  # keys of several types have no order
+        return json.loads(json.dumps(value, default=kind, skipkeys=True))
 
 
 def environment_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:

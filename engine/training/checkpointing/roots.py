@@ -57,7 +57,8 @@ def objects_of(context: FitContext) -> Objects:
         named |= {f"callback {number}": callback for number, callback in enumerate(context.callbacks)}
         named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(context.optimizers)}
         named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(context.schedulers)}
-        return named | {f"data {name}": owner for name, owner in data.items()} | _loaders(context.loaders)
+        named |= {f"data {name}": owner for name, owner in data.items()} | samplers.anchors()
+        return named | _loaders(context.loaders)
 
     objects = Objects(roots, anchors, context.device)
     objects.tell_opaque(_sampler_roots(context.loaders))
@@ -110,23 +111,31 @@ class _SamplerValues:
     def __init__(self, fit_loaders: FitLoaders) -> None:
         self._fit_loaders = fit_loaders
         self._names: dict[str, set[str]] = {}
+        self._found: list[tuple[str, Any, dict[str, Any]]] | None = None
+
+    def anchors(self) -> dict[str, object]:
+        """Return the objects that samplers are made of, whose state is their loader's too; `roots` is called next."""
+        self._found = list(self._find())
+        return {where: owner for where, owner, _ in self._found}
 
     def roots(self) -> Iterator[Root]:
         """Yield it; an attribute that was of such a kind once stays here, whatever it becomes."""
+        found, self._found = self._found, None
+        for where, owner, values in self._find() if found is None else found:
+            names = self._names.setdefault(where, set())
+            names |= values.keys()
+            now = {one: vars(owner)[one] for one in names if one in vars(owner)}
+            yield Root("samplers", where, now, owner, is_setup=True, is_data=True)
+
+    def _find(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+        """Yield what samplers are made of, each by name, and those attributes that are in no state."""
         for name, loader in _loaders(self._fit_loaders).items():
             if not isinstance(loader, DataLoader):
                 continue
             for kind in ("batch_sampler", "sampler"):
                 if is_user_class(type(sampler := getattr(loader, kind, None))):
-                    yield from self._roots(f"{kind} of {name}", sampler, loader.dataset)
-
-    def _roots(self, name: str, sampler: Any, dataset: object) -> Iterator[Root]:
-        for path, owner, values in values_beside(sampler, dataset):
-            where = f"{name} {path}" if path else name
-            names = self._names.setdefault(where, set())
-            names |= values.keys()
-            now = {one: vars(owner)[one] for one in names if one in vars(owner)}
-            yield Root("samplers", where, now, owner, is_setup=True, is_data=True)
+                    for path, owner, values in values_beside(sampler, loader.dataset):
+                        yield f"{kind} of {name} {path}".strip(), owner, values
 
 
 def _sampler_roots(fit_loaders: FitLoaders) -> Iterator[Root]:

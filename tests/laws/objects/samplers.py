@@ -1,5 +1,7 @@
 """State in samplers and streams."""
 
+import dataclasses
+import itertools
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
@@ -157,6 +159,52 @@ class TellsItsSampler(Small):
 
     def train_dataloader(self) -> Any:
         return DataLoader(Rows(), 4, sampler=Told())
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    first: int
+
+
+class Row:
+    def __init__(self, number: int) -> None:
+        self.number, self.drawn = number, 0
+
+
+class Weighing(Sampler[int]):
+    """Counts by keys that are objects: what it draws hangs on them, and on what the step writes to others of them."""
+
+    def __init__(self) -> None:
+        self.rows = [Row(number) for number in range(24)]
+        self.counts: dict[Bucket, int] = {}
+        self.losses: dict[Row, float] = {}
+        self.starts = itertools.count()
+
+    def __iter__(self) -> Any:
+        start = next(self.starts)
+        for row in sorted(self.rows, key=lambda row: (-self.losses.get(row, 0.0), row.number)):
+            bucket = Bucket(row.number // 5)
+            self.counts[bucket] = self.counts.get(bucket, 0) + 1
+            row.drawn += 1
+            yield (start + row.number + self.counts[bucket] * row.drawn) % 24
+
+    def __len__(self) -> int:
+        return 24
+
+
+class Weighed(Small):
+    """Reads by it."""
+
+    def build(self) -> None:
+        self.weighing = Weighing()
+
+    def factor(self, batch: Tensor) -> Any:
+        step = int(self.global_step)
+        self.weighing.losses[self.weighing.rows[step * 7 % 24]] = float(batch.detach().sum())
+        return 1.0
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), 12, sampler=self.weighing)
 
 
 class Stream(IterableDataset[Tensor]):

@@ -37,6 +37,7 @@ from laws.objects.samplers import (
     SamplesForgetting,
     Streams,
     TellsItsSampler,
+    Weighed,
 )
 from laws.objects.small import Small
 from laws.objects.structure import Averaged, Growing, Listed, Moved, Tied
@@ -189,7 +190,20 @@ _MODULES: list[type[Small]] = [
         HookedByObject,
         HookedForAStep,
     ),
-    *(Addresses, OnTensors, ScaledByHand, Derived, Leaf, OfFunctions, TellsItsSampler, Keyed, Gathering, Moved, Plain),
+    *(
+        Addresses,
+        OnTensors,
+        ScaledByHand,
+        Derived,
+        Leaf,
+        OfFunctions,
+        TellsItsSampler,
+        Keyed,
+        Gathering,
+        Moved,
+        Plain,
+        Weighed,
+    ),
 ]
 
 
