@@ -28,10 +28,10 @@ class ModuleStructure:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
-        self._forms = {name: _form(tensor) for name, tensor in _tensors(module).items()}
+        tensors = _tensors(module)
+        self._forms = {name: _form(tensor) for name, tensor in tensors.items()}
         self._modules = dict(module.named_modules())
-        self._parameters = [name for name, _ in module.named_parameters()]
-        self._shared = _shared_buffers(module)
+        self._same = _same(tensors)
         self._reported: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
@@ -45,7 +45,8 @@ class ModuleStructure:
         state: dict[str, Any] = {}
         if new:
             state["modules"] = self._described({path: modules[path] for path in new})
-        tensors = {n: t for n, t in _tensors(self._module).items() if _owner(n) in self._modules}
+        found = _tensors(self._module)
+        tensors = {name: tensor for name, tensor in found.items() if _owner(name) in self._modules}
         changed = {name: tensor for name, tensor in tensors.items() if self._forms.get(name) != _form(tensor)}
         if changed:
             state["tensors"] = {name: _described(tensor) for name, tensor in changed.items()}
@@ -55,16 +56,22 @@ class ModuleStructure:
                 "optimizer's state to where it went. Change the module's parameters (pruning, parametrizations, "
                 "replaced layers) in __init__, setup or on_fit_start, which every attempt calls."
             )
-        names = {name for name, _ in self._module.named_parameters()}
-        if tied := [name for name in self._parameters if name not in names]:
-            raise UserError(
-                f"the parameter {tied[0]} came to be another one in training, which has a name before it: no other "
-                "attempt could tell them apart. Tie weights in __init__, setup or on_fit_start, which every attempt "
-                "calls."
-            )
-        if (shared := _shared_buffers(self._module)) != self._shared:
-            state["shared buffers"] = shared
+        if (same := _same(found)) != self._same:
+            self._refuse_tied(same)
+            state["shared buffers"] = [names for names in same if self._is_buffer(names[0])]
         return state
+
+    def _refuse_tied(self, same: list[list[str]]) -> None:
+        were = [name for names in self._same for name in names[1:]]
+        for first, *others in same:
+            if tied := [name for name in others if name not in were and not self._is_buffer(name)]:
+                raise UserError(
+                    f"the parameter {tied[0]} came to be {first} in training: no other attempt could tell them apart. "
+                    "Tie weights in __init__, setup or on_fit_start, which every attempt calls."
+                )
+
+    def _is_buffer(self, name: str) -> bool:
+        return name.rpartition(".")[2] in buffers_of(self._module.get_submodule(_owner(name)))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Let the module consist of what it did; the values are given back after it."""
@@ -90,7 +97,8 @@ class ModuleStructure:
 
     def _share(self, groups: list[list[str]]) -> None:
         """Let the buffers of each group be one, and all others be apart."""
-        for name in {name for group in _shared_buffers(self._module) for name in group[1:]}:
+        together = [name for names in _same(_tensors(self._module)) for name in names[1:]]
+        for name in filter(self._is_buffer, together):
             self._set_buffer(name, self._module.get_buffer(name).clone())
         for first, *others in groups:
             for name in others:
@@ -150,12 +158,11 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _shared_buffers(module: nn.Module) -> list[list[str]]:
-    """Return the names of persistent buffers that are one tensor, by tensor."""
+def _same(tensors: dict[str, Tensor]) -> list[list[str]]:
+    """Return the names of what is one tensor, for each that has several."""
     names: dict[int, list[str]] = {}
-    for name, tensor in _tensors(module).items():
-        if not isinstance(tensor, nn.Parameter):
-            names.setdefault(id(tensor), []).append(name)
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
     return [group for group in names.values() if len(group) > 1]
 
 

@@ -85,7 +85,7 @@ from midstride.engine import Callback
 #: name -> what makes it, whether it is refused, and the words
 NAMED: dict[str, tuple[Any, bool, str]] = {
     "a parameter that goes": ((Pruned, None, list), True, "the parameter layer.weight was there when training began"),
-    "a weight that is tied": ((Tied, None, list), True, "the parameter two.weight came to be another one in training"),
+    "a weight that is tied": ((Tied, None, list), True, "the parameter two.weight came to be one.weight in"),
     "an optimizer that loses": ((Loses, None, list), True, "the optimizers, after the first step, did not take back"),
     "other optimizers": ((Swaps, None, list), True, "replaced in training: SGD became Adam"),
     "a callback": ((Small, None, lambda: [Deaf()]), True, "the callbacks, before the first step, did not take back"),
