@@ -83,9 +83,16 @@ class _NoEffect:
     def __init__(self, logger: LightningLogger, name: str) -> None:
         self._logger, self._name = logger, name
 
-    def __call__(self, *given: Any, **options: Any) -> None:
-        """Say so."""
+    def __call__(self, *given: Any, **options: Any) -> "_NoEffect":
+        """Say so; what it returns has no effect either."""
         self._logger.say_it_has_no_effect(self._name)
+        return self
+
+    def __getitem__(self, key: str) -> "_NoEffect":
+        return _NoEffect(self._logger, f"{self._name}[{key!r}]")
+
+    def __setitem__(self, key: str, value: object) -> None:
+        self._logger.say_it_has_no_effect(f"{self._name}[{key!r}]")
 
     def __getattr__(self, name: str) -> "_NoEffect":
         if name.startswith("_"):

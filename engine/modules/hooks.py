@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from midstride.engine.config.lightning_names import LIGHTNING_HOOKS
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.module_hooks import ModuleHooks
 from midstride.engine.user_code import call_user_code
 
@@ -56,11 +56,13 @@ def own_hook(owner: object, name: str) -> Callable[..., Any] | None:
     return None if hook is None else partial(call_user_code, f"{type(owner).__name__}.{name}", hook)
 
 
-def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback]) -> list[str]:
+def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback], data: object = None) -> list[str]:
     """Return messages on which methods were written to be called and never would be: Lightning's, and mistyped ones."""
     faults = []
-    for owner, base in [(module, TrainingModule), *((callback, Callback) for callback in callbacks)]:
-        known = _hook_names(ModuleHooks if base is TrainingModule else Callback)
+    owners: list[tuple[object, type, list[str]]] = [(module, TrainingModule, _hook_names(ModuleHooks))]
+    owners += [(callback, Callback, _hook_names(Callback)) for callback in callbacks]
+    owners += [(data, DataModule, [])] if isinstance(data, DataModule) else []
+    for owner, base, known in owners:
         written = {name for kind in type(owner).__mro__ if _is_user_class(kind) for name in vars(kind)}
         for name in sorted(written - set(dir(base))):
             meant = get_close_matches(name, known, n=1, cutoff=0.85)

@@ -231,7 +231,7 @@ class Trainer(TrainerState):
         trainers = module._trainer
         meant.attach(World(size=processes, local_size=processes), self.strategy.devices)
         alone.attach(World(), self.strategy.devices)
-        refused, trial = self.with_strategy(meant)._module_errors(module), self.with_strategy(alone)
+        refused, trial = self.with_strategy(meant)._module_errors(module, data), self.with_strategy(alone)
         try:
             with trial._prepare(module, data, "fit") as ready:
                 fit = trial._fit_of(ready, trial._loaders(module, train=data))
@@ -245,10 +245,10 @@ class Trainer(TrainerState):
 
     # Putting together -----------------------------------------------------------------------------
 
-    def _module_errors(self, module: TrainingModule) -> list[str]:
-        """Return messages on what `module` wants and this Trainer cannot do."""
+    def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
+        """Return messages on what `module` and `data` want and this Trainer cannot do."""
         by_hand = not module.automatic_optimization
-        strange = unknown_hooks(module, self.callbacks)
+        strange = unknown_hooks(module, self.callbacks, data)
         return [*strange, *self.strategy.module_errors(module), *self.precision.module_errors(by_hand=by_hand)]
 
     @contextmanager
@@ -258,7 +258,7 @@ class Trainer(TrainerState):
         """Meet the other ranks and get module and data ready for `stage`, with the weights at `ckpt_path` if given."""
         ensure_module(module, stage)
         self.take_callbacks(module)
-        if refused := self._module_errors(module):
+        if refused := self._module_errors(module, data):
             raise JobError("\n".join(refused))
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

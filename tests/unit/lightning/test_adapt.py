@@ -193,6 +193,8 @@ class Tracked(style.AutoEncoder):
         self.trainer.logger.log_hyperparams({"lr": 0.1})
         self.logger.experiment.add_image("a picture", torch.zeros(3, 4, 4))
         self.logger.experiment.config.update({"lr": 0.1})
+        self.logger.experiment.summary["best"] = 1
+        self.logger.experiment["losses"].append(1)
 
 
 def test_numbers_that_a_logger_is_given_are_logged_and_the_rest_is_named_once(
@@ -208,7 +210,8 @@ def test_numbers_that_a_logger_is_given_are_logged_and_the_rest_is_named_once(
     named = [record.getMessage().partition(" has no effect")[0] for record in caplog.records]
     pictures = ["self.logger.experiment.log('a picture': object)", "self.logger.experiment.add_image"]
     rest = ["self.logger.log_hyperparams", "self.logger.experiment.config.update"]
-    assert sorted(named) == sorted(pictures + rest)
+    items = ["self.logger.experiment.summary['best']", "self.logger.experiment['losses'].append"]
+    assert sorted(named) == sorted(pictures + rest + items)
 
 
 def test_what_the_trainer_has_not_is_refused_by_name() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine import Callback, DataModule, Trainer, TrainingModule
 from midstride.engine.errors import UserCodeError
 from midstride.engine.modules.hooks import Hooks, bind_step_end, own_hook, unknown_hooks
 
@@ -63,18 +63,25 @@ class Lightnings(Callback):
     def on_epoch_end(self, trainer: object, module: object) -> None: ...
 
 
+class Data(DataModule):
+    def on_exception(self, error: BaseException) -> None: ...
+
+    def on_a_good_day(self) -> None: ...
+
+
 @pytest.mark.parametrize(
-    ("module", "callbacks", "named"),
+    ("module", "callbacks", "data", "named"),
     [
-        (Module(), [First()], []),
-        (Misspelt(), [], ["Misspelt.on_train_epoch_begin would never be called: write on_train_epoch_end"]),
-        (Module(), [Lightnings()], ["Lightnings.on_epoch_end would never be called: "]),
+        (Module(), [First()], DataModule(), []),
+        (Module(), [], Data(), ["Data.on_exception would never be called: catch what fit raises"]),
+        (Misspelt(), [], [], ["Misspelt.on_train_epoch_begin would never be called: write on_train_epoch_end"]),
+        (Module(), [Lightnings()], None, ["Lightnings.on_epoch_end would never be called: "]),
     ],
 )
 def test_methods_that_would_never_be_called_are_named(
-    module: TrainingModule, callbacks: list[Callback], named: list[str]
+    module: TrainingModule, callbacks: list[Callback], data: object, named: list[str]
 ) -> None:
-    found = unknown_hooks(module, callbacks)
+    found = unknown_hooks(module, callbacks, data)
     assert [message[: len(start)] for message, start in zip(found, named, strict=True)] == named
 
 
