@@ -53,6 +53,17 @@ class LightningLogger:
         for name, value in metrics.items():
             self.log_value("log_metrics", name, value)
 
+    def log_hyperparams(self, params: Any, metrics: Mapping[str, Any] | None = None, **named: Any) -> None:
+        """Add hyperparameters to those of the run: every tracker is told them once, whatever dies.
+
+        Args:
+            params: a mapping, which may be nested, or a namespace.
+            metrics: left out: what is logged has names of its own.
+            named: further ones.
+        """
+        given = dict(params if isinstance(params, Mapping) else vars(params)) | named
+        self._module.trainer.metric_logger.hparams.update({str(key): _plain(value) for key, value in given.items()})
+
     def log_value(self, method: str, name: str, value: Any) -> None:
         """Log a number that `method` was given."""
         if isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1):
@@ -101,7 +112,7 @@ class _NoEffect:
 
 
 class _Experiment(_NoEffect):
-    """The methods by which TensorBoard's writer, W&B's run and MLflow's client are given numbers; no others."""
+    """What TensorBoard's writer, W&B's run and MLflow's client are given numbers and hyperparameters through."""
 
     def __init__(self, logger: LightningLogger) -> None:
         super().__init__(logger, "experiment")
@@ -123,3 +134,37 @@ class _Experiment(_NoEffect):
     def log_metric(self, run_id: str, key: str, value: Any, *given: Any, **options: Any) -> None:
         """Log a number, as MLflow's client is given it."""
         self._logger.log_value("experiment.log_metric", key, value)
+
+    def add_hparams(self, hparam_dict: Mapping[str, Any], metric_dict: Mapping[str, Any], *given: Any) -> None:
+        """Add hyperparameters, as TensorBoard's writer is given them."""
+        self._logger.log_hyperparams(hparam_dict)
+
+    def log_param(self, run_id: str, key: str, value: Any, *given: Any) -> None:
+        """Add a hyperparameter, as MLflow's client is given it."""
+        self._logger.log_hyperparams({key: value})
+
+    @property
+    def config(self) -> "_Config":
+        """What W&B's run is given hyperparameters through."""
+        return _Config(self._logger)
+
+
+class _Config(_NoEffect):
+    """W&B's `run.config`: its items and `update` add hyperparameters."""
+
+    def __init__(self, logger: LightningLogger) -> None:
+        super().__init__(logger, "experiment.config")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._logger.log_hyperparams({key: value})
+
+    def update(self, params: Any, *given: Any, **options: Any) -> None:
+        """Add hyperparameters."""
+        self._logger.log_hyperparams(params)
+
+
+def _plain(value: Any) -> Any:
+    """Return `value`, a number if it holds one."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    return value.item() if getattr(value, "ndim", None) == 0 else value

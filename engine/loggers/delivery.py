@@ -8,6 +8,7 @@ this process: the next attempt of the run asks the tracker where it stands.
 import itertools
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -21,7 +22,7 @@ from typing import Any
 from midstride.engine.errors import SnapshotError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
 from midstride.engine.processes.lifetime import tie_to_parent
-from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.weights_index import newest_weights
@@ -49,6 +50,7 @@ class Delivery:
     def __init__(self, store: Store, logger: Logger, generation: int | None = None) -> None:
         self._store, self._logger, self._generation = store, logger, generation
         self._is_open = False
+        self._run: LoggedRun | None = None  # as the tracker was told it
         self._segment = ""  # name of the snapshot whose rows were read last
         self._step = 0  # of the last row that the tracker has
         self._last = 0  # of the last row that was read
@@ -102,11 +104,17 @@ class Delivery:
 
     def _rows(self) -> CommittedRows:
         """Return the rows to be looked through: at first all of the run, then those of newer snapshots."""
-        segments = _segments(SnapshotCatalog(self._store), after=self._segment)
+        catalog = SnapshotCatalog(self._store)
+        segments = _segments(catalog, after=self._segment)
+        newest = catalog.get(max(segments)) if segments else None
+        if newest and self._is_open and logged_run(self._store, newest) != self._run:
+            self.close()  # a tracker is told hyperparameters where a run begins
+            segments = _segments(catalog, after="")
         rows = CommittedRows([*segments.values()])
         self._last = max(self._last, rows.last_step)
         if not self._is_open:
-            self._step = self._logger.open(logged_run(self._store), rows)
+            self._run = logged_run(self._store, newest)
+            self._step = self._logger.open(self._run, rows)
             self._is_open = True
         self._segment = max(segments, default=self._segment)
         return rows
@@ -144,15 +152,21 @@ def _segments(catalog: SnapshotCatalog, after: str) -> dict[str, str]:
         before = faults
 
 
-def logged_run(store: Store) -> LoggedRun:
+def logged_run(store: Store, newest: Snapshot | None = None) -> LoggedRun:
     """Return the run in a folder as loggers know it.
+
+    Args:
+        store: of the run.
+        newest: its newest snapshot, which has the hyperparameters that were logged in training.
 
     Raises:
         FileNotFoundError: there is none, or none any more.
     """
     document: dict[str, Any] = json.loads(store.read("run.json"))
     name = store.url.rstrip("/").rpartition("/")[2]
-    return LoggedRun(name, store.url, Lineage.of(store).run_id, dict(_flat(document.get("identity", {}))))
+    logged = newest.manifest["facts"].get("hparams", {}) if newest else {}
+    found = [_flat(told) for told in (document.get("identity", {}), document.get("hparams", {}), logged)]
+    return LoggedRun(name, store.url, Lineage.of(store).run_id, dict(itertools.chain(*found)))
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -160,7 +174,8 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for name, entry in value.items():
             yield from _flat(entry, f"{path}.{name}" if path else str(name))
     elif path:
-        yield path, value
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        yield path, value if is_finite else str(value)  # NaN would differ from itself
 
 
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:

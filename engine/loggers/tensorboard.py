@@ -44,7 +44,7 @@ class TensorBoardLogger(Logger):
         for older in files[:-1]:
             older.unlink()
         if newest is not None:
-            step, good, is_all = _agreement(newest, rows)
+            step, good, is_all = _agreement(newest, rows, _hyperparameters(run))
             if is_all:
                 os.truncate(newest, good)  # what a death left of a record
                 self._file = newest.open("ab", buffering=0)
@@ -80,23 +80,13 @@ class TensorBoardLogger(Logger):
 
     def _begin(self, run: LoggedRun) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.compat.proto.types_pb2 import DT_STRING
 
         now = time.time()
-        table = "\n".join(["| name | value |", "|---|---|", *(f"| {n} | {v} |" for n, v in run.hparams.items())])
-        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        text = TensorProto(dtype=DT_STRING, string_val=[table.encode()])
         events = [
             Event(wall_time=now, file_version="brain.Event:2"),
             # A TensorBoard that shows the run by now drops what it read in an earlier file.
             Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)),
-            Event(
-                wall_time=now,
-                step=0,
-                summary=Summary(value=[Summary.Value(tag="hyperparameters", tensor=text, metadata=metadata)]),
-            ),
+            Event(wall_time=now, step=0, summary=_hyperparameters(run)),
         ]
         self._write(events)
 
@@ -108,6 +98,22 @@ class TensorBoardLogger(Logger):
             writer.write(event.SerializeToString())
 
 
+def _hyperparameters(run: LoggedRun) -> Any:
+    """Return what the tabs of texts and of hyperparameters show, alike whenever it is made."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+    named = dict(sorted(run.hparams.items()))
+    table = "\n".join(["| name | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in named.items())])
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    text = TensorProto(dtype=DT_STRING, string_val=[table.encode()])
+    plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in named.items()}
+    tab = hparams_pb(plain, trial_id=run.name, start_time_secs=0)
+    return Summary(value=[Summary.Value(tag="hyperparameters", tensor=text, metadata=metadata), *tab.value])
+
+
 def _summary(row: Row) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -115,8 +121,8 @@ def _summary(row: Row) -> Any:
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
 
-def _agreement(path: Path, rows: CommittedRows) -> tuple[int, int, bool]:
-    """Compare a file with the rows of the run.
+def _agreement(path: Path, rows: CommittedRows, hyperparameters: Any) -> tuple[int, int, bool]:
+    """Compare a file with the rows and the hyperparameters of the run.
 
     Returns:
         The step of the last row in which both agree, the bytes up to its end, and whether the file holds no other row.
@@ -130,6 +136,8 @@ def _agreement(path: Path, rows: CommittedRows) -> tuple[int, int, bool]:
             if _summary(row).SerializeToString() != event.summary.SerializeToString():
                 return step, good, False
             step = row.step
+        elif event.HasField("summary") and event.summary != hyperparameters:
+            return 0, 0, False
         good = end
     return step, good, good > 0
 

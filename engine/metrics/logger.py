@@ -66,6 +66,8 @@ class MetricLogger:
         self.values: dict[str, float] = {}
         #: of the last evaluation, what was logged for each step, over all ranks
         self.step_values: dict[str, list[float]] = {}
+        #: hyperparameters that a logger was given beside those of module and data; those of rank 0 count
+        self.hparams: dict[str, Any] = {}
         #: names to show in the progress bar
         self.progress_bar_names: set[str] = set()
         self._running: dict[str, Accumulator] = {}

@@ -1,5 +1,6 @@
 """Loggers: after any number of deaths a tracker holds the rows of metrics.csv, none twice, none missing."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,17 +11,30 @@ import numpy as np
 import pytest
 from laws.lives import STEPS, Setting, assert_alike, live
 from support.champions import promote
-from support.trackers import Table, in_mlflow, in_tensorboard, in_wandb, rows_of, serve_mlflow
+from support.trackers import (
+    Table,
+    hyperparameters_in_mlflow,
+    hyperparameters_in_tensorboard,
+    hyperparameters_in_wandb,
+    in_mlflow,
+    in_tensorboard,
+    in_wandb,
+    rows_of,
+    serve_mlflow,
+)
 from unit.cli.test_app import run as command
 
-from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer
+from midstride.engine import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor, Trainer
 from midstride.engine.cli.export import export
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.loggers import LOGGERS
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.jobs.publish import publish
+from midstride.engine.loggers.delivery import Delivery
+from midstride.engine.loggers.tensorboard import TensorBoardLogger
 from midstride.engine.runs.run import Run
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 from midstride.engine.testing.laws.small_training import SmallData, SmallModule
 
@@ -128,6 +142,66 @@ def go_back(setting: Setting, run: str) -> None:
         **options,
     )
     trainer.fit(setting.module(), setting.data(1, 0, setting.validation), run=run, resume=8)
+
+
+#: what module, data and `log_hyperparams` of `laws.lightning.tracked` tell
+HYPERPARAMETERS = {
+    **{"module_args.hidden": 8, "module_args.lr": 0.05, "data_args.batch_size": 4, "data_args.scale": 0.5},
+    **{"trial.head": "linear", "threshold": 0.5, "folds": 5, "found_rate": "nan"},
+    **{"late": True, "later": "yes", "latest": 3},
+}
+
+
+@pytest.mark.timeout(300)
+def test_hyperparameters_reach_every_tracker_once_whatever_dies(mlflow_server: str, tmp_path: Path) -> None:
+    """Those of module and data, and those that are logged before, while and after the run dies."""
+    mlflow = {"tracking_uri": mlflow_server, "experiment": tmp_path.name}
+    loggers = ["tensorboard", {"mlflow": mlflow}, {"wandb": {"mode": "offline"}}]
+    assert run_ranks(in_a_fork, str(tmp_path), loggers, timeout_s=250) == [0]
+    texts = {name: str(value) for name, value in HYPERPARAMETERS.items()}
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert told["hparams"]["trial"] == {"head": "linear"}
+    for found, expected in [
+        (hyperparameters_in_tensorboard(tmp_path / "run"), HYPERPARAMETERS),
+        (hyperparameters_in_mlflow(mlflow_server, tmp_path.name), texts),
+        (hyperparameters_in_wandb(tmp_path, "run"), HYPERPARAMETERS),
+    ]:
+        assert {name: found.get(name) for name in expected} == expected
+        assert "seed" in found
+    rows = rows_of(tmp_path / "run")
+    assert len(rows) == 12
+    assert {step: len(row) for step, row in in_tensorboard(tmp_path / "run").items()} == {
+        step: len(row) for step, row in rows.items()
+    }
+    assert in_mlflow(mlflow_server, tmp_path.name) == in_wandb(tmp_path, "run") == rows
+
+
+def in_a_fork(folder: str, loggers: list[Any]) -> None:
+    """Import Lightning, which takes seconds, where nothing else is tested."""
+    from laws.lightning.tracked import live_tracked
+
+    live_tracked(folder, loggers)
+
+
+class LogsLater(Callback):
+    """Adds a hyperparameter from step 3 on."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step > 2:
+            trainer.metric_logger.hparams["found"] = 7
+
+
+def test_hyperparameters_of_a_later_step_are_told_when_its_snapshot_is_committed(tmp_path: Path) -> None:
+    """One delivery, that goes on over both."""
+    delivery = Delivery(Store.open(str(tmp_path / "run")), TensorBoardLogger())
+    for steps, found in [(2, {}), (4, {"found": 7.0})]:
+        trainer = Trainer(max_steps=steps, callbacks=[LogsLater()], enable_progress_bar=False)
+        trainer.fit(SmallModule(), SmallData(1), run=str(tmp_path / "run"))
+        delivery.deliver()
+        told = hyperparameters_in_tensorboard(tmp_path / "run")
+        assert {name: value for name, value in told.items() if name == "found"} == found
+        assert [*in_tensorboard(tmp_path / "run")] == [*range(1, steps + 1)]
+    delivery.close()
 
 
 def test_a_tracker_that_is_away_catches_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

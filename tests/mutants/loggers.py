@@ -6,7 +6,31 @@ __all__ = ["LOGGERS"]
 
 DEATHS = "laws/test_loggers.py::test_a_tracker_holds_the_rows_of_the_run_after_many_deaths"
 
+HYPERPARAMETERS = "laws/test_loggers.py::test_hyperparameters_reach_every_tracker_once_whatever_dies"
+LATER = "laws/test_loggers.py::test_hyperparameters_of_a_later_step_are_told_when_its_snapshot_is_committed"
+
 LOGGERS = [
+    Mutant(
+        "hyperparameters that are logged in training reach no tracker",
+        "engine/loggers/delivery.py",
+        "if newest and self._is_open and logged_run(self._store, newest) != self._run:",
+        "if False:",
+        LATER,
+    ),
+    Mutant(
+        "hyperparameters that were logged before a death are lost",
+        "engine/training/checkpointing/checkpointer.py",
+        'logged.hparams.update({**snapshot.manifest["facts"].get("hparams", {}), **logged.hparams})',
+        "pass",
+        HYPERPARAMETERS,
+    ),
+    Mutant(
+        "an event file keeps the hyperparameters that it was begun with",
+        "engine/loggers/tensorboard.py",
+        'elif event.HasField("summary") and event.summary != hyperparameters:',
+        "elif False:",
+        LATER,
+    ),
     Mutant(
         "what a death left of an event is kept",
         "engine/loggers/tensorboard.py",

@@ -29,6 +29,9 @@ __all__ = [
     "DyingTensorBoard",
     "DyingWandb",
     "Table",
+    "hyperparameters_in_mlflow",
+    "hyperparameters_in_tensorboard",
+    "hyperparameters_in_wandb",
     "in_mlflow",
     "in_tensorboard",
     "in_wandb",
@@ -112,6 +115,18 @@ def in_tensorboard(folder: Path) -> Table:
     return table
 
 
+def hyperparameters_in_tensorboard(folder: Path) -> dict[str, Any]:
+    """Return what the tab of hyperparameters reads in a folder, and fail where it would read it twice."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    [file] = folder.glob("events.out.tfevents.*")
+    values = [value for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
+    [told] = [value for value in values if value.metadata.plugin_data.plugin_name == "hparams"]
+    found = HParamsPluginData.FromString(told.metadata.plugin_data.content).session_start_info.hparams
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in found.items()}
+
+
 class DyingMLflow(Dies, MLflowLogger):
     """An MLflow run whose rows are there, and nobody knows it."""
 
@@ -120,8 +135,8 @@ class DyingWandb(Dies, WandbLogger):
     """An offline folder that is left behind."""
 
 
-def in_mlflow(uri: str, experiment: str) -> Table:
-    """Return the metrics of the MLflow run `run` of an experiment, and fail on a step that one has twice."""
+def _finished(uri: str, experiment: str) -> tuple[Any, Any]:
+    """Return a client, and the MLflow run `run` of an experiment."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
@@ -130,7 +145,19 @@ def in_mlflow(uri: str, experiment: str) -> Table:
     )
     superseded = [run for run in found if run.info.status == "KILLED"]
     assert len(superseded) <= 1, "a death made a new run: only a step back does"
-    [found] = [run for run in found if run.info.status == "FINISHED"]
+    [run] = [run for run in found if run.info.status == "FINISHED"]
+    return client, run
+
+
+def hyperparameters_in_mlflow(uri: str, experiment: str) -> dict[str, str]:
+    """Return the parameters of the MLflow run `run` of an experiment."""
+    params: dict[str, str] = _finished(uri, experiment)[1].data.params
+    return params
+
+
+def in_mlflow(uri: str, experiment: str) -> Table:
+    """Return the metrics of the MLflow run `run` of an experiment, and fail on a step that one has twice."""
+    client, found = _finished(uri, experiment)
     table: Table = {}
     for key in found.data.metrics:
         for metric in client.get_metric_history(found.info.run_id, key):
@@ -155,14 +182,24 @@ def _leveldb_records(log: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def in_wandb(folder: Path, run: str) -> Table:
-    """Return the history in the one offline folder of a run, and fail on a step that is there twice."""
+def _wandb_records(folder: Path, run: str) -> Iterator[Any]:
+    """Yield what is in the one offline folder of a run."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     [file] = folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")
+    yield from map(Record.FromString, _leveldb_records(file.read_bytes()))
+
+
+def hyperparameters_in_wandb(folder: Path, run: str) -> dict[str, Any]:
+    """Return the config in the one offline folder of a run."""
+    [began] = [record.run for record in _wandb_records(folder, run) if record.WhichOneof("record_type") == "run"]
+    return {item.key: json.loads(item.value_json) for item in began.config.update}
+
+
+def in_wandb(folder: Path, run: str) -> Table:
+    """Return the history in the one offline folder of a run, and fail on a step that is there twice."""
     table: Table = {}
-    for data in _leveldb_records(file.read_bytes()):
-        record = Record.FromString(data)
+    for record in _wandb_records(folder, run):
         if record.WhichOneof("record_type") == "history":
             items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             step = items.pop("_step", record.history.step.num)

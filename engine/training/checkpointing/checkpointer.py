@@ -21,7 +21,7 @@ from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import walk
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
 from midstride.engine.strategies.mixins import Measures, full_state_dict
-from midstride.engine.training.checkpointing.facts import run_facts, weights_facts
+from midstride.engine.training.checkpointing.facts import hyperparameters, run_facts, weights_facts
 from midstride.engine.training.checkpointing.identity import check_environment, check_identity, environment_changes
 from midstride.engine.training.checkpointing.restore_check import check_restores
 from midstride.engine.training.checkpointing.roots import unsaved_state_monitor
@@ -92,6 +92,8 @@ class Checkpointer:
             self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
             self._weights_facts = dict(snapshot.manifest["facts"].get("weights_facts", {}))
             self._warn(self._settings.compare(snapshot.manifest["facts"], self._facts))
+            logged = self._context.metric_logger
+            logged.hparams.update({**snapshot.manifest["facts"].get("hparams", {}), **logged.hparams})
         else:
             walk(state_of(self.parts))  # what cannot be written is refused now, not at the first snapshot
             check_restores(self.parts, "before the first step")
@@ -101,9 +103,8 @@ class Checkpointer:
         self._report_resume(lease.generation, lease.resumed_from)
         loggers = self._context.settings.loggers
         named = {"loggers": [options.model_dump(mode="json") for options in loggers]} if loggers else {}
-        self.run.write(
-            "run.json", json.dumps({"run": self.run.name, **self._facts, **self._settings.facts(), **named}, indent=2)
-        )
+        facts = {**self._facts, **self._settings.facts(), **hyperparameters(self._context), **named}
+        self.run.write("run.json", json.dumps({"run": self.run.name, **facts}, indent=2))
         if loggers and self._context.world.is_first:
             self._loggers = LoggerProcesses(loggers, self.run.store, lease.generation)
         return found is not None
@@ -166,6 +167,7 @@ class Checkpointer:
         facts = {
             **self._facts,
             **self._settings.facts(),
+            **hyperparameters(context),
             "start": self._initial_sharding.to_json(),
             "strategy": strategy.measurements() if isinstance(strategy, Measures) else {},
             "progress": progress.state_dict(),

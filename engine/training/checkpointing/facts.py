@@ -6,7 +6,7 @@ from midstride.engine.config.options import IdentityOption
 from midstride.engine.training.checkpointing.identity import FREE_ARGUMENTS, environment_of, identity_of, is_json
 from midstride.engine.training.context import FitContext
 
-__all__ = ["run_facts", "weights_facts"]
+__all__ = ["hyperparameters", "run_facts", "weights_facts"]
 
 
 def run_facts(context: FitContext) -> dict[str, Any]:
@@ -29,6 +29,13 @@ def run_facts(context: FitContext) -> dict[str, Any]:
         "strategy": context.strategy.identity,
     }
     return {"identity": identity_of(identity), "bits": environment_of([type(context.module)], context.device)}
+
+
+def hyperparameters(context: FitContext) -> dict[str, Any]:
+    """Return what trackers are told beside the identity: what the data have saved, and what a logger was given."""
+    saved = {} if context.source is context.module else getattr(context.source, "hparams", {})
+    found = {**({"data_args": dict(saved)} if saved else {}), **context.metric_logger.hparams}
+    return {"hparams": identity_of(found)} if found else {}
 
 
 def weights_facts(context: FitContext) -> dict[str, Any]:
