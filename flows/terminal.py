@@ -59,9 +59,8 @@ def show_nightly_report(console: Console, report: NightlyReport) -> None:
     promoted = report.decision is not None and report.decision.promoted
     title = f"[bold]{escape(report.job)}[/] {report.date}: [bold]{'promoted' if promoted else 'champion kept'}[/]"
     style = "green" if promoted else "none"
-    console.print(
-        Panel(Group(*rows), title=title, title_align="left", border_style=style, padding=(1, 2), expand=False)
-    )
+    panel = Panel(Group(*rows), title=title, title_align="left", border_style=style, padding=(1, 2), expand=False)
+    console.print(panel, soft_wrap=False)  # which would cut what does not fit
     if report.champion:
         console.print(f"{'champion':>12}  {escape(report.weights)}", highlight=False, soft_wrap=True)
     if promoted:

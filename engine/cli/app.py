@@ -69,10 +69,10 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
     from midstride.engine.runs.publication import write_report
 
     loaded = load(job, overrides, accepted)
-    with stoppable(), TerminalView(bar=loaded.trainer.enable_progress_bar) as view:
-        this = Run(loaded, run)
-        view.begin(this.url)
-        with job_fork_server(loaded), importing(LIBRARY):  # for the report
+    with stoppable():
+        this, view = Run(loaded, run), TerminalView(bar=loaded.trainer.enable_progress_bar)
+        with view, job_fork_server(loaded), importing(LIBRARY):  # for the report
+            view.begin(this.url)
             outcome = launch(this, on_line=view.line, on_event=view.event)
         show_outcome(outcome)
         with suppress(OSError, SnapshotError):  # the store has gone: what is to be said has been said
@@ -127,15 +127,16 @@ def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> 
 @app.command
 def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overrides: Overrides | None = None) -> int:
     """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
+    loaded = TrainingJob.load(job, overrides or ())
+    if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
+        print("trying a step of it, and a batch of each evaluation", file=sys.stderr)
+    # Importing torch takes seconds.
     from midstride.engine.cli.resume_check import resume_errors
     from midstride.engine.jobs.check import job_errors
     from midstride.engine.jobs.portability import portability_errors
     from midstride.engine.lanes import allowed_sizes
     from midstride.engine.launch.schedulers.build import build_scheduler
 
-    loaded = TrainingJob.load(job, overrides or ())
-    if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
-        print("trying a step of it, and a batch of each evaluation", file=sys.stderr)
     if faults := job_errors(loaded, date):
         raise JobError.of(job, faults)
     if resume and (faults := resume_errors(loaded)):
@@ -156,9 +157,9 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
 @app.command
 def audit(url: Url, /) -> int:
     """Show what each epoch of a run used, over all attempts: every sample once; end with 1 if that does not hold."""
-    from midstride.engine.runs.audit import audit as audit_of
-
     with busy(f"reading {url}"), runs_at(url) as runs:
+        from midstride.engine.runs.audit import audit as audit_of  # with torch, which takes seconds
+
         audits = [(name, audit_of(store.url)) for name, store in runs]
     for name, found in audits:
         show_audit(name, found)

@@ -111,7 +111,7 @@ def _current(registry: ModelRegistry) -> Champion:
 
 
 def _described(registry: ModelRegistry, one: Champion) -> dict[str, Any]:
-    why = one.decision.why if one.decision else "rolled back to"
+    why = one.decision.why if one.decision else "a roll-back"
     promoted = datetime.fromtimestamp(one.time).strftime("%Y-%m-%d %H:%M:%S")
     decision = one.decision and one.decision.model_dump()
     fields = {**asdict(one), "decision": decision}

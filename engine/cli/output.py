@@ -1,5 +1,6 @@
 """What the commands print: how a world ended, and an audit."""
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from midstride.engine.cli.table import show_table
 from midstride.engine.session.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ def busy(text: str) -> Iterator[None]:
 
 def say_stopping(number: int) -> None:
     """Say at once that signal `number` was heard: what it stops may take its time. For handlers of signals."""
-    os.write(
-        2, f"\n{signal.Signals(number).name}: stopping, after a last snapshot if there is anything to keep\n".encode()
-    )
+    line = "\r\x1b[2K" if os.isatty(2) else "\n"  # in place of a progress bar
+    name = signal.Signals(number).name
+    os.write(2, f"{line}{name}: stopping, after a last snapshot if there is anything to keep\n".encode())
 
 
 def show_outcome(outcome: Outcome) -> None:
@@ -47,19 +48,20 @@ def show_outcome(outcome: Outcome) -> None:
 
 
 def show_error(text: str) -> None:
-    """Print an error in red on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="red", markup=False)
+    """Print an error in red on standard error; a terminal wraps between words."""
+    console = Console(stderr=True, highlight=False)
+    console.print(text, style="red", markup=False, soft_wrap=not console.is_terminal)
 
 
 def show_audit(run: str, audit: "Audit") -> None:
-    """Print what each epoch of a run used, and every breach of law 3."""
-    table = Table(title=run, title_justify="left")
-    for column in ("epoch", "batches", "samples", "once", "repeated", "missing", "padding", "left over", "verdict"):
-        table.add_column(column, justify="left" if column == "verdict" else "right", overflow="fold")
-    for epoch in audit.epochs:
-        table.add_row(*_epoch_cells(epoch), escape(_verdict(epoch)))
+    """Print what each epoch of a run used, those that are alike in one line, and every breach of law 3."""
+    columns = ("epoch", "batches", "samples", "once", "repeated", "missing", "padding", "left over", "verdict")
+    rows = []
+    for cells, epochs in itertools.groupby(audit.epochs, lambda epoch: (*_epoch_cells(epoch), escape(_verdict(epoch)))):
+        first, *others = [epoch.epoch for epoch in epochs]
+        rows.append((f"{first} to {others[-1]}" if others else str(first), *cells))
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    console.print(table)
+    show_table(console, escape(run), columns, rows, texts=("epoch", "verdict"))
     for fault in audit.faults:
         console.print(escape(fault), style="red")
     uncounted = [str(epoch.epoch) for epoch in audit.epochs if not epoch.is_counted]
@@ -70,7 +72,7 @@ def show_audit(run: str, audit: "Audit") -> None:
 
 
 def _epoch_cells(epoch: "EpochAudit") -> list[str]:
-    cells = [str(epoch.epoch), str(epoch.batches)]
+    cells = [str(epoch.batches)]
     if epoch.expected is None:
         return [*cells, f"{epoch.samples:,}", *"-----"]
     counts = (epoch.expected, epoch.once, epoch.repeated, epoch.missing, epoch.padding, epoch.left_over)

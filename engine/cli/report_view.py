@@ -1,13 +1,13 @@
 """The report of a run on a terminal, and what came of the runs of a store in a table."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from midstride.engine.cli.table import show_table
 from midstride.engine.formatting import format_number, format_seconds
 from midstride.engine.runs.markdown import lost_steps, summary_rows
 from midstride.engine.runs.report import Interruption, Report
@@ -33,7 +33,7 @@ def show_report(console: Console, report: Report, again: str = "") -> None:
         rows += ["", "[dim]interrupted attempts[/]", _interruptions(report)]
     title = f"[bold]{escape(report.job)}[/] {escape(report.run)}: [bold {colour}]{state}[/]"
     panel = Panel(Group(*rows), title=title, title_align="left", border_style=colour, padding=(1, 2), expand=False)
-    console.print(panel)
+    console.print(panel, soft_wrap=False)  # which would cut what does not fit
     for name in ("curves", "report", "metric log", "metric log so far", "best weights"):
         if name in report.files:
             console.print(f"{name:>17}  {escape(report.files[name])}", highlight=False, soft_wrap=True)
@@ -74,25 +74,23 @@ def _cost(failure: Interruption) -> str:
 
 
 def show_runs(console: Console, url: str, runs: Sequence[RunSummary], now: float) -> None:
-    """Print one line a run, `now` in seconds since the epoch."""
-    table = Table(title=escape(url), title_justify="left", box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for column in ("run", "job", "state", "step", "epoch", "best", "attempts", "last sign"):
-        justify: Literal["left", "right"] = "left" if column in ("run", "job", "state") else "right"
-        table.add_column(column, justify=justify, no_wrap=column not in ("run", "job", "best"), overflow="fold")
-    for run in runs:
-        colour, state = _LOOKS.get(run.state, ("red", "failed"))
-        best = "" if run.best is None else f"{escape(run.best[0])} {format_number(run.best[1])}"
-        table.add_row(
-            escape(run.name),
-            escape(run.job),
-            f"[{colour}]{state}[/]",
-            "" if run.step is None else f"{run.step:,}",
-            "" if run.epoch is None else str(run.epoch),
-            best,
-            str(run.attempts),
-            "" if run.time is None else _age(now - run.time),
-        )
-    console.print(table)
+    """Print what came of each run; `now` in seconds since the epoch."""
+    columns = ("run", "job", "state", "step", "epoch", "best", "attempts", "last sign")
+    show_table(console, escape(url), columns, [_cells(run, now) for run in runs], texts=("run", "job", "state"))
+
+
+def _cells(run: RunSummary, now: float) -> list[str]:
+    colour, state = _LOOKS.get(run.state, ("red", "failed"))
+    return [
+        escape(run.name),
+        escape(run.job),
+        f"[{colour}]{state}[/]",
+        "" if run.step is None else f"{run.step:,}",
+        "" if run.epoch is None else str(run.epoch),
+        "" if run.best is None else f"{escape(run.best[0])} {format_number(run.best[1])}",
+        str(run.attempts),
+        "" if run.time is None else _age(now - run.time),
+    ]
 
 
 def _age(age_s: float) -> str:

@@ -132,9 +132,9 @@ def _outcome_of(error: BaseException, world: World, step: int | None = None) -> 
     outcome = Outcome.of(error, rank=world.rank, step=step)
     if outcome.kind == "died" and not isinstance(error, SnapshotError):
         traceback.print_exc()
-    else:  # a store's fault, such as a full disk, is in its words; a user's error the launcher tells, once
-        text = "user error" if outcome.kind == "user_error" else outcome.error
-        print(f"rank {world.rank}: {text}", file=sys.stderr, flush=True)
+    elif outcome.kind != "user_error" and (outcome.kind != "stopped" or world.is_first):
+        # A store's fault, such as a full disk, is in its words; a user's error the launcher tells, once.
+        print(f"rank {world.rank}: {outcome.error}", file=sys.stderr, flush=True)
     return outcome
 
 
@@ -159,7 +159,7 @@ def train_as_rank(run: Run, world: World) -> Outcome:
     except BaseException as error:
         outcome = _outcome_of(error, world)
         if outcome.kind == "user_error":  # there is no launcher that would tell it
-            print(outcome.error, file=sys.stderr, flush=True)
+            print(f"rank {world.rank}: error in the job or its code\n{outcome.error}", file=sys.stderr, flush=True)
         return outcome
 
 

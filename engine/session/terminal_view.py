@@ -30,9 +30,10 @@ class TerminalView:
 
     def __init__(self, console: Console | None = None, *, bar: bool = True) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
+        self._bar_width = max(10, min(40, self.console.width // 5))
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
+            BarColumn(bar_width=self._bar_width),
             MofNCompleteColumn(),
             TextColumn("{task.fields[details]}"),
             TimeRemainingColumn(),
@@ -41,7 +42,7 @@ class TerminalView:
             disable=not (bar and self.console.is_terminal),
         )
         self._task = self._progress.add_task("steps", total=None, epoch=0, details="", visible=False)
-        self._metrics = ""
+        self._metrics: list[str] = []
         self.url = ""
 
     def __enter__(self) -> "TerminalView":
@@ -75,23 +76,36 @@ class TerminalView:
             self._progress.update(self._task, details=_STARTING[event.kind])
         elif event.kind == "validation":
             metrics = fields.get("metrics") or {}
-            self._metrics = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+            self._metrics = [f"{name} {_number(value)}" for name, value in metrics.items()]
         elif event.kind == "waiting":
             self._progress.update(self._task, details=f"waiting for the store: {fields['waited_s']:.0f} s")
         elif event.kind == "resumed" and fields.get("resumed_from"):
             self.console.print(f"resumed from snapshot {fields['resumed_from']}, step {fields.get('step')}")
 
     def _step(self, fields: dict[str, object]) -> None:
-        rate = fields.get("rate")
-        details = [f"loss {_number(fields.get('loss'))}", f"{_number(rate)} steps/s" if rate else "", self._metrics]
+        rate, total = fields.get("rate"), fields.get("steps_total")
+        details = [f"loss {_number(fields.get('loss'))}", *self._metrics, f"{_number(rate)} steps/s" if rate else ""]
+        # What stands beside them: names, counts, the time, spaces, and room for the terminal's ^C.
+        room = self.console.width - self._bar_width - len(f"epoch {fields.get('epoch')}{total}{total}") - 18
         self._progress.update(
             self._task,
             completed=float(str(fields.get("step") or 0)),
-            total=None if fields.get("steps_total") is None else float(str(fields["steps_total"])),
+            total=None if total is None else float(str(total)),
             epoch=fields.get("epoch", 0),
-            details="  ".join(filter(None, details)),
+            details=_that_fit(details, room),
             visible=True,
         )
+
+
+def _that_fit(texts: list[str], room: int) -> str:
+    """Return the first of `texts` in a line of at most `room` characters: each is whole, or left out."""
+    line = ""
+    for text in filter(None, texts):
+        longer = f"{line}  {text}" if line else text
+        if len(longer) > room:
+            break
+        line = longer
+    return line
 
 
 def _number(value: object) -> str:

@@ -5,9 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
+from midstride.engine.cli.output import show_audit
 from midstride.engine.cli.report_view import show_report, show_runs
 from midstride.engine.registry.comparison import compare
 from midstride.engine.registry.report import NightlyReport
+from midstride.engine.runs.audit import Audit, EpochAudit
 from midstride.engine.runs.markdown import summary_rows
 from midstride.engine.runs.report import Interruption, Report
 from midstride.engine.runs.summary import RunSummary
@@ -25,7 +27,8 @@ def letters(text: str) -> str:
 
 @pytest.fixture(params=[60, 80, 200])
 def console(request: pytest.FixtureRequest) -> Console:
-    return Console(width=request.param, file=io.StringIO(), force_terminal=False)
+    """Like that of a run's view, whose lines the terminal wraps."""
+    return Console(width=request.param, file=io.StringIO(), force_terminal=False, soft_wrap=True)
 
 
 def shown(console: Console) -> str:
@@ -68,3 +71,24 @@ def test_a_nights_reason_is_read_whole(console: Console) -> None:
 def test_runs_are_told_apart(console: Console) -> None:
     show_runs(console, "runs", [RunSummary(name=f"a-{LONG}", job="digits", state="done", best=(LONG, 0.5))], now=0.0)
     assert "…" not in shown(console)
+
+
+def test_no_word_of_a_run_is_broken(console: Console) -> None:
+    run = RunSummary("first", "digits", "done", step=1200, epoch=60, best=("val/loss", 0.07), attempts=3, time=0.0)
+    show_runs(console, "runs", [run], now=40.0)
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    for word in ("first", "digits", "done", "1,200", "val/loss 0.07", "40.0 s ago"):
+        assert word in said
+
+
+def test_epochs_that_are_alike_are_one_line_of_an_audit(capsys: pytest.CaptureFixture[str]) -> None:
+    alike = [EpochAudit(number, batches=20, samples=800, expected=800, once=800) for number in range(60)]
+    last = EpochAudit(60, batches=3, samples=120, expected=800, once=120, is_over=False)
+    show_audit("runs/first", Audit("000000001203-g000001", 1203, 1203, (*alike, last)))
+    lines = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in lines[1:4]] == [
+        "epoch batches samples once repeated missing padding left over verdict",
+        "0 to 59 20 800 800 0 0 0 0 each sample once",
+        "60 3 800 120 0 0 0 0 each sample once, under way",
+    ]

@@ -1,0 +1,41 @@
+"""A table whose rows become blocks on a terminal that is too narrow for it: no word is broken."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+__all__ = ["show_table"]
+
+#: columns of a terminal on which nothing is wrapped
+_WIDE = 10_000
+
+
+def show_table(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[str]
+) -> None:
+    """Print `rows` of markup.
+
+    Args:
+        console: where to.
+        title: markup.
+        columns: their names.
+        rows: a cell for each column.
+        texts: the columns that are no numbers; they head the block that a row becomes.
+    """
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in texts else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    if console.measure(table, options=console.options.update(width=_WIDE)).maximum <= console.width:
+        console.print(table)
+        return
+    console.print(f"[italic]{title}[/]")
+    for row in rows:
+        named = list(zip(columns, row, strict=True))
+        head = "  ".join(cell for column, cell in named if column in texts and cell)
+        console.print(f"{columns[0]} {head}", soft_wrap=True)
+        told = ", ".join(f"{column} {cell}" for column, cell in named if column not in texts and cell)
+        console.print(Padding(told, (0, 0, 0, 2), expand=False), soft_wrap=False)

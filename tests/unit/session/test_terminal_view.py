@@ -1,0 +1,35 @@
+"""The progress bar on a terminal: one line at any width, in which nothing is cut."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from midstride.engine.session.events import Event
+from midstride.engine.session.terminal_view import TerminalView
+
+METRICS = {"val/loss": 0.0742, "val/accuracy": 0.97}
+STEP = {"epoch": 55, "step": 1150, "steps_total": 1200, "loss": 0.0156, "rate": 333.2}
+
+
+@pytest.mark.parametrize(
+    ("width", "told"),
+    [
+        (60, "loss 0.0156"),
+        (80, "loss 0.0156  val/loss 0.0742"),
+        (120, "loss 0.0156  val/loss 0.0742  val/accuracy 0.97  333.2 steps/s"),
+    ],
+)
+def test_what_fits_is_told_whole(width: int, told: str) -> None:
+    file = io.StringIO()
+    with TerminalView(Console(width=width, file=file, force_terminal=True, color_system=None)) as view:
+        view.begin("runs/first")
+        view.event(Event("validation", 0.0, {"metrics": METRICS}))
+        view.event(Event("step", 0.0, STEP))
+    lines = re.split(r"\r|\n|\x1b\[[0-9;?]*[A-Za-z]", file.getvalue())
+    bars = [line.rstrip() for line in lines if "1150/1200" in line]
+    assert bars
+    for bar in bars:
+        assert re.fullmatch(rf"epoch 55 \S+ +1150/1200 {told} +[-0-9:]+", bar), bar
+        assert len(bar) <= width - len("^C"), "a terminal's ^C would begin a line"
