@@ -35,6 +35,10 @@ class TrainerInterface(Protocol):
     #: folder or URL of the run that was fitted last; None if it is not kept
     run_url: str | None
 
+    @abstractmethod
+    def set_by_users(self) -> dict[str, Any]:
+        """Return the attributes that user code has set: they are part of snapshots."""
+
     @property
     @abstractmethod
     def world(self) -> World:

@@ -13,6 +13,7 @@ from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.object_state import module_anchors
+from midstride.engine.state.nodes import Instance
 
 __all__ = ["ModuleStructure"]
 
@@ -117,6 +118,8 @@ class ModuleStructure:
                 "Make it in __init__",
                 *(", ".join(modules), ", ".join(lost[:3])),
             )
+        for node in nodes.values():
+            _leave_mode_out(node)
         return nodes
 
     def _walk(self) -> GraphWalk:
@@ -127,6 +130,7 @@ class ModuleStructure:
 
     def _rebuild(self, nodes: dict[str, Any]) -> None:
         for path, node in nodes.items():
+            _leave_mode_out(node)
             owner, name = self._module.get_submodule(_owner(path)), path.rpartition(".")[2]
             if children_of(owner).get(name) is not None:
                 continue
@@ -139,6 +143,15 @@ class ModuleStructure:
                 )
             vars(owner).pop(name, None)
             children_of(owner)[name] = made.to(self._device)
+
+
+def _leave_mode_out(node: Any) -> None:
+    """Describe a module as in training: `TrainingModes` keeps which it is, and a validation may be under way."""
+    attributes = node.state.get("attributes", {}) if isinstance(node, Instance) else {}
+    if isinstance(children := attributes.get("_modules"), dict):
+        attributes["training"] = True
+        for child in children.values():
+            _leave_mode_out(child)
 
 
 def _is_built(name: str, value: object, modules: dict[str, nn.Module]) -> bool:

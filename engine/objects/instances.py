@@ -46,6 +46,13 @@ _VALUES: dict[str, Callable[..., Any]] = {
     **{kind_name(UUID): UUID, kind_name(re.Pattern): re.compile, kind_name(type(...)): lambda: ...},
     kind_name(datetime): lambda text, fold: datetime.fromisoformat(text).replace(fold=fold),
 }
+_TORCH = (
+    *(torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc),
+    *(torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d),
+    *(torch.per_tensor_affine, torch.per_tensor_symmetric),
+    *(torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams),
+)
+_VALUES.update(dict.fromkeys((kind_name(type(v)) for v in _TORCH), {str(v): v for v in _TORCH}.__getitem__))
 _GENERATORS: dict[str, Callable[[], Any]] = {
     **{kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState)},
     kind_name(np.random.Generator): np.random.default_rng,

@@ -53,6 +53,8 @@ _NAMESPACES = frozenset(
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
     }
 )
+#: packages whose objects hold nothing but what their attributes say
+_OF_TORCH = ("torch.optim", "torch.distributions")
 #: immutable types of Python's that users derive from
 _BASES = (int, float, complex, str, bytes, frozenset)
 #: of libraries, and known not to change by themselves: data sets are watched
@@ -250,6 +252,6 @@ def _writer(kind: type) -> Writer:
 
 def _is_library(kind: type) -> bool:
     """Return whether objects of `kind` are a library's: what their attributes mean is not known here."""
-    if kind_name(kind) in _NAMESPACES or (kind.__module__.startswith("torch.optim") and kind.__module__ in sys.modules):
+    if kind_name(kind) in _NAMESPACES or (kind.__module__.startswith(_OF_TORCH) and kind.__module__ in sys.modules):
         return False
     return not is_user_class(kind)

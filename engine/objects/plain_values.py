@@ -42,6 +42,7 @@ VALUES: dict[str, Callable[[Any], list[Any]]] = {
     "datetime:date": lambda value: [value.year, value.month, value.day],
     "datetime:datetime": lambda value: [value.isoformat(), value.fold],
     "uuid:UUID": lambda value: [str(value)],
+    **dict.fromkeys(("torch:layout", "torch:memory_format", "torch:qscheme"), lambda value: [str(value)]),
 }
 
 

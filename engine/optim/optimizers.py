@@ -127,7 +127,7 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     numbers = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=False):
-        if number in state["state"]:
+        if number in state["state"] and parameter in optimizer.state:  # one that wraps another may keep it there
             optimizer.state[parameter] = _uncast(state["state"][number], optimizer.state[parameter])
 
 

@@ -72,6 +72,11 @@ class TrainerState(TrainerInterface):
         self.last_fit: Fit | None = None
         #: what the call under way works with, or else the last one; before the first, that of an empty module
         self.context: EvaluationContext = self._context_of(TrainingModule(), Progress())
+        self._own = frozenset({*vars(self), "_own"})
+
+    def set_by_users(self) -> dict[str, Any]:
+        """Return the attributes that user code has set: they are part of snapshots."""
+        return {name: value for name, value in vars(self).items() if name not in self._own}
 
     def _context_of(self, module: TrainingModule, progress: Progress) -> EvaluationContext:
         """Make what a call works with; `module` comes to compute in this Trainer's precision."""

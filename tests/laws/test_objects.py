@@ -32,6 +32,7 @@ def train(made: Any, run: Path) -> Any:
     module, data, callbacks = made
     trainer = Trainer(
         max_steps=STEPS,
+        val_check_interval=CUT,
         seed=7,
         callbacks=callbacks(),
         snapshots={"every_steps": 1, "keep": 100},
@@ -133,7 +134,7 @@ def test_what_cannot_come_back_is_named_in_the_first_life(
         assert len(re.findall(words, caplog.text)) == 1
 
 
-@pytest.mark.parametrize("name", ["HookedForAStep", "HookedByObject", "Samples", "Metered"])
+@pytest.mark.parametrize("name", ["HookedForAStep", "HookedByObject", "Samples", "Metered", "OfTorch", "Wrapping"])
 def test_of_what_comes_back_nothing_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(KEPT[name], tmp_path)
 

@@ -45,6 +45,7 @@ def objects_of(context: FitContext) -> Objects:
 
     def roots() -> Iterator[Root]:
         yield from module_roots(context.module)
+        yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         yield from _callback_roots(context)
         for name, owner in data.items():
             yield Root("data", name, dict(vars(owner)), owner, is_setup=True, is_data=True)

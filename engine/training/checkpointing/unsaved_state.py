@@ -1,7 +1,7 @@
 """The unsaved state: what no snapshot holds, and what user code could still keep a count in.
 
-Class attributes, globals of the user's files and large data are looked at when training begins and at its first
-snapshots. What has changed by then is named, once: a resumed run would not have it.
+Class attributes, globals of the user's files and large data are looked at when training begins, at its first snapshots
+and then ever more rarely. What has changed by then is named, once: a resumed run would not have it.
 """
 
 import logging
@@ -13,7 +13,7 @@ __all__ = ["UnsavedStateMonitor"]
 
 log = logging.getLogger(__name__)
 
-#: snapshots at which it looks
+#: first snapshots at which it looks; after them, at those whose number is a power of two
 CHECKS = 5
 
 
@@ -25,17 +25,18 @@ class UnsavedStateMonitor:
     """
 
     def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]]) -> None:
-        self._watched, self._looks = watched, CHECKS
+        self._watched, self._snapshots, self._is_told = watched, 0, False
         self._before = self._lines()
 
     def check(self) -> None:
-        """Compare with the beginning, at the first snapshots."""
-        if self._looks == 0:
+        """Compare with the beginning; called at every snapshot."""
+        self._snapshots += 1
+        is_due = self._snapshots <= CHECKS or self._snapshots.bit_count() == 1
+        if self._is_told or not is_due:
             return
-        self._looks -= 1
         now = self._lines()
         if changed := [*_changed(self._before, now)]:
-            self._looks = 0
+            self._is_told = True
             shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
             log.warning(
                 "changed in training, and is part of no snapshot: %s. If it decides what is trained, keep it in an "

@@ -105,3 +105,32 @@ class Narrow(Small):
 
     def configure_optimizers(self) -> Any:
         return Wide(self.parameters())
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Wraps an optimizer, whose state its own `state_dict` is; and keeps slow weights beside it."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner, self.param_groups, self.steps = inner, inner.param_groups, 0
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def state_dict(self) -> Any:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict)
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = self.inner.step(closure)
+        self.steps += 1
+        for p, slow in zip((p for g in self.param_groups for p in g["params"]), self.slow, strict=True):
+            if self.steps % 2 == 0:
+                p.data.copy_(slow.lerp_(p.data, 0.5))
+        return loss
+
+
+class Wrapping(Small):
+    def configure_optimizers(self) -> Any:
+        return Lookahead(torch.optim.Adam(self.parameters(), lr=0.01))

@@ -1,12 +1,14 @@
 """Layers, parameters and buffers that come up in training."""
 
+import copy
 from typing import Any
 
 import torch
 import torch.nn.utils.prune
 from laws.objects.attributes import Part
-from laws.objects.small import Small
+from laws.objects.small import Rows, Small
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 
 class Growing(Small):
@@ -74,6 +76,25 @@ class Moved(Small):
         self.third += 3
         kept = self.first.sum() + self.second.sum() + self.third.sum() + self.one.weight.stride()[0]
         return 1 + kept + self.head(self.two(self.one(batch).relu())).square().mean()
+
+
+class LateUnderValidation(Small):
+    """A layer that comes up in training, and a snapshot is taken while the module is in evaluation."""
+
+    def build(self) -> None:
+        self.backup: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.backup is None:
+            self.backup = nn.Sequential(copy.deepcopy(self.layer), nn.Dropout(0.5))
+            self.backup[0].eval()
+        return 1 + self.backup(batch).mean().detach()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val", self.layer(batch).mean())
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Rows(), 4)
 
 
 class Tied(Small):

@@ -28,7 +28,7 @@ from laws.objects.derived import Derived, Leaf, Plain
 from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions, Teacher
 from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
 from laws.objects.keys import Gathering, Keyed
-from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced
+from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced, Wrapping
 from laws.objects.samplers import (
     Loops,
     Samples,
@@ -40,7 +40,7 @@ from laws.objects.samplers import (
     Weighed,
 )
 from laws.objects.small import Small
-from laws.objects.structure import Averaged, Growing, Listed, Moved, Tied
+from laws.objects.structure import Averaged, Growing, LateUnderValidation, Listed, Moved, Tied
 from laws.objects.surroundings import (
     ActsOtherwise,
     Counting,
@@ -73,7 +73,9 @@ from laws.objects.values import (
     Late,
     Locked,
     Objects,
+    OfTorch,
     OnTensors,
+    OnTrainer,
     ScaledByHand,
     Tensors,
     Viewed,
@@ -204,6 +206,7 @@ _MODULES: list[type[Small]] = [
         Plain,
         Weighed,
     ),
+    *(LateUnderValidation, OfTorch, OnTrainer, Wrapping),
 ]
 
 

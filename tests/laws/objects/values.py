@@ -318,3 +318,27 @@ class ScaledByHand(Small):
         self.scaler.update()
         with torch.no_grad():
             self.layer.bias.mul_(1 + self.scaler.get_scale() / 1000)
+
+
+class OfTorch(Small):
+    """Distributions that training fits, and torch's own constants."""
+
+    def build(self) -> None:
+        self.prior = torch.distributions.Normal(torch.zeros(2), 1.0)
+        self.arms = [torch.distributions.Beta(1.0, 1.0) for _ in range(2)]
+        self.forms = {"memory": torch.contiguous_format, "layout": torch.strided, "scheme": torch.per_tensor_affine}
+
+    def factor(self, batch: Tensor) -> Any:
+        self.forms["memory"] = torch.channels_last
+        self.prior.loc = self.prior.loc + batch.mean(0)
+        self.arms[0] = torch.distributions.Beta(self.arms[0].mean + 1, 2.0)
+        return 1 + self.prior.sample().sum() + self.arms[0].sample()
+
+
+class OnTrainer(Small):
+    """What a module keeps on its Trainer."""
+
+    def factor(self, batch: Tensor) -> Any:
+        trainer: Any = self.trainer
+        trainer.seen = [*getattr(trainer, "seen", []), len(batch)]
+        return 1 + sum(trainer.seen)
