@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import logging
 import os
 import random
 import re
@@ -15,6 +16,7 @@ import pytest
 import torch
 from laws.mended import MENDED
 from laws.objects.table import KEPT, NAMED
+from laws.objects.unsaved import LockedByRank
 
 from midstride.engine import Trainer
 from midstride.engine.errors import UserError
@@ -132,6 +134,23 @@ def test_what_cannot_come_back_is_named_in_the_first_life(
     else:
         train(made, tmp_path)
         assert len(re.findall(words, caplog.text)) == 1
+
+
+def train_logged(folder: str) -> None:
+    logging.basicConfig(filename=f"{folder}/log", format="%(levelname)s %(message)s", force=True)
+    trainer = Trainer(strategy="ddp", max_steps=2, snapshots={"every_steps": 1}, enable_progress_bar=False)
+    trainer.fit(LockedByRank(), run=f"{folder}/run")
+
+
+def test_three_ranks_say_it_once_and_where_it_is_so(tmp_path: Path) -> None:
+    assert run_ranks(train_logged, str(tmp_path), processes=3) == [0, 0, 0]
+
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if "not part of snapshots" in line]
+    assert len(lines) == 2
+    assert lines[0].startswith("WARNING the module's attribute lock, a lock, is not")
+    assert lines[0].endswith("(on rank 0)")
+    assert lines[1].startswith("WARNING the module's attribute lock, other, a lock, is not")
+    assert lines[1].endswith("(on ranks 1, 2)")
 
 
 @pytest.mark.parametrize("name", ["HookedForAStep", "HookedByObject", "Samples", "Metered", "OfTorch", "Wrapping"])

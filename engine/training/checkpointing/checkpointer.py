@@ -23,6 +23,7 @@ from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
 from midstride.engine.strategies.mixins import Measures, full_state_dict
 from midstride.engine.training.checkpointing.facts import hyperparameters, run_facts, weights_facts
 from midstride.engine.training.checkpointing.identity import check_environment, check_identity, environment_changes
+from midstride.engine.training.checkpointing.rank_warnings import RankWarnings
 from midstride.engine.training.checkpointing.restore_check import check_restores
 from midstride.engine.training.checkpointing.roots import unsaved_state_monitor
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
@@ -60,8 +61,10 @@ class Checkpointer:
         store_options = replace(options.store_options, on_wait=context.reporter.store_waits)
         self.run = RunStore(url, context.strategy, options.keep, context.heartbeat, store_options)
         self._schedule = SnapshotSchedule(options, context.collective.gather, lambda: self.run.is_writing)
+        self._warnings = RankWarnings(context.world, context.collective.gather)
         #: everything that decides how the fit goes on, by name
-        self.parts = state_parts(context)
+        with self._warnings.said_once():
+            self.parts = state_parts(context)
         self._unsaved_state: UnsavedStateMonitor | None = None
         self._is_verified = False  # whether every part has shown that it takes back what it gives
         self._initial_sharding = InitialSharding.of(context.loaders, context.world.size)
@@ -81,6 +84,10 @@ class Checkpointer:
 
     def resume(self, resume: Resume) -> bool:
         """Take the state back from the newest good snapshot; return whether there was one."""
+        with self._warnings.said_once():
+            return self._resume(resume)
+
+    def _resume(self, resume: Resume) -> bool:
         found = self.run.resume(resume)
         if found is not None:
             snapshot, tree = found[0], upgrade(found[1])
@@ -120,7 +127,8 @@ class Checkpointer:
         progress = self._context.progress
         if not self._is_verified:
             self._is_verified = True
-            check_restores(self.parts, "after the first step")
+            with self._warnings.said_once():
+                check_restores(self.parts, "after the first step")
         if self._schedule.is_due(progress.val_batch if progress.validating else progress.step):
             self.take()
 
@@ -160,8 +168,6 @@ class Checkpointer:
                 "snapshot", name=snapshot.name, step=position.step, epoch=epoch, bytes=snapshot.bytes, **held
             )
 
-        if self._unsaved_state is not None:
-            self._unsaved_state.check()
         rows = context.metric_logger.drain_rows()
         context.samples.merge_ranks(context.collective.gather)
         facts = {
@@ -178,7 +184,11 @@ class Checkpointer:
                 **({"last": weights_facts(self._context)} if progress.finished else {}),
             },
         }
-        self.run.snapshot(position, state_of(self.parts), rows, facts, probe, committed)
+        with self._warnings.said_once():
+            if self._unsaved_state is not None:
+                self._unsaved_state.check()
+            state = state_of(self.parts)
+        self.run.snapshot(position, state, rows, facts, probe, committed)
         self._schedule.reset(time.perf_counter() - began)
 
     def finish(self) -> None:

@@ -1,5 +1,7 @@
 """State that no snapshot holds, or that cannot be put back: it is named."""
 
+import os
+import threading
 from typing import Any
 
 import torch
@@ -131,3 +133,12 @@ class Clips(Small):
     def factor(self, batch: Tensor) -> Any:
         self.meter.update(batch.detach().mean())
         return 1.0
+
+
+class LockedByRank(Small):
+    """Holds another lock on all ranks but the first."""
+
+    def build(self) -> None:
+        self.lock = threading.Lock()
+        if int(os.environ.get("RANK", "0")) > 0:
+            self.other = threading.Lock()

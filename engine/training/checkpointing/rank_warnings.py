@@ -1,0 +1,84 @@
+"""What every rank would warn of, said once by the first."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from midstride.engine.modules import module_state, structure
+from midstride.engine.objects import object_state, registered_hooks
+from midstride.engine.training.checkpointing import unsaved_state
+from midstride.engine.world import World
+
+__all__ = ["RankWarnings"]
+
+log = logging.getLogger(__name__)
+
+#: where warnings of unsaved state come from
+_SOURCES = (module_state, structure, object_state, registered_hooks, unsaved_state)
+
+
+class RankWarnings:
+    """Gathers what the ranks warn of.
+
+    Args:
+        world: of these ranks.
+        gather: returns every rank's value, in the order of ranks.
+    """
+
+    def __init__(self, world: World, gather: Callable[[object], list[Any]]) -> None:
+        self._world, self._gather = world, gather
+
+    @contextmanager
+    def said_once(self) -> Iterator[None]:
+        """Hold warnings back, and say them at the end with their ranks; every rank does this at the same point."""
+        if self._world.size == 1:
+            yield
+            return
+        held: list[str] = []
+        try:
+            with _held_back(held):
+                yield
+        except BaseException:  # the others may not come to gather
+            _say(held)
+            raise
+        everyone = self._gather(held)
+        if self._world.is_first:
+            _say(merged(everyone))
+
+
+@contextmanager
+def _held_back(messages: list[str]) -> Iterator[None]:
+    """Let warnings go to `messages` alone."""
+
+    def hold(record: logging.LogRecord) -> bool:
+        is_held = record.levelno == logging.WARNING
+        if is_held:
+            messages.append(record.getMessage())
+        return not is_held
+
+    loggers = [logging.getLogger(source.__name__) for source in _SOURCES]
+    for logger in loggers:
+        logger.addFilter(hold)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(hold)
+
+
+def _say(messages: Iterable[str]) -> None:
+    for message in messages:
+        log.warning("%s", message)
+
+
+def merged(messages: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield each of the ranks' messages once, with the ranks that have it.
+
+    >>> [*merged([["a lock"], ["a lock"]]), *merged([[], ["a file"], ["a file"]])]
+    ['a lock (on all ranks)', 'a file (on ranks 1, 2)']
+    """
+    for message in dict.fromkeys(message for own in messages for message in own):
+        ranks = [str(rank) for rank, own in enumerate(messages) if message in own]
+        named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+        yield f"{message} (on {'all ranks' if len(ranks) == len(messages) else named})"
