@@ -7,7 +7,7 @@ started     step, steps_total, generation
 resumed     generation, resumed_from, step
 step        epoch, step, steps_total, loss, rate         (rank 0, at most two a second)
 snapshot    name, step, bytes, stall_s                   (committed)
-waiting     rank, waited_s, why                          (for the store, on any rank; at most one a second)
+waiting     rank, waited_s, why                          (for the store, on any rank; one a second for each reason)
 validation  step, metrics
 finished    step
 slow        rank, words                                  (from the launcher)

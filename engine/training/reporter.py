@@ -22,7 +22,7 @@ __all__ = ["Reporter"]
 _LOG = logging.getLogger("midstride")
 #: seconds between two step events
 PERIOD_S = 0.5
-#: and between two that say that the store is waited for
+#: and between two that say, for one reason, that the store is waited for
 WAITS_PERIOD_S = 1.0
 
 
@@ -43,7 +43,7 @@ class Reporter:
         self._bar = bar and session is None and world.is_first and sys.stdout.isatty()
         self._first = world.is_first
         self._next_s = 0.0
-        self._waits_next_s = 0.0
+        self._waits_next_s: dict[str, float] = {}
         self._from = (0.0, 0)
         self._steps: int | None = None
 
@@ -90,10 +90,11 @@ class Reporter:
             self._view.event(Event(kind, time.time(), fields))
 
     def store_waits(self, waited_s: float, why: str) -> None:
-        """Tell, on any rank and from any thread, that the store is waited for; at most once a second."""
+        """Tell, on any rank and from any thread, that the store is waited for; once a second for each reason."""
         now_s = time.monotonic()
-        if self._own is not None and now_s >= self._waits_next_s:
-            self._waits_next_s = now_s + WAITS_PERIOD_S
+        # One limit for all reasons would let training, which looks every second, leave out what the store answers.
+        if self._own is not None and now_s >= self._waits_next_s.get(why, 0.0):
+            self._waits_next_s[why] = now_s + WAITS_PERIOD_S
             self._own.emit("waiting", rank=self._rank, waited_s=waited_s, why=why)
 
     def announce(self, line: str) -> None:
