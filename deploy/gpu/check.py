@@ -100,13 +100,22 @@ def fit(run: str | None, *extra: nn.Module, callbacks: Any = (), **options: Any)
     trainer.fit(Net(*extra), DataLoader(data, batch_size=8, shuffle=True), run=run)
 
 
-def life(run: Path, *, dies: bool, ranks: int = 0, **options: Any) -> int:
-    """Return the exit code of what fits `run`: one process, or as many ranks under torchrun; its words go to a file."""
+def life(run: Path, *, dies: bool, ranks: int = 0, visible: str | None = None, **options: Any) -> int:
+    """Return the exit code of what fits `run`: one process, or as many ranks under torchrun; its words go to a file.
+
+    Args:
+        run: the folder of the run.
+        dies: whether its last rank dies on the way.
+        ranks: of torchrun; 0 for a process without it.
+        visible: the GPUs that it sees, as `CUDA_VISIBLE_DEVICES` has them; None for all.
+        options: of the Trainer.
+    """
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     wanted = json.dumps({"run": str(run), "dies": dies, **options})
+    environment = os.environ | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     with run.with_suffix(".log").open("a") as log:
         command = [sys.executable, *torchrun, __file__, "--fit", wanted]
-        return subprocess.run(command, check=False, stdout=log, stderr=log).returncode
+        return subprocess.run(command, check=False, env=environment, stdout=log, stderr=log).returncode
 
 
 def files(run: Path) -> list[bytes]:
@@ -123,6 +132,14 @@ def resumes(folder: Path, first: dict[str, Any], second: dict[str, Any] | None =
     assert life(killed, dies=False, **(second or first)) == 0
     assert files(whole) == files(killed), "other bits"
     assert len(files(whole)) == 2
+
+
+def refuses_the_cpu(folder: Path) -> None:
+    """Resume on the host a run whose dropout was drawn on a GPU."""
+    run = folder / "run"
+    assert life(run, dies=True, gpus=[0]) != 0
+    assert life(run, dies=False, accelerator="cpu") != 0, "it went on with other random numbers"
+    assert "the snapshot has the random numbers of 1 GPU" in run.with_suffix(".log").read_text()
 
 
 def hears_of_a_lost_rank(folder: Path, *, cpu: bool) -> None:
@@ -160,7 +177,8 @@ def checks(*, cpu: bool) -> dict[str, Callable[[Path], None] | None]:
     many = {"accelerator": "cpu"} if cpu else {}
     size = 2 if cpu else min(gpus, 2)
     runs = {f"precision {precision}": {"precision": precision, **one} for precision in ("32", "bf16", "16")}
-    runs |= {f"{name}, ranks: {size}": {"strategy": name, "ranks": size, **many} for name in ("ddp", *SHARDED)}
+    runs |= {f"{name}, ranks: {size}": {"strategy": name, "ranks": size, **many} for name in ("ddp", "ddp2", *SHARDED)}
+    runs |= {f"{name} on one": {"strategy": name, **one} for name in ("dp", "ddp_spawn", "ddp_fork")}
     runs["fully_sharded, bf16 gathered"] = {
         **runs[f"fully_sharded, ranks: {size}"],
         "precision": "bf16",
@@ -173,6 +191,9 @@ def checks(*, cpu: bool) -> dict[str, Callable[[Path], None] | None]:
     found["killed and resumed, offload to the host"] = partial(resumes, first=offload) if gpus else None
     two_devices = {"strategy": "dp", "gpus": 2}
     found["killed and resumed, dp on 2"] = partial(resumes, first=two_devices) if gpus > 1 else None
+    fewer: dict[str, Any] = {"first": one, "second": {"visible": "0", **one}}
+    found["resumed where fewer GPUs are seen"] = partial(resumes, **fewer) if gpus > 1 else None
+    found["resumed on the CPU is refused"] = refuses_the_cpu if gpus else None
     found["resumed on another GPU"] = partial(resumes, first=one, second={"gpus": [1]}) if gpus > 1 else None
     found["a rank is lost"] = partial(hears_of_a_lost_rank, cpu=cpu) if cpu or gpus > 1 else None
     found["an operation that is not repeatable"] = names_the_operation if gpus else None
