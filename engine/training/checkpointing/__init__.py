@@ -4,7 +4,7 @@ checkpointer   a fit's state kept in its run, and restored from there
 facts          what manifests say of a fit: what makes its run this run, and what stands beside its weights
 identity       what may change between two attempts of a run, and what is said when it does
 state_parts    the parts of a fit's state: everything that decides how it goes on
-rank_warnings  what every rank would warn of, said once by the first
+rank_warnings  warnings of all ranks, merged and logged by the first
 restore_check  what could not come back in the next attempt is found within seconds of this one's start
 roots          where a fit's objects are found: its module, callbacks, data, optimizers, schedulers, and
                generators in globals

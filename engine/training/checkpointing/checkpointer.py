@@ -63,7 +63,7 @@ class Checkpointer:
         self._schedule = SnapshotSchedule(options, context.collective.gather, lambda: self.run.is_writing)
         self._warnings = RankWarnings(context.world, context.collective.gather)
         #: everything that decides how the fit goes on, by name
-        with self._warnings.said_once():
+        with self._warnings.merge_ranks():
             self.parts = state_parts(context)
         self._unsaved_state: UnsavedStateMonitor | None = None
         self._is_verified = False  # whether every part has shown that it takes back what it gives
@@ -84,7 +84,7 @@ class Checkpointer:
 
     def resume(self, resume: Resume) -> bool:
         """Take the state back from the newest good snapshot; return whether there was one."""
-        with self._warnings.said_once():
+        with self._warnings.merge_ranks():
             return self._resume(resume)
 
     def _resume(self, resume: Resume) -> bool:
@@ -127,7 +127,7 @@ class Checkpointer:
         progress = self._context.progress
         if not self._is_verified:
             self._is_verified = True
-            with self._warnings.said_once():
+            with self._warnings.merge_ranks():
                 check_restores(self.parts, "after the first step")
         if self._schedule.is_due(progress.val_batch if progress.validating else progress.step):
             self.take()
@@ -184,7 +184,7 @@ class Checkpointer:
                 **({"last": weights_facts(self._context)} if progress.finished else {}),
             },
         }
-        with self._warnings.said_once():
+        with self._warnings.merge_ranks():
             if self._unsaved_state is not None:
                 self._unsaved_state.check()
             state = state_of(self.parts)

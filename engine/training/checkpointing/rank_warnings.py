@@ -1,4 +1,4 @@
-"""What every rank would warn of, said once by the first."""
+"""Warnings of all ranks, merged and logged by the first."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,52 +30,52 @@ class RankWarnings:
         self._world, self._gather = world, gather
 
     @contextmanager
-    def said_once(self) -> Iterator[None]:
-        """Hold warnings back, and say them at the end with their ranks; every rank does this at the same point."""
+    def merge_ranks(self) -> Iterator[None]:
+        """Collect warnings, and log them at the end with their ranks; every rank does this at the same point."""
         if self._world.size == 1:
             yield
             return
-        held: list[str] = []
+        own: list[str] = []
         try:
-            with _held_back(held):
+            with _collect_warnings(own):
                 yield
         except BaseException:  # the others may not come to gather
-            _say(held)
+            _warn(own)
             raise
-        everyone = self._gather(held)
+        everyone = self._gather(own)
         if self._world.is_first:
-            _say(merged(everyone))
+            _warn(merge(everyone))
 
 
 @contextmanager
-def _held_back(messages: list[str]) -> Iterator[None]:
+def _collect_warnings(messages: list[str]) -> Iterator[None]:
     """Let warnings go to `messages` alone."""
 
-    def hold(record: logging.LogRecord) -> bool:
-        is_held = record.levelno == logging.WARNING
-        if is_held:
+    def take(record: logging.LogRecord) -> bool:
+        is_warning = record.levelno == logging.WARNING
+        if is_warning:
             messages.append(record.getMessage())
-        return not is_held
+        return not is_warning
 
     loggers = [logging.getLogger(source.__name__) for source in _SOURCES]
     for logger in loggers:
-        logger.addFilter(hold)
+        logger.addFilter(take)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(hold)
+            logger.removeFilter(take)
 
 
-def _say(messages: Iterable[str]) -> None:
+def _warn(messages: Iterable[str]) -> None:
     for message in messages:
         log.warning("%s", message)
 
 
-def merged(messages: Sequence[Sequence[str]]) -> Iterator[str]:
+def merge(messages: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield each of the ranks' messages once, with the ranks that have it.
 
-    >>> [*merged([["a lock"], ["a lock"]]), *merged([[], ["a file"], ["a file"]])]
+    >>> [*merge([["a lock"], ["a lock"]]), *merge([[], ["a file"], ["a file"]])]
     ['a lock (on all ranks)', 'a file (on ranks 1, 2)']
     """
     for message in dict.fromkeys(message for own in messages for message in own):

@@ -17,7 +17,7 @@ def test_a_rank_that_fails_says_its_own(caplog: pytest.LogCaptureFixture) -> Non
         object_state.log.warning("a lock")
         raise OSError
 
-    with pytest.raises(OSError), RankWarnings(World(0, 2), gather).said_once():
+    with pytest.raises(OSError), RankWarnings(World(0, 2), gather).merge_ranks():
         fail()
 
     assert caplog.messages == ["a lock"]
