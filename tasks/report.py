@@ -1,6 +1,6 @@
 """Prefect task: what a run came to, as text and as a picture."""
 
-from contextlib import suppress
+import logging
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -19,6 +19,8 @@ from midstride.tasks.resources import artifact_key
 
 __all__ = ["emit_stopped", "publish_report"]
 
+log = logging.getLogger(__name__)
+
 _TELLING_S = 5.0
 
 
@@ -35,11 +37,13 @@ def publish_report(run: Run, test: dict[str, float] | None = None) -> Report:
 
 def emit_stopped(run: Run) -> None:
     """Let automations know of a run that was asked to stop, while its flow is on the way out: it is no task."""
-    with suppress(Exception):  # what ends the flow goes on, whatever store and server say
+    try:
         report = report_of(run)
         if report.outcome == "stopped":
             emit(_emit_end(report))
             EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit
+    except Exception as error:  # what ends the flow goes on, whatever store and server say
+        log.warning("automations may not hear that %s was stopped: %s", run.url, error)
 
 
 def _emit_end(report: Report) -> Event:

@@ -1,6 +1,6 @@
 """Launch one world, watch it to its end, and leave nothing of it behind."""
 
-import contextlib
+import logging
 import os
 import signal
 import threading
@@ -28,6 +28,8 @@ from midstride.engine.slurm import step_tasks
 from midstride.engine.storage.store import Store
 
 __all__ = ["GRACE_S", "launch"]
+
+log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _LINES_EVERY_S = 0.5
@@ -185,9 +187,11 @@ class _WorldMonitor:
 
     def outcome(self, processes: int, grace_s: float) -> Outcome:
         """Return how the world ended, once what is left of its words is handed on."""
-        with contextlib.suppress(Exception):
-            self._events()
-            self._lines()
+        for hand_on in (self._events, self._lines):
+            try:
+                hand_on()
+            except Exception as error:  # it changes no outcome
+                log.warning("what attempt %d said last is not shown: %s", self.attempt.number, error)
         outcome = self._hang or decide(self._session.outcomes(), self._code, processes)
         if self._process is None or self._code is not None or outcome.kind != "died" or outcome.type:
             return outcome
@@ -203,12 +207,14 @@ class _WorldMonitor:
             self._on_line("\n".join(lines[start : start + _LINES_AT_ONCE]))
 
     def _events(self) -> None:
-        for event in self._tail.new():
-            self._take(event)
+        self._take(*self._tail.new())
 
-    def _take(self, event: Event) -> None:
-        self.attempt = self.attempt.after(event)
-        self._on_event(event)
+    def _take(self, *events: Event) -> None:
+        # The attempt log has all of them, also where one cannot be handed on.
+        for event in events:
+            self.attempt = self.attempt.after(event)
+        for event in events:
+            self._on_event(event)
 
 
 def _record_attempt(
