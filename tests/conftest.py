@@ -16,7 +16,7 @@ from typing import Any
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 # No telemetry from a test.
 os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
-#: whoever starts without it was not started by this run of the tests
+#: a process without it was not started by this run of the tests
 TOKEN = os.environ["MIDSTRIDE_TESTS"] = uuid.uuid4().hex
 
 import hypothesis
@@ -216,7 +216,7 @@ def shared_folder(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def lasting() -> set[int]:
-    """Process ids that no test is blamed for; whoever starts one adds it, and ends it with the session."""
+    """Process ids that no test is blamed for; a fixture that starts one adds it, and ends it with the session."""
     return LASTING_PROCESSES
 
 

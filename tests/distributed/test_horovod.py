@@ -53,7 +53,7 @@ def exchange(folder: str) -> None:
     assert nowhere.grad is None
     assert frozen.grad is None
     store.set(f"done-{rank}", "")
-    if rank == 0:  # it keeps the store, and leaves when nobody waits there any more
+    if rank == 0:  # it keeps the store, and leaves when no rank waits there any more
         store.wait([f"done-{other}" for other in ranks])
 
 

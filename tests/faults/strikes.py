@@ -60,7 +60,7 @@ def itself(kind: Any, *ranks: int, step: int, phase: str) -> Strike:
 
 @contextmanager
 def not_finite(scene: Scene) -> Iterator[None]:
-    """The loss is NaN from a step on; then somebody corrects that."""
+    """The loss is NaN from a step on; then the user corrects that."""
     live = scene.live
     scene.live = functools.partial(live, before=_poison)  # type: ignore[method-assign]
     yield
@@ -79,7 +79,7 @@ def _poison() -> None:
 
 @contextmanager
 def frozen_and_killed(scene: Scene) -> Iterator[None]:
-    """A rank freezes (SIGSTOP), and somebody gets impatient."""
+    """A rank freezes (SIGSTOP), and the user ends the run."""
     scene.plan.add("freeze", rank=1, step=8, phase="backward")
     with scene.once_frozen(lambda pid: os.kill(pid, signal.SIGKILL)):
         yield
@@ -208,7 +208,7 @@ def _small_files_only() -> None:
 
 @contextmanager
 def read_only(scene: Scene) -> Iterator[None]:
-    """The folder may be read and not written; then somebody allows it."""
+    """The folder may be read and not written; then the user allows it."""
     folder = Path(scene.url).parent
     if _mounted(folder, "size=64m"):
         try:
@@ -219,7 +219,7 @@ def read_only(scene: Scene) -> Iterator[None]:
             unmount(folder)
             raise
     else:
-        assert os.geteuid() != 0, "root may write anywhere, and may not mount here: run as somebody else"
+        assert os.geteuid() != 0, "root may write anywhere, and may not mount here: run as another user"
         folder.chmod(0o500)
         yield
         folder.chmod(0o700)

@@ -1,4 +1,4 @@
-"""What a world of one machine listens on: the loopback alone, whoever starts its ranks."""
+"""What a world of one machine listens on: the loopback alone, by whatever its ranks are started."""
 
 import ipaddress
 import os

@@ -68,7 +68,7 @@ def house(tmp_path: Path) -> Nights:
 
 @pytest.mark.timeout(300)  # fifteen lives
 def test_ten_nights(house: Nights) -> None:
-    # 1: nobody reigns, so the first reigns.
+    # 1: there is no champion, so the first is promoted.
     house.comes_in(1, 1.0)
     assert house.night(1).why == "test/level 1: the first champion"
     assert house.reigning() == (1, "level-2026-03-01")
@@ -124,7 +124,7 @@ def test_ten_nights(house: Nights) -> None:
     assert house.codes == [-9, 0]
     assert (house.folder / "start").read_text().split()[-2:] == ["2.5", "2.5"], "both lives"
 
-    # 10: while it is compared somebody else is promoted. It is told, and compares again.
+    # 10: while it is compared another is promoted. It is told, and compares again.
     house.comes_in(10, 5.0)
     night = house.begin(10)
     prepare(night.run)

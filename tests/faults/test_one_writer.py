@@ -35,7 +35,7 @@ def test_a_world_that_slept_while_another_took_over_stops(
     try:
         wait_for(plan.fired, "the older world to fall asleep")
         assert live(setting, tmp_path) == [0] * ranks
-        # Hidden files are drafts, which nobody reads: the older world may have fallen asleep over one.
+        # Hidden files are drafts, which are never read: the older world may have fallen asleep over one.
         there = [path for path in (tmp_path / "run").rglob("[!.]*") if path.is_file()]
         finished = {path: path.read_bytes() for path in there}
     finally:

@@ -76,7 +76,7 @@ def test_a_world_obeys_signals_to_any_of_its_processes_and_notices_to_its_machin
     wait_for(night.snapshots, "the snapshot that was asked for")
     after = night.rank(1).step
     night.reaches(after + 1)
-    os.kill(night.rank(1).pid, signal.SIGTERM)  # and nobody else
+    os.kill(night.rank(1).pid, signal.SIGTERM)  # and no other process
     assert command.code() == 75, command.output
     stopped = night.snapshots()[-1]
     assert stopped > after

@@ -18,7 +18,7 @@ def test_what_a_world_leaves_behind_at_its_own_end(scene: Scene) -> None:
     with group_of(scene, "inline", "leaves") as group:
         until(lambda: group.poll() is not None, "the group to end")
         assert group.poll() == 0
-        assert not scene.living(), "the supervisor ends them, also where nobody watches any more"
+        assert not scene.living(), "the supervisor ends them, also where no launcher watches any more"
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:

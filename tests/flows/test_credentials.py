@@ -51,7 +51,7 @@ def with_store(job: TrainingJob, url: str, credentials: str | None) -> TrainingJ
 
 @pytest.fixture
 def stranger(s3: Seaweed) -> Iterator[Seaweed]:
-    """The server, to somebody who has no credentials."""
+    """The server, to a client that has no credentials."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(s3.endpoint).items():
             if name not in SECRETS:

@@ -44,7 +44,7 @@ AROUND = [
         f"{CHAMPIONS}::test_the_last_promoted_is_champion_and_a_roll_back_goes_back_one_by_one",
     ),
     Mutant(
-        "a promotion whose answer was lost is somebody else's",
+        "a promotion whose answer was lost is another's",
         "engine/registry/registry.py",
         "if self._store.create(path, data) or self._store.read(path) == data:",
         "if self._store.create(path, data):",

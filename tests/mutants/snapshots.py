@@ -173,7 +173,7 @@ SNAPSHOTS = [
         "unit/snapshots/test_schedule.py::test_every_rank_gives_the_same_answer_whatever_its_clock_says",
     ),
     Mutant(
-        "the last rows of a tensor go to nobody",
+        "the last rows of a tensor go to no rank",
         "engine/state/row_shards.py",
         "each = -(-rows // size)",
         "each = rows // size",

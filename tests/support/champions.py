@@ -11,7 +11,7 @@ __all__ = ["keep_weights", "promote"]
 
 
 def keep_weights(job: TrainingJob, run: str) -> None:
-    """Leave what a run leaves in its folder `best`, as far as whoever copies it looks at it."""
+    """Leave what a run leaves in its folder `best`, as far as a copy of it looks."""
     store, data = Store.open(f"{job.run_url(run)}/best"), f"weights of {run}".encode()
     store.write("weights.safetensors", data)
     store.write(

@@ -54,7 +54,7 @@ class Proxy:
     def _close(self, one: socket.socket) -> None:
         self._open.discard(one)
         with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)  # wakes whoever reads from it
+            one.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
         one.close()
 
     def _accept(self) -> None:

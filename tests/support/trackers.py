@@ -44,7 +44,7 @@ Table = dict[int, dict[str, Any]]
 
 
 class Dies:
-    """Kills the rank, and with it this process, once at each of some steps: rows were sent, and nobody knows it.
+    """Kills the rank, and with it this process, once at each of some steps: rows were sent, and no process knows it.
 
     Args:
         marks: folder where a kill leaves a file.
@@ -128,7 +128,7 @@ def hyperparameters_in_tensorboard(folder: Path) -> dict[str, Any]:
 
 
 class DyingMLflow(Dies, MLflowLogger):
-    """An MLflow run whose rows are there, and nobody knows it."""
+    """An MLflow run whose rows are there, and no process knows it."""
 
 
 class DyingWandb(Dies, WandbLogger):

@@ -12,7 +12,7 @@ from ui.site import TERMINAL, Run, Site
 
 __all__ = ["DEATHS", "STEPS", "Death"]
 
-#: of a run: enough to linger until somebody has done what they came for
+#: of a run: enough to linger until a test has done what it waits for
 STEPS = 480
 
 #: how long the server stays away: many of the flow's calls, and more than one of the worker's
@@ -27,7 +27,7 @@ class Death:
         what: befalls a run under way.
         strike: does it.
         state: of the run when all that lived for it has ended.
-        retry: how somebody then asks for more; None where it goes on by itself.
+        retry: how a retry is then asked for; None where it comes from the automation or the task.
     """
 
     what: str
@@ -87,7 +87,7 @@ def _in_the_old_ui(site: Site, run: Run) -> None:
 
 
 def _by_command_of_a_crash(site: Site, run: Run) -> None:
-    """Nobody is left who could tell the server: somebody does, and has an automation do it from now on."""
+    """No process is left that could tell the server: the test does, and then makes the automation that will."""
     site.command("midstride.flows", "setup-server")  # not before: it would take a server that is away for a dead run
     run.set_crashed()
     _by_command(site, run)
@@ -100,7 +100,7 @@ def _by_command_to_new_services(site: Site, run: Run) -> None:
     _by_command(site, run)
 
 
-#: in this order they befall one run; who kills a worker leaves nobody to tell of the next death, so that is the last
+#: in this order they happen to one run; without a worker no process tells of the next death, so that one is last
 DEATHS = [
     Death("the server is gone for a while", _take_server_away),
     Death("a rank is killed once too often", _kill_ranks, "Failed", _by_command_to_new_services),

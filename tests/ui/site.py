@@ -99,7 +99,7 @@ class Run:
         """What lives for it, however far down, and runs `program` (if it is said) and not merely looks after it."""
         mark, found = f"PREFECT__FLOW_RUN_ID={self.id}".encode(), []
         for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                 command = (folder / "cmdline").read_bytes()
                 if mark in (folder / "environ").read_bytes() and program in command:
                     found.append((int(folder.name), command))

@@ -63,7 +63,7 @@ class Keyed(Logger):
 
 
 class Net(TrainingModule):
-    """A net that can do harm at a step: fail, or wait once until somebody has done harm to it."""
+    """A net that can do harm at a step: fail, or wait once until a test has done harm to it."""
 
     def __init__(
         self,

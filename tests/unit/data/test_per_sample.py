@@ -1,4 +1,4 @@
-"""Random numbers in the data: functions of the position, whoever reads it, and nobody else's are touched."""
+"""Random numbers in the data: functions of the position, whichever process reads it; others are not touched."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""A flow outlives whoever reads what it prints, and leaves Ctrl-C to whoever started it."""
+"""A flow outlives the reader of what it prints, and leaves Ctrl-C to the process that started it."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ print("up", flush=True)
 while any(stat.S_ISFIFO(os.fstat(number).st_mode) for number in (1, 2)):
     time.sleep(0.01)
 for stream in (sys.stdout, sys.stderr):
-    print("nobody reads this", file=stream, flush=True)
+    print("this is not read", file=stream, flush=True)
 """
 
 

@@ -115,7 +115,7 @@ PLACEMENTS: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[s
         Hardware(2, interactive=True, cannot_fork=lambda: False),
         ("ddp", "fork", 2, ["cuda:0"]),
     ),
-    "GPUs nobody holds": (
+    "GPUs that are free": (
         DeviceRequest(gpus=2, auto_select_gpus=True),
         Hardware(4, free_gpus=lambda: [1, 2, 3]),
         ("ddp", "subprocess", 2, ["cuda:1"]),

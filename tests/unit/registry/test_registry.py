@@ -167,7 +167,7 @@ def test_a_night_has_its_date_in_its_run_and_its_arguments(tmp_path: Path) -> No
 
 def test_a_warm_start_is_planned_once(tmp_path: Path) -> None:
     job = job_at(str(tmp_path), nightly={"warm_start": True})
-    assert NightlyRun.begin(job, "2026-03-01").job.weights is None, "nobody reigned"
+    assert NightlyRun.begin(job, "2026-03-01").job.weights is None, "there was no champion"
     promote(job, "first", None)
     planned = NightlyRun.begin(job, "2026-03-02").job.weights
     promote(job, "second", 1)

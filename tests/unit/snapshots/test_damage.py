@@ -74,7 +74,7 @@ def _nest_deep(path: Path) -> None:
 
 @contextlib.contextmanager
 def _unreadable(folder: Path) -> Iterator[None]:
-    """Nothing below `folder` can be read, whoever asks."""
+    """Nothing below `folder` can be read, by root either."""
     real: Any = io.open
     with pytest.MonkeyPatch.context() as patch:
 

@@ -90,7 +90,7 @@ def test_what_does_not_count_is_shown_and_is_no_fault(folder: Path) -> None:
     newer = alone(store, NAMES[0])
     take(newer, 2)
     (folder / "snapshots" / "000000000002-g000004" / "manifest.json").unlink()
-    SnapshotCatalog(store).set_aside(NAMES[0], "somebody said so")
+    SnapshotCatalog(store).set_aside(NAMES[0], "a test said so")
     assert states(folder) == {
         NAMES[0]: "set aside",
         NAMES[1]: "superseded",

@@ -128,7 +128,7 @@ def test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_coun
     assert value_of(store) == 1.0
 
 
-@pytest.mark.parametrize("error", [ConnectionError("nobody answers"), OSError(errno.ENOSPC, "No space left on device")])
+@pytest.mark.parametrize("error", [ConnectionError("no answer"), OSError(errno.ENOSPC, "No space left on device")])
 def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
     error: OSError, writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
