@@ -4,6 +4,7 @@ A command ends with 0 done; 2 the job or the user's code is wrong; 75 stopped on
 resumes; 1 the rest.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.cli.champions import champion
 from midstride.engine.cli.export import export
-from midstride.engine.cli.output import busy, say_stopping, show_audit, show_error, show_outcome
+from midstride.engine.cli.output import busy, reader_has_gone, say_stopping, show_audit, show_error, show_outcome
 from midstride.engine.cli.project import init
 from midstride.engine.cli.report_view import show_report
 from midstride.engine.cli.runs import report, runs
@@ -211,3 +212,8 @@ def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None 
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(StopRequested.exit_code)
+    except BrokenPipeError:
+        if not reader_has_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        sys.exit(1)

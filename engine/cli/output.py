@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import select
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ from midstride.engine.session.outcome import Outcome
 if TYPE_CHECKING:
     from midstride.engine.runs.audit import Audit, EpochAudit
 
-__all__ = ["busy", "say_stopping", "show_audit", "show_error", "show_outcome"]
+__all__ = ["busy", "reader_has_gone", "say_stopping", "show_audit", "show_error", "show_outcome"]
 
 
 @contextmanager
@@ -35,6 +37,16 @@ def say_stopping(number: int) -> None:
     line = "\r\x1b[2K" if os.isatty(2) else "\n"  # in place of a progress bar
     name = signal.Signals(number).name
     os.write(2, f"{line}{name}: stopping, after a last snapshot if there is anything to keep\n".encode())
+
+
+def reader_has_gone() -> bool:
+    """Return whether standard output is a pipe that is read no more, as in `midstride report RUN | head`."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, 0)
+    except (OSError, ValueError):  # it is closed, or no file
+        return False
+    return any(flags & select.POLLERR for _, flags in poll.poll(0))
 
 
 def show_outcome(outcome: Outcome) -> None:

@@ -1,5 +1,7 @@
 """A report in Markdown: the same for a file, an artifact and an e-mail."""
 
+from datetime import datetime
+
 from midstride.engine.formatting import format_number, format_run_name, format_seconds, markdown_table
 from midstride.engine.runs.report import Interruption, Report
 
@@ -7,6 +9,7 @@ __all__ = ["headline", "lost_steps", "markdown_of", "summary_rows"]
 
 _HEADLINES = {
     "done": "done",
+    "running": "running, or its launcher was killed",
     "stopped": "stopped on request; the same command resumes it",
     "user_error": "ended by an error in the job or its code",
     "died": "failed",
@@ -65,6 +68,8 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
         run, value = report.previous
         rows.append(("best of other runs", f"{format_number(value)} ({format_run_name(run)})"))
     rows.append(("steps", f"{report.steps:,} in {report.epochs} epochs"))
+    if report.outcome == "running" and report.time:
+        rows.append(("last sign", datetime.fromtimestamp(report.time).strftime("%Y-%m-%d %H:%M:%S")))
     if report.seconds:  # of attempts; a script's run has none
         rows.append(("time", format_seconds(report.seconds)))
     rows.append(("snapshots", f"{report.snapshots} taken"))

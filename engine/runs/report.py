@@ -3,8 +3,8 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ from midstride.engine.config.options import MonitorOptions, Options
 from midstride.engine.errors import SnapshotError
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run, job_of
+from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.rows import join_segments
@@ -70,7 +71,10 @@ class Report(Options):
     job: str
     run: str
     url: str
-    outcome: Literal["done", "stopped", "user_error", "died", "lost", "new"]
+    outcome: Literal["done", "running", "stopped", "user_error", "died", "lost", "new"] = Field(
+        description="How the last attempt ended; running where no end has been written: see `time`."
+    )
+    time: float | None = Field(None, description="The newest sign of life in its folder, in seconds since the epoch.")
     error: str = Field("", description="Why it is not done; a user's error starts with their traceback.")
     steps: int = 0
     epochs: int = 0
@@ -116,13 +120,15 @@ def report_at(store: Store) -> Report:
 def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test: dict[str, float] | None) -> Report:
     catalog, attempts, rows = SnapshotCatalog(store), AttemptLog(store).attempts(), metric_rows(store)
     last = attempts[-1] if attempts else None
-    facts = _newest_facts(catalog)
+    newest = newest_snapshot(store)
+    facts = newest.manifest["facts"] if newest else {}
     monitor = job.monitor if job else None
     return Report(
         job=job.name if job else facts.get("identity", {}).get("module", "script"),
         run=name,
         url=store.url,
-        outcome=last.outcome if last else _script_state(facts),  # type: ignore[arg-type]  # validated
+        outcome=state_of(last, facts.get("progress", {})),  # type: ignore[arg-type]  # validated
+        time=last_sign(last, newest),
         error=last.error if last and last.outcome != "done" else "",
         steps=len(rows),
         epochs=len({row["epoch"] for row in rows}),
@@ -160,8 +166,9 @@ def metric_log(store: Store) -> str:
 
 
 def _failures(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
+    over = attempts[:-1] if attempts and attempts[-1].is_open else attempts
     return tuple(
-        _failure(attempt, attempts[index + 1 :]) for index, attempt in enumerate(attempts) if attempt.outcome != "done"
+        _failure(attempt, attempts[number:]) for number, attempt in enumerate(over, 1) if attempt.outcome != "done"
     )
 
 
@@ -181,16 +188,6 @@ def _failure(attempt: Attempt, later: Sequence[Attempt]) -> Interruption:
         seconds_lost=None if new_step_at is None or ended is None else max(0.0, new_step_at - ended),
         certain=attempt.outcome != "lost" and bool(attempt.type),
     )
-
-
-def _script_state(facts: Mapping[str, Any]) -> str:
-    """How far a run without attempts is: what a script trains writes none."""
-    return "done" if facts.get("progress", {}).get("finished") else "new"
-
-
-def _newest_facts(catalog: SnapshotCatalog) -> dict[str, Any]:
-    snapshots = catalog.snapshots()
-    return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
 
 
 def _snapshots_of(catalog: SnapshotCatalog) -> int:

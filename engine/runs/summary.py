@@ -11,7 +11,7 @@ from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.weights_index import metrics_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["RunSummary", "summary_of"]
+__all__ = ["RunSummary", "last_sign", "newest_snapshot", "state_of", "summary_of"]
 
 
 @dataclass(frozen=True)
@@ -44,33 +44,45 @@ def summary_of(name: str, store: Store) -> RunSummary:
     """Return what the folder of the run called `name` tells."""
     job, attempts = job_of(store), AttemptLog(store).attempts()
     last = attempts[-1] if attempts else None
-    newest = _newest(store)
+    newest = newest_snapshot(store)
     progress = newest.manifest["facts"]["progress"] if newest else {}
     steps = [progress.get("step"), last.step if last else None]
-    times = [newest.manifest["time"] if newest else None, (last.ended or last.started) if last else None]
     return RunSummary(
         name,
         job.name if job else "",
-        _state(last, progress),
+        state_of(last, progress),
         step=max((step for step in steps if step is not None), default=None),
         epoch=progress.get("epoch"),
         best=_best(store, job.monitor.metric) if job and job.monitor else None,
         attempts=len(attempts),
-        time=max((time for time in times if time), default=None),
+        time=last_sign(last, newest),
     )
 
 
-def _newest(store: Store) -> Snapshot | None:
+def newest_snapshot(store: Store) -> Snapshot | None:
+    """Return the newest snapshot that counts; None where there is none, or which of them count is unknown."""
     try:
         return next(reversed(SnapshotCatalog(store).snapshots()), None)
     except SnapshotError:
-        return None  # which of them count is unknown
+        return None
 
 
-def _state(last: Attempt | None, progress: Mapping[str, Any]) -> str:
-    if last is None:  # a script trains, and writes no attempts
+def state_of(last: Attempt | None, progress: Mapping[str, Any]) -> str:
+    """Return how a run stands, as `RunSummary.state` says it.
+
+    Args:
+        last: its newest attempt; None where a script trains, which writes none.
+        progress: of its newest snapshot; empty where there is none.
+    """
+    if last is None:
         return "done" if progress.get("finished") else "running" if progress else "new"
-    return "running" if last.outcome == "lost" and last.ended is None else last.outcome
+    return "running" if last.is_open else last.outcome
+
+
+def last_sign(last: Attempt | None, newest: Snapshot | None) -> float | None:
+    """Return when a run last gave a sign of life, in seconds since the epoch, by its newest attempt and snapshot."""
+    times = [newest.manifest["time"] if newest else None, (last.ended or last.started) if last else None]
+    return max((time for time in times if time), default=None)
 
 
 def _best(store: Store, metric: str) -> tuple[str, float] | None:

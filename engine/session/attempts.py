@@ -63,6 +63,11 @@ class Attempt:
     rounds: tuple[Mapping[str, Any], ...] = ()
 
     @property
+    def is_open(self) -> bool:
+        """Whether no end of it has been written: it is under way, or its launcher was killed."""
+        return self.outcome == "lost" and self.ended is None
+
+    @property
     def failed(self) -> bool:
         """Whether it ended by an error that a retry may get past."""
         return self.outcome in ("died", "lost")

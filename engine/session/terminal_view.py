@@ -1,5 +1,7 @@
 """A world on a terminal: its output, and a progress bar."""
 
+import os
+import sys
 from types import TracebackType
 
 from rich.console import Console
@@ -18,6 +20,15 @@ _STARTING = {
 }
 
 
+class _LastingConsole(Console):
+    """Standard output, for as long as it is read: a training does not end with the reader of its lines."""
+
+    def on_broken_pipe(self) -> None:
+        """Write nowhere from here on; rich would end the process."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class TerminalView:
     """Shows what a world prints and how far it is; the bar only on a terminal.
 
@@ -29,7 +40,7 @@ class TerminalView:
     """
 
     def __init__(self, console: Console | None = None, *, bar: bool = True) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or _LastingConsole(highlight=False, soft_wrap=True)
         self._bar_width = max(10, min(40, self.console.width // 5))
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),

@@ -204,6 +204,23 @@ def test_a_mistyped_command_says_where_to_read_on(
     assert "--help tells what there is" in shown
 
 
+@pytest.mark.parametrize(("is_read", "ends_with"), [(False, SystemExit), (True, BrokenPipeError)])
+def test_a_reader_that_goes_ends_a_command_without_a_traceback(
+    is_read: bool, ends_with: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as reader, os.fdopen(writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        if not is_read:
+            reader.close()
+        with pytest.raises(ends_with) as ended:
+            main(command, arguments=())
+        assert getattr(ended.value, "code", 1) == 1
+
+
 def test_an_error_of_the_user_shows_their_traceback_first(job: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("fit", job, "--run", "a", "--set", "module_args.fail_at=3") == 2
     lines = capfd.readouterr().err.splitlines()

@@ -1,7 +1,10 @@
-"""The progress bar on a terminal: one line at any width, in which nothing is cut."""
+"""A world on a terminal: a bar of one line at any width, in which nothing is cut; output that is read no more."""
 
 import io
+import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -33,3 +36,15 @@ def test_what_fits_is_told_whole(width: int, told: str) -> None:
     for bar in bars:
         assert re.fullmatch(rf"epoch 55 \S+ +1150/1200 {told} +[-0-9:]+", bar), bar
         assert len(bar) <= width - len("^C"), "a terminal's ^C would begin a line"
+
+
+def test_a_reader_that_goes_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        with TerminalView() as view:
+            view.begin("runs/first")
+            view.line("rank 0 says something")
+        print("and this is written nowhere")
+        assert os.path.samestat(os.fstat(unread.fileno()), Path(os.devnull).stat())
