@@ -77,7 +77,7 @@ class RunMonitor:
         self._view = _view.get()
         self._log = get_run_logger()
         self._progress = Progress(run.url)
-        self._validations = Validations(run.job.monitor)
+        self._validations = Validations.of(run)
         self._curves_at = _NEVER
         self._snapshots_at = self._waiting_at = self._silent_until = _NEVER
         self._taken: list[dict[str, Any]] = []

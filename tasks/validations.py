@@ -5,7 +5,9 @@ from typing import Any
 
 from midstride.engine.config.options import MonitorOptions
 from midstride.engine.formatting import format_number
+from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
+from midstride.engine.snapshots.weights_index import metrics_of
 
 __all__ = ["Validations"]
 
@@ -15,14 +17,30 @@ class Validations:
 
     Args:
         monitor: which value decides what is best; none if empty.
+        best: the best value of the attempts before, and its step; None if there is none.
     """
 
-    def __init__(self, monitor: MonitorOptions | None) -> None:
+    def __init__(self, monitor: MonitorOptions | None, best: tuple[float, int] | None = None) -> None:
         self._monitor = monitor
-        self._best: tuple[float, int] | None = None
+        self._best = best
+
+    @classmethod
+    def of(cls, run: Run) -> "Validations":
+        """Return those of another world of `run`.
+
+        Raises:
+            SnapshotError: the store cannot be read.
+        """
+        monitor = run.job.monitor
+        if monitor is None:
+            return cls(None)
+        with run.store.errors_explained("read"):
+            weights = metrics_of(run.store, "best")
+        value = weights.get("metrics", {}).get(monitor.metric)
+        return cls(monitor, None if value is None else (float(value), int(weights["facts"]["step"])))
 
     def line(self, event: Event) -> str:
-        """Return what `event` found, and the best of this world so far.
+        """Return what `event` found, and the best of the run so far.
 
         >>> validations = Validations(MonitorOptions(metric="val/loss", mode="min"))
         >>> validations.line(Event("validation", 0.0, {"step": 38, "epoch": 0, "metrics": {"val/loss": 0.5}}))
@@ -39,9 +57,10 @@ class Validations:
         value = math.nan if monitor is None else fields["metrics"].get(monitor.metric, math.nan)
         if monitor is None or not math.isfinite(value):
             return ""
-        sign = 1 if monitor.mode == "min" else -1
-        if self._best is None or sign * value < sign * self._best[0]:
-            self._best = value, fields["step"]
+        sign, now = 1 if monitor.mode == "min" else -1, (value, fields["step"])
+        # What an attempt found that died before its next snapshot is found again.
+        if self._best is None or sign * value < sign * self._best[0] or self._best[1] > now[1] or self._best == now:
+            self._best = now
             return " (best so far)"
         best, step = self._best
         return f" (best so far: {format_number(best)} at step {step:,})"

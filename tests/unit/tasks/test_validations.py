@@ -10,8 +10,9 @@ from midstride.engine.session.events import Event
 from midstride.tasks.resources import artifact_key, resource
 from midstride.tasks.validations import Validations
 
-#: mode of the monitor, the value of each validation, what the last line says of the best; "" for nothing
-BESTS: dict[str, tuple[str | None, list[float], str]] = {
+#: mode of the monitor, the value of each validation, what the last line says of the best ("" for nothing); and what
+#: earlier attempts found best, at which step
+BESTS: dict[str, tuple[str | None, list[float], str] | tuple[str | None, list[float], str, tuple[float, int]]] = {
     "no monitor": (None, [1.0], ""),
     "the first": ("min", [1.0], " (best so far)"),
     "a better one": ("min", [2.0, 1.0], " (best so far)"),
@@ -20,6 +21,10 @@ BESTS: dict[str, tuple[str | None, list[float], str]] = {
     "larger is better": ("max", [1.0, 2.0], " (best so far)"),
     "no number": ("min", [1.0, math.nan], ""),
     "after no number": ("max", [math.inf, 2.0], " (best so far)"),
+    "worse than before a retry": ("min", [3.0, 2.0], " (best so far: 1 at step 0)", (1.0, 0)),
+    "better than before a retry": ("min", [3.0, 0.5], " (best so far)", (1.0, 0)),
+    "the same again after a retry": ("min", [2.0, 1.0], " (best so far)", (1.0, 2)),
+    "a best that the retry has not come to yet": ("min", [2.0], " (best so far)", (1.0, 2)),
 }
 
 
@@ -30,8 +35,9 @@ def validation(step: int, value: float) -> Event:
 
 @pytest.mark.parametrize("case", BESTS)
 def test_a_line_says_whether_it_is_the_best(case: str) -> None:
-    mode, values, best = BESTS[case]
-    validations = Validations(None if mode is None else MonitorOptions(metric="val/loss", mode=mode))  # type: ignore[arg-type]
+    mode, values, best, *before = BESTS[case]
+    monitor = None if mode is None else MonitorOptions(metric="val/loss", mode=mode)  # type: ignore[arg-type]
+    validations = Validations(monitor, *before)
     lines = [validations.line(validation(step, value)) for step, value in enumerate(values, 1)]
     head, _, rest = lines[-1].partition(" (")
     assert head.startswith(f"validation at step {len(values)}, epoch 0: val/loss ")
