@@ -219,6 +219,10 @@ class CombinedResumableLoader(ResumableLoader):
             before += length
         return streams
 
+    def changed_in_pass(self) -> str | None:
+        """Return what of the data of any loader has changed."""
+        return next(filter(None, (loader.changed_in_pass() for loader in self.loaders)), None)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the loaders, and where each stands if lengths do not tell."""
         streams = [] if self.is_sized else [stream.state_dict() for stream in self._streams]

@@ -2,7 +2,8 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 __all__ = ["FitLoaders", "ResumableLoader"]
@@ -70,6 +71,13 @@ class ResumableLoader(ABC):
         """Return the sum of `last_mark` over the epoch so far, as those say that have read it; None if they cannot."""
         return None
 
+    def changed_in_pass(self) -> str | None:
+        """Return what of the data has changed since the pass began, in a clause; None if nothing that counts has.
+
+        It counts where the position in the pass is found by reading the data again, which then gives other samples.
+        """
+        return None
+
     def shared_order(self) -> str | None:
         """Return a digest of the order that all ranks share in the epoch that is open, where training may change it."""
         return None
@@ -94,10 +102,21 @@ class ResumableLoader(ABC):
 
 
 class FitLoaders:
-    """The loaders of a fit as one part of a run's state."""
+    """The loaders of a fit as one part of a run's state.
 
-    def __init__(self, training: ResumableLoader, validation: Sequence[ResumableLoader] = ()) -> None:
-        self.training, self.validation = training, list(validation)
+    Args:
+        training: what is trained on.
+        validation: what is validated on, one for each `dataloader_idx`.
+        given: the user's own, by stage: "train" and "validate".
+    """
+
+    def __init__(
+        self,
+        training: ResumableLoader,
+        validation: Sequence[ResumableLoader] = (),
+        given: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.training, self.validation, self.given = training, list(validation), given
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every loader."""
@@ -114,4 +133,4 @@ class FitLoaders:
 
     def clone(self) -> "FitLoaders":
         """Return loaders that can be given a state while these are read."""
-        return FitLoaders(self.training.clone(), [loader.clone() for loader in self.validation])
+        return FitLoaders(self.training.clone(), [loader.clone() for loader in self.validation], self.given)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.config.options import TrainerOptions
@@ -76,10 +77,13 @@ class LoaderResolver:
         self, settings: LoaderSettings, ranks: RankAgreement, module: Any, *, train: Any = None, evaluate: Any = None
     ) -> None:
         self._settings, self._options, self._ranks = settings, settings.options, ranks
+        self._module = module
         train, evaluate = own_combined(train), own_combined(evaluate)
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
         #: where what is trained on comes from
         self.source = module if train is None else train
+        #: what was found for each stage, as the user has it: "train", "validate" and so on
+        self.given: dict[str, Any] = {}
         self._owner = next((one for one in (train, evaluate) if one is not None and not _is_loader(one)), module)
         if train is not None and evaluate is not None and self._evaluate_on is None:
             raise UserError(
@@ -91,6 +95,7 @@ class LoaderResolver:
         given = self._call("train_dataloader") if self._train_on is None else self._train_on
         if given is None:
             raise UserError(self._no_loader())
+        self.given["train"] = given
         limit = self._options.limit_train_batches
         if isinstance(given, (dict, list, tuple)):
             given = CombinedLoader(given, "max_size_cycle")
@@ -135,7 +140,10 @@ class LoaderResolver:
             check_loader(loader, "train")
             key = mix(mix(seed, 0), settings.world.rank)
             tries, agree = rng == "lazy", self._ranks.all_agree
-            return IterableLoader(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
+            iterable = IterableLoader(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
+            if isinstance(self._module, nn.Module):
+                iterable.attach(self._module)
+            return iterable
         return self._in_lanes(
             training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
         )
@@ -151,6 +159,7 @@ class LoaderResolver:
     def evaluation(self, stage: str) -> list[ResumableLoader]:
         """Return the loaders of `stage`, one for each `dataloader_idx`; none if there are none."""
         given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
+        self.given[stage] = given
         limit = getattr(self._options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
         resumables = [] if given is None or given == [] else self._evaluation(given, stage, limit)
         counts = self._ranks.gather([len(resumable) if resumable.is_sized else None for resumable in resumables])

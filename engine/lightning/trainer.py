@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,15 +11,21 @@ from torch import Tensor
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.modules.interface import TrainerInterface
 
-__all__ = ["LightningTrainer"]
+__all__ = ["LightningStrategy", "LightningTrainer"]
 
-#: what is asked for and is never so here
-_NEVER = {"barebones": False, "fast_dev_run": False, "sanity_checking": False, "enable_validation": True}
-_NONE = frozenset({"checkpoint_callback", "early_stopping_callback", "profiler", "progress_bar_callback"})
+#: what is asked for and is always so here
+_ALWAYS: dict[str, Any] = {
+    **dict.fromkeys(("barebones", "fast_dev_run", "interrupted", "received_sigterm", "sanity_checking"), False),
+    **dict.fromkeys(("num_sanity_val_steps", "overfit_batches", "reload_dataloaders_every_n_epochs"), 0),
+    **dict.fromkeys(("checkpoint_callback", "early_stopping_callback", "profiler", "progress_bar_callback"), None),
+    **dict.fromkeys(("ckpt_path", "max_time", "min_steps"), None),
+    "enable_validation": True,
+    "limit_predict_batches": 1.0,
+    "log_every_n_steps": 1,
+}
 #: a name of Lightning's Trainer that has no counterpart -> the way out
 _REFUSED = {
     "save_checkpoint": 'snapshots are taken as the Trainer says; save_weights("best") writes the weights',
-    "strategy": "gather, backward and clip_gradients of this object are what a module may use of it",
 }
 
 
@@ -37,10 +44,8 @@ class LightningTrainer:
     def __getattr__(self, name: str) -> Any:
         if name in TrainerOptions.model_fields:
             return getattr(self._trainer.options, name)
-        if name in _NEVER:
-            return _NEVER[name]
-        if name in _NONE:
-            return None
+        if name in _ALWAYS:
+            return _ALWAYS[name]
         if (not name.startswith("_") and hasattr(TrainerInterface, name)) or name in TrainerInterface.__annotations__:
             return getattr(self._trainer, name)
         why = _REFUSED.get(name, "docs/lightning.md lists what a module or a callback may use of it")
@@ -94,6 +99,32 @@ class LightningTrainer:
         return list(self._trainer.schedulers)
 
     @property
+    def num_devices(self) -> int:
+        """Ranks on this machine."""
+        return self._trainer.world.local_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines."""
+        return self._trainer.world.nodes
+
+    @property
+    def node_rank(self) -> int:
+        """The number of this machine, from 0."""
+        return self._trainer.world.node
+
+    @property
+    def strategy(self) -> "LightningStrategy":
+        """By which ranks meet."""
+        return LightningStrategy(self._trainer)
+
+    @property
+    def state(self) -> SimpleNamespace:
+        """What is under way: `fn` is "fit", "validate", "test" or "predict", `stage` also "train" within a fit."""
+        stage = self._trainer.metric_logger.stage
+        return SimpleNamespace(fn="fit" if self._trainer.is_fitting else stage, stage=stage)
+
+    @property
     def logger(self) -> Any:
         """The module's."""
         return self._trainer.module.logger
@@ -124,6 +155,11 @@ class LightningTrainer:
         return self._trainer.metric_logger.stage == "validate"
 
     @property
+    def evaluating(self) -> bool:
+        """Whether a validation or a test is under way."""
+        return self.validating or self.testing
+
+    @property
     def testing(self) -> bool:
         """Whether a test is under way."""
         return self._trainer.metric_logger.stage == "test"
@@ -132,3 +168,39 @@ class LightningTrainer:
     def predicting(self) -> bool:
         """Whether a prediction is under way."""
         return self._trainer.metric_logger.stage == "predict"
+
+
+class LightningStrategy:
+    """What a module may use of `self.trainer.strategy`; every rank calls each method at the same point.
+
+    Args:
+        trainer: that runs the module.
+    """
+
+    def __init__(self, trainer: TrainerInterface) -> None:
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"trainer.strategy.{name} is Lightning's own; there are barrier, broadcast, reduce and root_device, and "
+            "self.all_gather of a LightningModule"
+        )
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where this rank computes."""
+        return next(self._trainer.module.parameters()).device
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks."""
+        self._trainer.gather(name)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return rank `src`'s `obj`."""
+        return self._trainer.gather(obj)[src]
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: str = "mean") -> Any:
+        """Return the mean ("mean", "avg") or the sum ("sum") over all ranks of a tensor or a number."""
+        values = torch.stack([torch.as_tensor(value) for value in self._trainer.gather(tensor)])
+        summed = values.sum(dim=0)
+        return summed if str(reduce_op).lower() == "sum" else summed / len(values)

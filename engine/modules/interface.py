@@ -17,6 +17,7 @@ from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
+    from midstride.engine.modules.callbacks import Callback
     from midstride.engine.modules.module import DataModule, TrainingModule
 
 __all__ = ["TrainerInterface"]
@@ -34,6 +35,8 @@ class TrainerInterface(Protocol):
     heartbeat: Heartbeat
     #: folder or URL of the run that was fitted last; None if it is not kept
     run_url: str | None
+    #: what acts beside the module: those that the Trainer was given, and the module's own
+    callbacks: "list[Callback]"
 
     @abstractmethod
     def set_by_users(self) -> dict[str, Any]:
@@ -87,6 +90,16 @@ class TrainerInterface(Protocol):
     @abstractmethod
     def datamodule(self) -> "DataModule | None":
         """The DataModule that is read, if there is one."""
+
+    @property
+    @abstractmethod
+    def train_dataloader(self) -> Any:
+        """What is trained on, as it was given: a DataLoader or a nest of them; None before a fit has begun to read."""
+
+    @property
+    @abstractmethod
+    def val_dataloaders(self) -> Any:
+        """What is validated on in a fit, as it was given; None if there is nothing."""
 
     @property
     @abstractmethod

@@ -6,7 +6,8 @@ What differs between two digests is where a training kept what no snapshot holds
 import ctypes
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,15 +15,18 @@ import numpy as np
 import xxhash
 from torch import Tensor, nn
 
+from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import INTERNAL, members_of
 from midstride.engine.objects.code_state import class_and_global_state, is_data
 from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
 
-__all__ = ["differing_lines", "digest_lines", "object_digest"]
+__all__ = ["differing_lines", "digest_lines", "object_digest", "users_lines"]
 
 DEPTH = 5
 _WHOLE_BYTES = 1 << 26
 _NOT_STATE = INTERNAL | {"_trainer"}
+_CONTAINERS = (dict, list, tuple, deque)
+_MOST_LINES = 4096
 
 
 def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
@@ -42,21 +46,29 @@ def digest_lines(name: str, value: object) -> dict[str, str]:
     return dict(_walk(name, value, 3, {}))
 
 
+def users_lines(name: str, value: object) -> dict[str, str]:
+    """Return the same of what the user's own objects and plain containers in `value` hold, further in."""
+    lines = _walk(name, value, DEPTH, {}, lambda item: isinstance(item, _CONTAINERS) or is_user_class(type(item)))
+    return dict(itertools.islice(lines, _MOST_LINES))
+
+
 def differing_lines(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) -> list[str]:
     """Return what differs, a line each."""
     names = [name for name in undisturbed if undisturbed[name] != resumed.get(name)]
     return [f"{name}: {resumed.get(name, 'missing')} resumed, {undisturbed[name]} undisturbed" for name in names]
 
 
-def _walk(name: str, value: Any, depth: int, seen: dict[int, object]) -> Iterator[tuple[str, str]]:
+def _walk(
+    name: str, value: Any, depth: int, seen: dict[int, object], into: Callable[[Any], bool] = lambda item: True
+) -> Iterator[tuple[str, str]]:
     if any(value is kept for kept in MAIN_GENERATORS):
         return
     if (told := _describe(value)) is not None:
         yield name, told
-    elif id(value) not in seen and depth:
+    elif id(value) not in seen and depth and into(value):
         seen[id(value)] = value
         for step, item in itertools.islice(_members(value), 1000):
-            yield from _walk(name + step, item, depth - 1, seen)
+            yield from _walk(name + step, item, depth - 1, seen, into)
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:

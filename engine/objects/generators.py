@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from midstride.engine.objects.attributes import attributes_of, items_of
 
-__all__ = ["MAIN_GENERATORS", "Generator", "find_generators", "get_state", "seeder", "set_state", "shared_generators"]
+__all__ = [
+    "MAIN_GENERATORS",
+    "Generator",
+    "find_generators",
+    "get_state",
+    "path_to_module",
+    "seeder",
+    "set_state",
+    "shared_generators",
+]
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -48,18 +57,34 @@ def find_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
     numpy and `random` are not, nor what `beside` holds.
     """
     found: dict[str, Any] = {}
-    seen = {id(beside), *map(id, MAIN_GENERATORS)}
+    for path, value in _used_by_reading(owner, {id(beside), *map(id, MAIN_GENERATORS)}):
+        if _is_generator(value) and not isinstance(value, nn.Module):
+            found[path.removeprefix(".") or type(value).__name__] = value
+    return found
+
+
+def path_to_module(owner: object, module: nn.Module) -> str | None:
+    """Return where reading `owner` meets `module`, or a part of it that trains; None if it does not."""
+    parts = {id(part) for part in module.modules() if any(p.requires_grad for p in part.parameters())} | {id(module)}
+    return next((path.removeprefix(".") for path, value in _used_by_reading(owner, set()) if id(value) in parts), None)
+
+
+def _used_by_reading(owner: object, seen: set[int]) -> Iterator[tuple[str, object]]:
+    """Yield what is used when `owner` is read, by its path; modules and generators are not looked into."""
     queue: deque[tuple[str, object, int]] = deque([("", owner, 0)])
     while queue:
         path, value, depth = queue.popleft()
-        if id(value) in seen or isinstance(value, (*_LEAVES, random.SystemRandom)) or value is None:
+        is_module = isinstance(value, nn.Module)
+        if id(value) in seen or value is None or (isinstance(value, (*_LEAVES, random.SystemRandom)) and not is_module):
             continue
         seen.add(id(value))
-        if isinstance(value, _GENERATORS) or callable(getattr(type(value), "reseed", None)):
-            found[path.removeprefix(".") or type(value).__name__] = value
-        elif depth < _DEEP:
+        yield path, value
+        if depth < _DEEP and not is_module and not _is_generator(value):
             queue += [(f"{path}{step}", item, depth + 1) for step, item in _items(value)]
-    return found
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, _GENERATORS) or callable(getattr(type(value), "reseed", None))
 
 
 def shared_generators(owner: object) -> list[Any]:

@@ -296,7 +296,7 @@ class Trainer(TrainerState):
 
     def _fit_of(self, ready: EvaluationContext, loaders: LoaderResolver) -> Fit:
         """Make a fit; what `configure_optimizers` asks for, such as the batches of an epoch, is known by then."""
-        self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"))
+        self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"), loaders.given)
         return Fit(ready, self.loaders, loaders.source)
 
     def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:

@@ -167,6 +167,16 @@ class TrainerState(TrainerInterface):
         return self._datamodule
 
     @property
+    def train_dataloader(self) -> Any:
+        """What is trained on, as it was given."""
+        return None if self.loaders is None else self.loaders.given.get("train")
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """What is validated on in a fit, as it was given."""
+        return None if self.loaders is None else self.loaders.given.get("validate")
+
+    @property
     def num_training_batches(self) -> int | None:
         """Training batches of an epoch; 0 before a fit."""
         return 0 if self.loaders is None else self.loaders.training.estimated_batches

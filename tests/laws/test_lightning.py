@@ -14,9 +14,10 @@ from midstride.engine.testing import run_ranks
 
 #: the names in `laws.lightning.table`, which is read in a fork: Lightning takes seconds to import
 NAMES = """
-    autoencoder / classifier, ReduceLROnPlateau / two lists / OneCycleLR / outputs kept / warm-up in optimizer_step /
-    clipped by hook / accumulated and clipped / frozen backbone / metric collections / dict and list of loaders /
-    weight averaging / momentum encoder / checkpoint hooks / dropout and shuffle / EMA callback /
+    autoencoder / classifier, ReduceLROnPlateau / two lists / OneCycleLR / outputs kept /
+    warm-up in optimizer_step / clipped by hook / accumulated and clipped / frozen backbone / metric collections /
+    dict and list of loaders / weight averaging / momentum encoder / replay buffer /
+    data from the module's own acts / checkpoint hooks / dropout and shuffle / EMA callback /
     own callback that stops / Lightning's callbacks / data module / GAN / GAN on a grid /
     two optimizers with schedules / accumulated by hand / plateaus by hand / log of its own, loss of a step /
     Lightning's combined loader / callbacks of its own"""

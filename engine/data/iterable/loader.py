@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterDataPipe
 
 from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, ShardRequestSampler, shard_rotation
@@ -16,6 +17,8 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.errors import NotExact, UserError
+from midstride.engine.objects.digest import users_lines
+from midstride.engine.objects.generators import path_to_module
 
 __all__ = ["IterableLoader"]
 
@@ -66,11 +69,21 @@ class IterableLoader(ResumableLoader):
         self._persistent = loader.persistent_workers
         self._rng_isolation = RngIsolation()
         self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
+        #: that reading acts on the module in training; None if it does not
+        self._acts: str | None = None
         self._requests = ShardRequestSampler()
         self._loader = _rebuilt(loader, self._reader, self._requests, key)
         self._position = PassPosition.start(max(1, self.shards))
         self._passes = 0
         self._has_warned = False
+        #: what the data set held when the pass began
+        self._began_with: dict[str, str] = {}
+
+    def attach(self, module: nn.Module) -> None:
+        """Read the data set itself, and no copies of it, where reading acts on `module`, which trains on it."""
+        if not self.shards and (path := path_to_module(self._reader.dataset, module)) is not None:
+            self._acts = f"{self.name} acts on the module in training ({path})"
+            self._reader.read_live()
 
     def __len__(self) -> int:
         raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
@@ -147,6 +160,21 @@ class IterableLoader(ResumableLoader):
         """Whether this pass, when it is resumed, goes on from a state of the data set's own."""
         return self._position.had_states
 
+    def changed_in_pass(self) -> str | None:
+        """Return why the data set would give other samples if it were read again; None if it would not."""
+        if self._position.had_states or self._acts is not None:
+            return None if self._position.had_states else self._acts
+        now = self._content()
+        names = (name for name in now | self._began_with if now.get(name) != self._began_with.get(name))
+        changed = next(names, None)
+        if changed is None:
+            return None
+        return f"{self.name}: {changed} has changed since the epoch began, which reads the data as they were then"
+
+    def _content(self) -> dict[str, str]:
+        dataset = self._reader.dataset
+        return users_lines(type(dataset).__name__, dataset)
+
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take the position back; the data are read as so many shards as they were then."""
         self.shards = state_dict["shards"]
@@ -172,6 +200,7 @@ class IterableLoader(ResumableLoader):
     def _read(self, epoch: int, position: PassPosition) -> Iterator[ShardBatch]:
         """Read ahead of `position`, in turn."""
         self._passes += 1
+        self._began_with = self._content()
         self._log_replay(position.batches_to_replay())
         own_process = self._workers and not self._persistent and len(position.read) <= self._workers
         self._reader.begin_pass(self.shards, copies=not own_process)

@@ -52,8 +52,13 @@ class ShardReader(Dataset[Any]):
         self.collate_draws = self.collate not in (default_collate, default_convert)
         self.tries = tries
         self._uncopied = False
+        self._is_live = False
         self._trial: Trial | None = None
         self._open: dict[int, Shard] = {}
+
+    def read_live(self) -> None:
+        """Read the data set itself and once, since reading acts on the module in training."""
+        self._is_live = True
 
     def begin_pass(self, shards: int, *, copies: bool) -> None:
         """Read the next pass as so many shards; called before workers are started."""
@@ -79,7 +84,7 @@ class ShardReader(Dataset[Any]):
     def _opened(self, request: ShardRequest) -> Shard:
         """Return a shard where `request` wants it: from its state if that passed, else from its start."""
         if self._trial is None:
-            self._trial = self._tried(request) if self.tries else Trial()
+            self._trial = self._tried(request) if self.tries and not self._is_live else Trial()
         states = sys.maxsize if self._trial.refused is None else self._trial.passed
         if request.state is None or request.state.batch > states:
             return Shard(self, request, None, states=states)
@@ -121,7 +126,7 @@ class ShardReader(Dataset[Any]):
 
     def fresh(self, *, copied: bool = False) -> Any:
         """Return the data set as it was given: what one pass changes in it does not reach another."""
-        if not (self.copies or copied) or self._uncopied:
+        if not (self.copies or copied) or self._uncopied or self._is_live:
             return self.dataset
         try:
             return copy.deepcopy(self.dataset)

@@ -21,6 +21,7 @@ from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import walk
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
 from midstride.engine.strategies.mixins import Measures, full_state_dict
+from midstride.engine.training.checkpointing.data_changes import DataChanges
 from midstride.engine.training.checkpointing.facts import hyperparameters, run_facts, weights_facts
 from midstride.engine.training.checkpointing.identity import check_environment, check_identity, environment_changes
 from midstride.engine.training.checkpointing.rank_warnings import RankWarnings
@@ -66,6 +67,7 @@ class Checkpointer:
         with self._warnings.merge_ranks():
             self.parts = state_parts(context)
         self._unsaved_state: UnsavedStateMonitor | None = None
+        self._data_changes, self._is_due = DataChanges(context), False
         self._is_verified = False  # whether every part has shown that it takes back what it gives
         self._initial_sharding = InitialSharding.of(context.loaders, context.world.size)
         self._facts = run_facts(self._context)
@@ -129,7 +131,8 @@ class Checkpointer:
             self._is_verified = True
             with self._warnings.merge_ranks():
                 check_restores(self.parts, "after the first step")
-        if self._schedule.is_due(progress.val_batch if progress.validating else progress.step):
+        self._is_due |= self._schedule.is_due(progress.val_batch if progress.validating else progress.step)
+        if self._is_due and self._data_changes.allow_snapshot():
             self.take()
 
     def handle(self, request: Request) -> None:
@@ -141,7 +144,9 @@ class Checkpointer:
         run = self.run
         everyone = self._context.collective.gather((request.left_s, self._write_s))
         left_s, write_s = min(left for left, _ in everyone), max(took for _, took in everyone)
-        if left_s > write_s:
+        if not self._data_changes.allow_snapshot():
+            self._warn(["no snapshot is taken: the data have changed since the epoch began"])
+        elif left_s > write_s:
             self.take()
             run.flush()
         elif self._context.world.is_first:
@@ -153,6 +158,7 @@ class Checkpointer:
         """Take a snapshot here and now, to be committed behind training; every rank calls this at the same point."""
         context, progress, strategy = self._context, self._context.progress, self._context.strategy
         context.finite_losses.verify()
+        self._is_due = False
         began = time.perf_counter()
         position, epoch = Position(progress.step, progress.after), progress.epoch
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from midstride.engine.objects.digest import digest_lines
 
-__all__ = ["UnsavedStateMonitor"]
+__all__ = ["UnsavedStateMonitor", "is_looked_at"]
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,7 @@ class UnsavedStateMonitor:
     def check(self) -> None:
         """Compare with the beginning; called at every snapshot."""
         self._snapshots += 1
-        is_due = self._snapshots <= CHECKS or self._snapshots.bit_count() == 1
-        if self._is_told or not is_due:
+        if self._is_told or not is_looked_at(self._snapshots):
             return
         now = self._lines()
         if changed := [*_changed(self._before, now)]:
@@ -49,6 +48,11 @@ class UnsavedStateMonitor:
         for name, value in self._watched():
             lines.update(digest_lines(name, value))
         return lines
+
+
+def is_looked_at(snapshot: int) -> bool:
+    """Return whether changes are looked for at that snapshot, counted from 1."""
+    return snapshot <= CHECKS or snapshot.bit_count() == 1
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Modules as people write them for Lightning, none with a line for midstride: one optimizer, left to the Trainer."""
 
+from collections import deque
 from typing import Any
 
 import lightning as L
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
@@ -251,3 +252,58 @@ class Noisy(Classifier):
 
     def val_dataloader(self):
         return loader(8)
+
+
+class Replayed(IterableDataset):
+    """What a buffer has when an epoch begins, newest first."""
+
+    def __init__(self, buffer):
+        self.buffer = buffer
+
+    def __iter__(self):
+        yield from [*self.buffer][::-1]
+
+
+class Replay(AutoEncoder):
+    """Fills the buffer that it trains on, as in reinforcement learning."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = deque(((x,) for x, _ in tensors(24)), maxlen=24)
+
+    def training_step(self, batch, batch_idx):
+        self.buffer.append((self.decoder(self.encoder(batch[0]))[0].detach(),))
+        return super().training_step((*batch, None), batch_idx)
+
+    def train_dataloader(self):
+        return DataLoader(Replayed(self.buffer), batch_size=4)
+
+
+class Generated(IterableDataset):
+    """What a generator of the module's gives, as in Lightning's examples of reinforcement learning."""
+
+    def __init__(self, generate_batch):
+        self.generate_batch = generate_batch
+
+    def __iter__(self):
+        return self.generate_batch()
+
+
+class Acting(AutoEncoder):
+    """Acts with the weights that it trains, and trains on what comes of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.acts, self.state = 0, torch.ones(4)
+
+    def act(self):
+        for _ in range(22):
+            self.acts += 1
+            self.state = torch.sin(self.acts + self.state + self.decoder(self.encoder(self.state)).detach())
+            yield (self.state,)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step((*batch, None), batch_idx)
+
+    def train_dataloader(self):
+        return DataLoader(Generated(self.act), batch_size=4)

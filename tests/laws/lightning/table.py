@@ -59,6 +59,8 @@ ROWS = {
     ),
     "weight averaging": Row(style.Averaged),
     "momentum encoder": Row(style.Momentum),
+    "replay buffer": Row(style.Replay, dict),
+    "data from the module's own acts": Row(style.Acting, dict),
     "checkpoint hooks": Row(own_methods.Checkpointed),
     "dropout and shuffle": Row(style.Noisy, dict, draws=True),
     "EMA callback": Row(style.AutoEncoder, callbacks=lambda: [beside.EMA()]),

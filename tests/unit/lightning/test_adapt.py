@@ -5,6 +5,7 @@ import csv
 import pickle
 import warnings
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ class Reaching(style.AutoEncoder):
         self.name = name
 
     def on_fit_start(self) -> None:
-        self.found = getattr(self.trainer, self.name)
+        self.found = attrgetter(self.name)(self.trainer)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,18 @@ class Reaching(style.AutoEncoder):
         ("sanity_checking", False),
         ("training", True),
         ("world_size", 1),
+        ("num_devices", 1),
+        ("num_nodes", 1),
+        ("node_rank", 0),
+        ("log_every_n_steps", 1),
+        ("ckpt_path", None),
+        ("evaluating", False),
+        ("state.fn", "fit"),
+        ("state.stage", "train"),
+        ("train_dataloader.batch_size", 4),
+        ("val_dataloaders", None),
+        ("callbacks", []),
+        ("strategy.root_device.type", "cpu"),
         ("datamodule", None),
     ],
 )
@@ -213,9 +226,16 @@ def test_numbers_that_a_logger_is_given_are_logged_and_the_rest_is_named_once(
     assert sorted(named) == sorted(pictures + rest + items)
 
 
-def test_what_the_trainer_has_not_is_refused_by_name() -> None:
-    with pytest.raises(Exception, match=r"trainer\.fit_loop is Lightning's own, .* docs/lightning\.md lists"):
-        Trainer(max_epochs=1).fit(Reaching("fit_loop"), style.loader(8))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fit_loop", r"trainer\.fit_loop is Lightning's own, .* docs/lightning\.md lists"),
+        ("strategy.setup", r"trainer\.strategy\.setup is Lightning's own; there are barrier"),
+    ],
+)
+def test_what_the_trainer_has_not_is_refused_by_name(name: str, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        Trainer(max_epochs=1).fit(Reaching(name), style.loader(8))
 
 
 class Predicting(style.Classifier):
