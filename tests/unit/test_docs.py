@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -95,6 +96,57 @@ def test_commands_parse(page: Path) -> None:
             app.parse_args(words[1:], print_error=False, exit_on_error=False)
     for said in re.findall(r"`midstride ([a-z][^`]*)`", page.read_text()):
         assert app.parse_commands(said.split())[0], f"there is no command `midstride {said}`"
+
+
+#: commands that need a server, a launcher or a champion -> the tests that run them
+RUN_BY = {
+    "train": "flows/test_cli.py",
+    "nightly": "flows/test_nightly.py",
+    "champion": "flows/test_nightly.py",
+    "deploy": "flows/test_deployment.py",
+    "serve": "flows/test_deployment.py",
+    "setup-server": "flows/test_self_hosted.py",
+    "join": "support/machines.py",
+    "rank": "distributed/test_elastic.py",
+}
+#: the other commands, in an order in which each finds what it needs
+ORDER = ("init", "check", "fit", "runs", "report", "audit", "export", "snapshots")
+
+
+def shown_commands() -> list[list[str]]:
+    """Return every command line of midstride's on any page, once."""
+    found = {tuple(words[1:]) for page in PAGES for words in lines(page) if words[0] == "midstride"}
+    for page in PAGES:
+        for _, block in blocks(page, "text"):
+            found |= {tuple(shlex.split(line)[1:]) for line in block.splitlines() if line.startswith("midstride ")}
+    return [[*command] for command in sorted(found)]
+
+
+@pytest.mark.usefixtures("forked_worlds")
+def test_commands_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """What the pages show, on the project that `midstride init` writes, in short."""
+    commands = [command for command in shown_commands() if command[0] not in RUN_BY]
+    assert {command[0] for command in commands} <= set(ORDER)
+    assert len(commands) > 15
+    assert app(["init", "project"], result_action="return_value") == 0
+    monkeypatch.chdir("project")
+    job = re.sub(r"max_epochs: \d+", "max_epochs: 1", Path("job.yaml").read_text()).replace(
+        "processes: 2", "processes: 1"
+    )
+    Path("job.yaml").write_text(f"{job}loggers: [{{tensorboard: {{log_dir: tracked}}}}]\n")
+    Path("model.py").write_text(Path("model.py").read_text().replace("points: int = 3200", "points: int = 1200"))
+    for command in sorted(commands, key=lambda command: ORDER.index(command[0])):
+        words = ["job.yaml" if word.endswith("job.yaml") else word.replace("/tmp/", "") for word in command]
+        for word in words:
+            if re.match(r"runs/", word) and not Path(word).exists():
+                shutil.copytree(next(Path("runs").iterdir()), word)
+        assert app(words, result_action="return_value") == 0, (command, capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("command", RUN_BY)
+def test_the_other_commands_run_elsewhere(command: str) -> None:
+    assert re.search(rf"[\"' ]{command}[\"' ]", (ROOT / "tests" / RUN_BY[command]).read_text())
+    assert command in app
 
 
 @pages_with(r"^```yaml")
