@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from midstride.engine.cli.table import show_table
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import UserError
 from midstride.engine.registry.publication import publish_champion
@@ -40,15 +40,13 @@ def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int
     if as_json:
         print(json.dumps(found, indent=1))
         return 0
-    console = Console(highlight=False)
+    console, columns = (
+        Console(width=None if Console().is_terminal else 160, highlight=False),
+        ("run", "number", "promoted", "why"),
+    )
     for name, champions in found.items():
-        table = Table(title=escape(name), title_justify="left")
-        for column in ("number", "run", "promoted", "why"):
-            is_number = column == "number"
-            table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-        for one in champions:
-            table.add_row(str(one["number"]), escape(one["run"]), one["promoted"], escape(one["why"]))
-        console.print(table)
+        rows = [[escape(str(one[column])) for column in columns] for one in champions]
+        show_table(console, escape(name), columns, rows, ("run", "promoted", "why"), heads=("run",))
     return 0
 
 

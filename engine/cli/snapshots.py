@@ -1,7 +1,7 @@
 """`midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all runs of a store."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated
@@ -9,9 +9,9 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from midstride.engine.cli.output import busy
+from midstride.engine.cli.table import show_table
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.inspection import Finding, inspect_run
@@ -118,23 +118,20 @@ def _show(found: dict[str, list[Finding]], as_json: bool) -> None:
         print(json.dumps({run: [one.as_json() for one in findings] for run, findings in found.items()}, indent=1))
         return
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    columns = ("snapshot", "step", "gen", "bytes", "taken", "state")
     for run, findings in found.items():
-        console.print(_table(run, findings))
+        rows = [_cells(finding) for finding in findings]
+        show_table(console, escape(run), columns, rows, ("snapshot", "taken", "state"), heads=("snapshot", "state"))
         for finding in findings:
             if finding.reason:  # not in the table, where a path would be broken
                 style = None if finding.is_good else "red"
                 console.print(f"{finding.name}: {finding.reason}", style=style, markup=False, soft_wrap=True)
 
 
-def _table(run: str, findings: Sequence[Finding]) -> Table:
-    table = Table(title=escape(run), title_justify="left")
-    for column in ("snapshot", "step", "gen", "bytes", "taken", "state"):
-        is_number = column in ("step", "gen", "bytes")
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-    for finding in findings:
-        cells = ["", "", "", ""]
-        if taken := finding.snapshot:
-            time = datetime.fromtimestamp(taken.manifest["time"]).strftime("%m-%d %H:%M:%S")
-            cells = [str(taken.position.step), str(taken.generation), f"{taken.bytes:,}", time]
-        table.add_row(finding.name, *cells, finding.state, style="" if finding.is_good else "red")
-    return table
+def _cells(finding: Finding) -> list[str]:
+    cells = ["", "", "", ""]
+    if taken := finding.snapshot:
+        time = datetime.fromtimestamp(taken.manifest["time"]).strftime("%m-%d %H:%M:%S")
+        cells = [str(taken.position.step), str(taken.generation), f"{taken.bytes:,}", time]
+    state = escape(finding.state)
+    return [finding.name, *cells, state if finding.is_good else f"[red]{state}[/]"]

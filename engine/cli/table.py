@@ -13,7 +13,12 @@ _WIDE = 10_000
 
 
 def show_table(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[str]
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Sequence[str],
+    heads: Sequence[str] = (),
 ) -> None:
     """Print `rows` of markup.
 
@@ -22,7 +27,8 @@ def show_table(
         title: markup.
         columns: their names.
         rows: a cell for each column.
-        texts: the columns that are no numbers; they head the block that a row becomes.
+        texts: the columns that are no numbers.
+        heads: those of them that head the block that a row becomes; all if empty.
     """
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
     for column in columns:
@@ -35,7 +41,7 @@ def show_table(
     console.print(f"[italic]{title}[/]")
     for row in rows:
         named = list(zip(columns, row, strict=True))
-        head = "  ".join(cell for column, cell in named if column in texts and cell)
+        head = "  ".join(cell for column, cell in named if column in (heads or texts) and cell)
         console.print(f"{columns[0]} {head}", soft_wrap=True)
-        told = ", ".join(f"{column} {cell}" for column, cell in named if column not in texts and cell)
+        told = ", ".join(f"{column} {cell}" for column, cell in named if column not in (heads or texts) and cell)
         console.print(Padding(told, (0, 0, 0, 2), expand=False), soft_wrap=False)

@@ -88,6 +88,8 @@ class TerminalView:
         elif event.kind == "validation":
             metrics = fields.get("metrics") or {}
             self._metrics = [f"{name} {_number(value)}" for name, value in metrics.items()]
+            if not self.console.is_terminal:  # where no bar shows them
+                self.line(f"validation at step {fields['step']:,}, epoch {fields['epoch']}: {', '.join(self._metrics)}")
         elif event.kind == "waiting":
             self._progress.update(self._task, details=f"waiting for the store: {fields['waited_s']:.0f} s")
         elif event.kind == "resumed" and fields.get("resumed_from"):

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from midstride.engine.cli.output import show_audit
 from midstride.engine.cli.report_view import show_report, show_runs
+from midstride.engine.cli.table import show_table
 from midstride.engine.registry.comparison import compare
 from midstride.engine.registry.report import NightlyReport
 from midstride.engine.runs.audit import Audit, EpochAudit
@@ -80,6 +81,19 @@ def test_no_word_of_a_run_is_broken(console: Console) -> None:
     said = console.file.getvalue()
     for word in ("first", "digits", "done", "1,200", "val/loss 0.07", "40.0 s ago"):
         assert word in said
+
+
+@pytest.mark.parametrize(("width", "lines"), [(100, 3), (40, 3)])
+def test_a_table_that_is_too_wide_becomes_blocks_whose_heads_are_whole(width: int, lines: int) -> None:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    row = ("000000000078.0003-g000002", "78", "11-24 15:48:03", "committed")
+    columns, texts = ("snapshot", "step", "taken", "state"), ("snapshot", "taken", "state")
+    show_table(console, "runs/first", columns, [row], texts, heads=("snapshot", "state"))
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue().splitlines()
+    assert len(said) == lines
+    for word in row:
+        assert word in console.file.getvalue()
 
 
 def test_epochs_that_are_alike_are_one_line_of_an_audit(capsys: pytest.CaptureFixture[str]) -> None:

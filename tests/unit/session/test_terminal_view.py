@@ -28,7 +28,7 @@ def test_what_fits_is_told_whole(width: int, told: str) -> None:
     file = io.StringIO()
     with TerminalView(Console(width=width, file=file, force_terminal=True, color_system=None)) as view:
         view.begin("runs/first")
-        view.event(Event("validation", 0.0, {"metrics": METRICS}))
+        view.event(Event("validation", 0.0, {"step": 1150, "epoch": 55, "metrics": METRICS}))
         view.event(Event("step", 0.0, STEP))
     lines = re.split(r"\r|\n|\x1b\[[0-9;?]*[A-Za-z]", file.getvalue())
     bars = [line.rstrip() for line in lines if "1150/1200" in line]
@@ -48,3 +48,10 @@ def test_a_reader_that_goes_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
             view.line("rank 0 says something")
         print("and this is written nowhere")
         assert os.path.samestat(os.fstat(unread.fileno()), Path(os.devnull).stat())
+
+
+def test_where_no_bar_is_shown_each_validation_has_a_line() -> None:
+    file = io.StringIO()
+    with TerminalView(Console(file=file, force_terminal=False)) as view:
+        view.event(Event("validation", 0.0, {"step": 1200, "epoch": 55, "metrics": METRICS}))
+    assert file.getvalue() == "validation at step 1,200, epoch 55: val/loss 0.0742, val/accuracy 0.97\n"
