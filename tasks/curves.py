@@ -4,6 +4,7 @@ import base64
 
 from prefect.artifacts import create_markdown_artifact
 
+from midstride.engine.formatting import format_run_name
 from midstride.engine.runs.publication import curves_of
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
@@ -14,8 +15,12 @@ __all__ = ["inline", "show_curves"]
 
 def show_curves(run: Run) -> None:
     """Show the curves of `run` up to its newest snapshot; nothing where no picture can be drawn."""
-    if picture := curves_of(run, report_of(run)):
-        create_markdown_artifact(f"![curves]({inline(picture)})", key=artifact_key(run.url, "curves"))
+    report = report_of(run)
+    if picture := curves_of(run, report):
+        title = f"{report.job}, run {format_run_name(report.run)}: curves"
+        create_markdown_artifact(
+            f"![curves]({inline(picture)})", key=artifact_key(run.url, "curves"), description=title
+        )
 
 
 def inline(picture: bytes) -> str:

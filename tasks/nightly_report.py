@@ -16,5 +16,6 @@ __all__ = ["publish_nightly_report"]
 def publish_nightly_report(night: NightlyRun, decision: PromotionDecision | None = None) -> NightlyReport:
     """Show challenger and champion side by side, and the champion now; return the same."""
     report = nightly_report(night, decision)
-    create_markdown_artifact(nightly_markdown(report), key=artifact_key(night.url, "night"))
+    title = f"{report.job}, night of {report.date}: {report.verdict}"
+    create_markdown_artifact(nightly_markdown(report), key=artifact_key(night.url, "night"), description=title)
     return report

@@ -8,7 +8,7 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from midstride.engine.formatting import format_bytes, format_seconds
+from midstride.engine.formatting import format_bytes, format_run_name, format_seconds
 from midstride.engine.snapshots.inspection import check_announced
 from midstride.tasks.events import SnapshotCommitted, emit
 from midstride.tasks.resources import artifact_key
@@ -36,7 +36,8 @@ def record_snapshot(
     """
     checked = check_announced(url, taken)[::-1]
     table = [_markdown(row) for row in (*checked, *recorded)]
-    create_table_artifact(table, key=artifact_key(url, "snapshots"), description=f"Snapshots in {url}")
+    title = f"run {format_run_name(url.rstrip('/').rpartition('/')[2])}: snapshots"
+    create_table_artifact(table, key=artifact_key(url, "snapshots"), description=title)
     for row in reversed(checked):
         emit(SnapshotCommitted(run=url, **row))
     return checked

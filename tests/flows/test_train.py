@@ -21,6 +21,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.processes.lifetime import parent_of
+from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.events import Event
 from midstride.engine.storage.store import Store
@@ -28,6 +29,7 @@ from midstride.flows.train import train
 from midstride.tasks import monitor as watch
 from midstride.tasks.monitor import view_for
 from midstride.tasks.resources import artifact_key
+from midstride.tasks.validations import Validations
 
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]
@@ -92,6 +94,12 @@ def test_a_flow_trains_evaluates_and_reports(
     table = json.loads(_artifact(report.run, "snapshots").data)
     assert [row["step"] for row in table] == [STEPS, 20, 15, 10, 5]
     assert table[0].keys() == {"at", "step", "epoch", "size", "stall", "checked", "name"}
+    for what in ("progress", "curves", "report", "snapshots"):
+        title = _artifact(report.run, what).description
+        assert title, what
+        assert report.run not in title, "an id is no title"
+    worse = Event("validation", 0.0, {"step": STEPS + 1, "epoch": 2, "metrics": {"val/accuracy": -1.0}})
+    assert " (best so far: " in Validations.of(Run(job, report.run)).line(worse), "the next attempt knows it"
 
 
 def test_a_killed_rank_costs_steps_and_not_a_bit(
