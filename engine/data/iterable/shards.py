@@ -109,13 +109,14 @@ class ShardReader(Dataset[Any]):
             return Shard(self, at, saved, states=sys.maxsize if stateful else 0, copied=True)
 
         trial = try_stream(opened, self.batch_size or 1, self.where)
-        if not trial.is_tried and request.shard == 0:
+        speaks = request.shard == 0 and request.number == 1  # workers of later passes have all this to learn anew
+        if not trial.is_tried and speaks:
             log.warning(
                 "%s: it was not tried whether its state_dict brings it back to its place, or whether it gives the same "
                 "when it is read again: %d batches took %.2f s. When the run resumes, what is read again is compared.",
                 *(self.where, trial.batches, trial.seconds),
             )
-        if trial.refused is not None and request.shard == 0:
+        if trial.refused is not None and speaks:
             log.warning(
                 "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "
                 "was read of the epoch%s; here %d batches took %.2f s.",

@@ -1,11 +1,13 @@
 """A stream is tried before its state is trusted."""
 
 import copy
+import logging
 import math
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +127,18 @@ def test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used(
     ]
     assert resumed(kind(), state, 3) == REST
     assert list(range(4 * sum(passed), 20)) == READ
+
+
+def test_workers_that_are_started_anew_say_it_once(tmp_path: Path) -> None:
+    feed = feed_of(Forgetful(), num_workers=1, tries=True)
+    handler = logging.FileHandler(tmp_path / "log")  # workers have it too
+    logging.getLogger("midstride").addHandler(handler)
+    try:
+        assert [len([*feed.batches(epoch)]) for epoch in range(3)] == [5] * 3
+    finally:
+        logging.getLogger("midstride").removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "log").read_text().count("does not bring it back") == 1
 
 
 class Numbered:
