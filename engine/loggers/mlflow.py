@@ -3,6 +3,7 @@
 """MLflow: one run of an experiment, its rows each once, and the best weights as an artifact."""
 
 import hashlib
+import logging
 import os
 import re
 import time
@@ -116,6 +117,7 @@ class MLflowLogger(Logger):
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         from mlflow import MlflowClient
 
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # a database that it makes is no news of the training
         self._client = MlflowClient(tracking_uri=self._uri)
         return self._client
 

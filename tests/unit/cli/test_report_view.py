@@ -69,6 +69,16 @@ def test_a_nights_reason_is_read_whole(console: Console) -> None:
     assert letters(report.verdict) in shown(console)
 
 
+@pytest.mark.parametrize(("over", "told"), [(None, False), (1, True)])
+def test_the_way_back_is_told_where_there_is_one(console: Console, over: int | None, told: bool) -> None:
+    decision = compare({"acc": 0.9}, {"acc": 0.8} if over else None, metric="acc", mode="max", over=over)
+    report = NightlyReport(
+        job="digits", date="2026-03-01", run="a", url="runs/a", decision=decision, champion="a", weights="w"
+    )
+    show_nightly_report(console, report)
+    assert (letters("midstride champion rollback runs") in shown(console)) == told
+
+
 def test_runs_are_told_apart(console: Console) -> None:
     show_runs(console, "runs", [RunSummary(name=f"a-{LONG}", job="digits", state="done", best=(LONG, 0.5))], now=0.0)
     assert "…" not in shown(console)
