@@ -103,8 +103,7 @@ class MetricLog:
 
     def discard(self) -> None:
         """Drop the closed rows: there is no log to keep them."""
-        self.drop_closed()
-        self._shares = {}
+        self._closed, self._shares = [], {}
 
     def drop_closed(self) -> None:
         """Drop the closed rows, but not this rank's shares of values in them."""

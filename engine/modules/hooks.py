@@ -79,10 +79,13 @@ def _is_user_class(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in libraries
 
 
-def bind_step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any]:
-    """Return the module's `..._step_end`, to be called with a step's outputs and its batch, which it need not take."""
+def bind_step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any] | None:
+    """Return the module's `..._step_end`, called with a step's outputs and its batch; None if it has not written one.
+
+    It need not take the batch.
+    """
     if getattr(getattr(module, f"{step}_end"), "__func__", None) is getattr(TrainingModule, f"{step}_end"):
-        return lambda outputs, batch: outputs
+        return None
     method, where = getattr(module, f"{step}_end"), f"{type(module).__name__}.{step}_end"
     if len(inspect.signature(method).parameters) > 1:
         return lambda outputs, batch: call_user_code(where, method, outputs, batch)

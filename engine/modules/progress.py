@@ -44,19 +44,17 @@ class Progress:
         """Note that the epoch's start hooks are about to run."""
         self.in_epoch = True
 
-    def batch_done(self, *, at_end: bool) -> None:
-        """Count one training batch; `at_end`: it is the epoch's last one."""
+    def batch_done(self, *, at_end: bool, stepped: bool) -> None:
+        """Count one training batch, and a step if it `stepped`; `at_end`: it is the epoch's last one."""
         self.batch += 1
         self.at_end = at_end
+        if stepped:
+            self.step += 1
+            self.after = 0
 
     def batch_skipped(self) -> None:
         """Count one training batch of this epoch whose step returned no loss."""
         self.skipped += 1
-
-    def stepped(self) -> None:
-        """Count one optimizer step."""
-        self.step += 1
-        self.after = 0
 
     def boundary(self) -> None:
         """Count one boundary since the last step."""

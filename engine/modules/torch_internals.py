@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-__all__ = ["buffers_of", "children_of", "parameters_of", "transient_buffers"]
+__all__ = ["buffers_of", "children_of", "is_hooked", "parameters_of", "transient_buffers"]
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -18,6 +18,12 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return the module's children: the dict itself, to be changed."""
     return module._modules
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether calling `module` itself, not its children, calls more than its forward."""
+    forward = module._forward_pre_hooks or module._forward_hooks
+    return bool(forward or module._backward_pre_hooks or module._backward_hooks)
 
 
 def transient_buffers(module: nn.Module) -> set[str]:

@@ -26,7 +26,8 @@ class Precision:
         self.name = name
         self._device = device.type
         self._autocast = {"bf16": torch.bfloat16, "16": torch.float16}.get(name)
-        self._scales = name == "16"
+        #: whether a gradient scaler stands between losses and steps
+        self.scales = name == "16"
         #: whether losses are computed and stepped on as PyTorch does by itself
         self.is_plain = name == "32"
         self._used = False
@@ -35,7 +36,7 @@ class Precision:
     @cached_property
     def _scaler(self) -> torch.amp.GradScaler | None:
         """Made when it is first used, in a rank: it asks for CUDA, after which a process cannot fork ranks."""
-        return torch.amp.GradScaler(self._device) if self._scales else None
+        return torch.amp.GradScaler(self._device) if self.scales else None
 
     def convert(self, module: nn.Module) -> None:
         """Give the module's weights the width they train in."""
@@ -77,7 +78,7 @@ class Precision:
 
     def module_errors(self, *, by_hand: bool) -> list[str]:
         """Return messages on what this precision cannot do; `by_hand`: the module steps its optimizers itself."""
-        if not (self._scales and by_hand):
+        if not (self.scales and by_hand):
             return []
         return [
             "precision 16 with automatic_optimization = False: gradients are scaled, and a step by hand would take "

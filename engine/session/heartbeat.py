@@ -123,14 +123,12 @@ class Heartbeat:
         self._cells[_WORKS] = 1
         self._began = time.perf_counter_ns()
 
-    def end_work(self) -> None:
-        """Add the time since `begin`."""
-        self._cells[_WORKED] += time.perf_counter_ns() - self._began
-        self._cells[_WORKS] = 0
-
-    def count_batch(self) -> None:
-        """Count one training batch."""
-        self._cells[_BATCHES] += 1
+    def end_work(self, batches: int = 0) -> None:
+        """Add the time since `begin_work`, and so many training batches as were read in it."""
+        cells = self._cells
+        cells[_WORKED] += time.perf_counter_ns() - self._began
+        cells[_BATCHES] += batches
+        cells[_WORKS] = 0
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

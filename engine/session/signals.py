@@ -68,7 +68,9 @@ class SignalRequests:
         """Return what all ranks do here; every rank calls this at the same boundaries. Costs nothing unasked."""
         if self._agreement is not None:
             return self._agreement.boundary()
-        return self.take_pending() if self.has_pending else None
+        if self._deadline is None and self._snapshots == self._answered:
+            return None
+        return self.take_pending()
 
     @contextmanager
     def listening(self, store: Any, world: World, seen: LastSeen | None = None) -> Iterator[None]:

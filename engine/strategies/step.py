@@ -53,7 +53,7 @@ class StepScope:
             arguments: that the step is given after it.
             end: the module's `..._step_end`, called with the outputs and the batch; None if there is none.
         """
-        if self.metric_logger.is_recording and self.precision.is_plain:
+        if self.metric_logger.is_recording and self.precision.is_plain:  # no context: each costs a call or two
             outputs = forward(batch, *arguments)
             return outputs if end is None else end(outputs, batch)
         with self.metric_logger.recording(), self.forward():

@@ -23,7 +23,7 @@ class StepBoundary:
         self._context, self._checkpointer = context, checkpointer
         self._progress, self._rows = context.progress, context.metric_logger.rows
         self._heartbeat, self._requests, self._reporter = context.heartbeat, context.requests, context.reporter
-        self._inject_fault = context.fault_injector()
+        self._faults = context.faults_at("after_step")
         self._lazy = context.strategy if isinstance(context.strategy, LazyDevice) else None
 
     def after_step(self, batches: int | None, outputs: Any) -> None:
@@ -34,9 +34,10 @@ class StepBoundary:
             outputs: of the training step.
         """
         self._rows.step(self._progress.epoch, self._progress.step)
-        self._reporter.step(self._progress, batches, outputs)
-        if self._inject_fault is not None:
-            self._inject_fault("after_step")
+        if self._reporter.shows_steps:
+            self._reporter.step(self._progress, batches, outputs)
+        for fault in self._faults:
+            fault()
         self.after_batch()
 
     def after_batch(self) -> None:

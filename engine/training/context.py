@@ -149,19 +149,19 @@ class EvaluationContext:
         if isinstance(self.strategy, LazyDevice):
             self.strategy.mark_step()
 
-    def batch_transfer(self) -> Callable[[Any, int], Any]:
-        """Return what brings a batch, of the loader of that number, to this rank's device and the module's width.
+    def batch_transfer(self, loader: int = 0) -> Callable[[Any], Any]:
+        """Return what brings batches, of the loader of that number, to this rank's device and the module's width.
 
         The hooks are looked up here, once: a module that is asked for one that it lacks takes microseconds to say so.
         """
         before, moved, after = (self._transfer_hook(name) for name in TRANSFER_HOOKS)
         device, converted = self.device, self.precision.batch
         if before is moved is after is None and device.type == "cpu":
-            return _as_it_is if self.precision.is_plain else lambda batch, loader: converted(batch)
+            return converted
 
         to_device = BatchStream(device).move if device.type == "cuda" else partial(move, device=device)
 
-        def transfer(batch: Any, loader: int) -> Any:
+        def transfer(batch: Any) -> Any:
             batch = batch if before is None else before(batch, loader)
             batch = to_device(batch) if moved is None else moved(batch, device, loader)
             batch = batch if after is None else after(batch, loader)
@@ -171,7 +171,7 @@ class EvaluationContext:
 
     def to_device(self, batch: Any, loader: int = 0) -> Any:
         """Return `batch`, of the loader of that number, on this rank's device, in the width the module trains in."""
-        return self.batch_transfer()(batch, loader)
+        return self.batch_transfer(loader)(batch)
 
     def _transfer_hook(self, name: str) -> Callable[..., Any] | None:
         """Return the hook called `name` of the data, or else of the module, if either has it."""
@@ -185,9 +185,9 @@ class EvaluationContext:
         if self.faults is not None:
             self.faults.at(self.world.rank, self.progress.step if step is None else step, phase)
 
-    def fault_injector(self) -> Callable[[str], None] | None:
-        """Return `inject_fault` for a loop; None where nothing is injected."""
-        return None if self.faults is None else self.inject_fault
+    def faults_at(self, phase: str) -> Sequence[Callable[..., None]]:
+        """Return what a loop calls at `phase`, as it calls hooks: a fault that may be injected there, or nothing."""
+        return [] if self.faults is None else [lambda *_: self.inject_fault(phase)]
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,3 @@ class FitContext(EvaluationContext):
     optimizers: list[Optimizer]
     schedulers: list[SchedulerConfig]
     step: nn.Module
-
-
-def _as_it_is(batch: Any, loader: int) -> Any:
-    return batch

@@ -4,7 +4,7 @@ Between two batches everything that decides what comes next stands in the contex
 snapshot taken at a boundary, in training or in the middle of a validation, is a position to go on from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -37,8 +37,9 @@ class FitLoop:
     def __init__(self, context: FitContext, checkpointer: Checkpointer | None = None) -> None:
         self.context, self.checkpointer = context, checkpointer
         self.progress, self.loader = context.progress, context.loaders.training
-        self._options, self._lanes, self._transfer = context.options, context.lanes, context.batch_transfer()
-        self._inject_fault = context.fault_injector()
+        self._options, self._lanes = context.options, context.lanes
+        self._to_device = self._batch_transfer()
+        self._on_fetch = context.faults_at("fetch")
         self._on_batch_start = context.hooks.bound("on_train_batch_start")
         self._on_batch_end = context.hooks.bound("on_train_batch_end")
         loader = self.loader
@@ -98,22 +99,23 @@ class FitLoop:
             context.hooks.call("on_train_epoch_start")
         batches = self.loader.batches(progress.epoch, progress.batch)
         while not progress.at_end and not self.is_done():
-            if self._inject_fault is not None:
-                self._inject_fault("fetch")
+            for fault in self._on_fetch:
+                fault()
             heartbeat.begin_work()
             batch = self._to_device(next(batches))
-            heartbeat.end_work()
-            heartbeat.count_batch()
+            heartbeat.end_work(batches=1)
             if progress.batch == 0:
                 self._check_order()
             self.batch(batch)
         if progress.at_end:
             self.end_epoch()
 
-    def _to_device(self, batch: Any) -> Any:
+    def _batch_transfer(self) -> Callable[[Any], Any]:
+        """Return what brings a batch, with lanes that of each, to this rank's device."""
+        transfer = self.context.batch_transfer()
         if self._lanes is None:
-            return self._transfer(batch, 0)
-        return {lane: self._transfer(lane_batch, 0) for lane, lane_batch in batch.items()}
+            return transfer
+        return lambda batch: {lane: transfer(lane_batch) for lane, lane_batch in batch.items()}
 
     def _check_order(self) -> None:
         """Enter what the epoch's sampler gave; raise if ranks that share it were given different orders."""
@@ -136,14 +138,13 @@ class FitLoop:
         for hook in self._on_batch_start:
             hook(batch, index)
         outputs = self.optimizer_step.train(batch, index)
-        progress.batch_done(at_end=self.loader.at_end)
         stepped = self.optimizer_step.stepped
-        if stepped:
-            progress.stepped()
+        progress.batch_done(at_end=self.loader.at_end, stepped=stepped)
         for hook in self._on_batch_end:
             hook(outputs, batch, index)
         if stepped:
-            self.optimizer_step.step_schedulers("step", progress.step)
+            if self.context.schedulers:
+                self.optimizer_step.step_schedulers("step", progress.step)
             self.boundary.after_step(self.batches, outputs)
         else:
             self.boundary.inside_accumulation()
@@ -153,12 +154,14 @@ class FitLoop:
     def _record(self, batch: Any, index: int) -> None:
         """Enter the samples of a batch, with lanes those of each, into the log of samples."""
         loader, samples, epoch = self.loader, self.context.samples, self.progress.epoch
-        given: dict[int | None, Any] = {None: loader.last_indices}
-        if self._lanes is not None:
-            given = getattr(loader, "indices_by_lane", dict.fromkeys(batch))
-        for lane, indices in given.items():
-            count = samples_in(batch if lane is None else batch[lane]) if indices is None else len(indices)
-            samples.record(epoch, index, indices, count, lane, loader.last_mark)
+        if self._lanes is None:
+            indices = loader.last_indices
+            count = samples_in(batch) if indices is None else len(indices)
+            samples.record(epoch, index, indices, count, mark=loader.last_mark)
+        else:
+            for lane, indices in getattr(loader, "indices_by_lane", dict.fromkeys(batch)).items():
+                count = samples_in(batch[lane]) if indices is None else len(indices)
+                samples.record(epoch, index, indices, count, lane, loader.last_mark)
         if loader.at_end and (digest := loader.read_digest()) is not None:
             samples.note_read(epoch, index + 1, digest, stateful=loader.had_states)
 
@@ -218,7 +221,6 @@ class EvaluationLoop:
         self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
         self.step_end = bind_step_end(context.module, name)
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
-        self._transfer = context.batch_transfer()
 
     def run(self) -> dict[str, float]:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
@@ -249,12 +251,13 @@ class EvaluationLoop:
     def loader(self, number: int) -> None:
         """Evaluate one loader; a rank that has no batch left waits at the boundaries, or joins in others' steps."""
         context, progress = self.context, self.context.progress
+        to_device = context.batch_transfer(number)
         for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
             if own:
-                self.batch(self._transfer(batch, number), progress.val_batch, number)
+                self.batch(to_device(batch), progress.val_batch, number)
             elif context.forward_is_collective:
                 with context.side_effects_reverted():
-                    self.step(self._transfer(batch, number), progress.val_batch, number)
+                    self.step(to_device(batch), progress.val_batch, number)
             if self.lanes is not None:
                 self.lanes.leave(progress.step, number, progress.val_batch)
             progress.validation_batch_done()

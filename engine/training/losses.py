@@ -31,8 +31,6 @@ class Losses:
         #: the ranks that have a loss for every batch; with lanes, as many as there are lanes
         self._ranks = context.world.size if context.lanes is None else context.lanes.count
         self._step = f"{type(context.module).__name__}.training_step"
-        #: whether the batch in hand has had a loss
-        self.had_one = False
         self._has_warned = False
 
     def read(self, outputs: Any) -> Tensor | None:
@@ -41,7 +39,7 @@ class Losses:
         Raises:
             UserError: it is no tensor of one number with a gradient, or missing where no batch can be skipped.
         """
-        loss = loss_in(outputs)
+        loss = outputs if isinstance(outputs, Tensor) else loss_in(outputs)
         if loss is None:
             self._missing(outputs)
             return None
@@ -55,22 +53,17 @@ class Losses:
                 f"{self._step} returned a loss without a gradient: nothing that trains took part in it, or it was cut "
                 "off by detach(), item(), torch.tensor(...) or torch.no_grad(). Return the loss as it was computed."
             )
-        self.had_one = True
         return loss
 
-    def begin(self) -> None:
-        """Note that another batch comes next."""
-        self.had_one = False
-
-    def end(self, index: int, *, last: bool) -> None:
-        """Note that batch `index` of the epoch was trained on; `last`: the fit ends with it.
+    def missed(self, index: int, *, last: bool) -> None:
+        """Note that batch `index` of the epoch had no loss; `last`: the fit ends with it.
 
         Raises:
             NoLoss: no batch of the epoch has had a loss, and there were enough of them to tell.
         """
         progress = self._context.progress
         # On several processes a step without a loss is refused at once; of a pipeline, one stage has the loss.
-        if self._ranks > 1 or self.had_one or progress.skipped < index:
+        if self._ranks > 1 or progress.skipped < index:
             return
         progress.batch_skipped()
         over = last or self._loader.at_end

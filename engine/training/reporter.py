@@ -42,6 +42,8 @@ class Reporter:
         self._view: TerminalView | None = None
         self._bar = bar and session is None and world.is_first and sys.stdout.isatty()
         self._first = world.is_first
+        #: whether anybody sees the steps
+        self.shows_steps = self._log is not None or self._bar
         self._next_s = 0.0
         self._waits_next_s: dict[str, float] = {}
         self._from = (0.0, 0)
@@ -62,8 +64,6 @@ class Reporter:
 
     def step(self, progress: Progress, batches: int | None, outputs: Any) -> None:
         """Tell about a step, if the last telling was long enough ago."""
-        if self._log is None and self._view is None:
-            return
         now_s = time.monotonic()
         # The first step is always told: it ends a restart.
         if now_s < self._next_s:

@@ -51,6 +51,17 @@ def test_parts_of_a_module_are_changed_in_place() -> None:
     assert module.child is child
 
 
+def test_a_module_is_hooked_by_any_kind_of_hook_of_its_own() -> None:
+    registers = ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook")
+    for name in registers:
+        module = nn.Sequential(nn.Identity())
+        assert not modules.is_hooked(module)
+        handle = getattr(module, f"register_{name}")(lambda *_: None)
+        assert modules.is_hooked(module), name
+        handle.remove()
+        assert not modules.is_hooked(module)
+
+
 def test_a_process_that_was_not_forked_after_cuda_can_use_it() -> None:
     assert not strategies.is_in_bad_fork()
 

@@ -33,7 +33,7 @@ class World:
         """Let every rank do batches, each at its own pace."""
         for rank, each in zip(self.ranks, seconds, strict=True):
             for _ in range(batches):
-                rank.count_batch()
+                rank._cells[4] += 1
                 rank.beat(rank._cells[3] + 1)
                 rank._cells[5] += int(each * 1e9)
         self.now += batches * max(seconds)

@@ -12,10 +12,10 @@ MIDDLE = Progress(epoch=2, batch=3, step=9, after=1, in_epoch=True, validated=1,
 
 #: event -> what it changes of a run in the middle of an epoch
 EVENTS: dict[str, tuple[Callable[[Progress], None], dict[str, Any]]] = {
-    "the next batch": (lambda p: p.batch_done(at_end=False), {"batch": 4}),
-    "the last batch": (lambda p: p.batch_done(at_end=True), {"batch": 4, "at_end": True}),
+    "the next batch": (lambda p: p.batch_done(at_end=False, stepped=False), {"batch": 4}),
+    "the last batch": (lambda p: p.batch_done(at_end=True, stepped=False), {"batch": 4, "at_end": True}),
     "a batch without a loss": (Progress.batch_skipped, {"skipped": 2}),
-    "a step": (Progress.stepped, {"step": 10, "after": 0}),
+    "a step": (lambda p: p.batch_done(at_end=False, stepped=True), {"batch": 4, "step": 10, "after": 0}),
     "a boundary between steps": (Progress.boundary, {"after": 2}),
     "a validation begins": (Progress.begin_validation, {"validating": True}),
     "a batch of it": (Progress.validation_batch_done, {"val_batch": 1, "after": 2}),
