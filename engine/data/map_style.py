@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from midstride.engine.data.loader import ResumableLoader
-from midstride.engine.data.order import BatchOrder, BatchRequest, StridedOrder
+from midstride.engine.data.order import BatchOrder, BatchRequest, InOrder, StridedOrder
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
@@ -84,6 +84,7 @@ class MapLoader(ResumableLoader):
         self._seeds = SampleSeeder(rng, shared=loader.num_workers > 0)
         self._sampler = _BatchSampler(order, key, probe=rng == "lazy")
         self._in_main = loader.num_workers == 0
+        self._has_numbers = isinstance(order.sequence, InOrder)  # else a sampler may give anything as an index
         self._rng_isolation = RngIsolation()
         self._isolated = self._isolated_reads()
         self._loader = self._rebuilt(loader, key)
@@ -151,8 +152,17 @@ class MapLoader(ResumableLoader):
         """Return what reads `count` batches of `epoch` from batch `start` on."""
         self.order.sequence.open(epoch, resumed=start > 0)
         self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
+        if self._in_main and not self._loader.pin_memory:
+            return self._read_here()
         with self._rng_isolation:
             return start_workers(self._loader, f"the {self._what} loader")
+
+    def _read_here(self) -> Iterator[Any]:
+        """Yield what the loader does without workers: of its time a third is a profiler's label and layers for them."""
+        dataset: Any = self._loader.dataset
+        collate = self._loader.collate_fn
+        for request in self._sampler:
+            yield collate(dataset.__getitems__(request))
 
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
         """Return the next batch, which is in batch `number` of the epoch, and the indices of its samples."""
@@ -162,7 +172,7 @@ class MapLoader(ResumableLoader):
         else:
             batch = next_batch(iterator, self._where, number)
         indices = self._sampler.pending.popleft()
-        return batch, indices if {*map(type, indices)} == {int} else None
+        return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
 
     def planned_indices(self) -> Iterator[list[Any]] | None:
         """Return what a sampler gives this rank in the epoch that is open, batch by batch."""

@@ -195,14 +195,15 @@ class StridedOrder(BatchOrder):
         Sample j of batch p sits at global position p * G + rank + j * size, with G the global batch size:
         its random numbers are a function of that position, whatever the number of ranks or workers.
         """
-        batch_size, at_once = self.batch_size, max(1, BLOCK // self.batch_size)
+        batch_size, global_batch_size = self.batch_size, self.global_batch_size
+        at_once = max(1, BLOCK // batch_size)
         for block in range(start, len(self), at_once):
             end = min(block + at_once, len(self))
             numbers = np.arange(block * batch_size, min(end * batch_size, self.rank_samples()))
             indices = self._indices(numbers)
             for batch in range(block, end):
                 first = (batch - block) * batch_size
-                first_position = batch * self.global_batch_size + self.rank
+                first_position = batch * global_batch_size + self.rank
                 yield BatchRequest(key, first_position, self.size, indices[first : first + batch_size])
 
     def _indices(self, numbers: Positions) -> list[Any]:

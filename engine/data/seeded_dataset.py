@@ -21,11 +21,8 @@ class WorkerFailure(NamedTuple):
     text: str
 
 
-class _FetchedBatch(NamedTuple):
-    """The samples of one batch, and what was asked for, on their way to collate."""
-
-    samples: list[Any]
-    fetch: BatchRequest
+#: the samples of one batch, and what was asked for, on their way to collate
+_FetchedBatch = tuple[list[Any], BatchRequest]
 
 
 class SeededDataset(Dataset[Any]):
@@ -61,7 +58,7 @@ class SeededDataset(Dataset[Any]):
         if self.failure is not None:
             return self.failure
         try:
-            return _FetchedBatch(self.seeds.samples(fetch, self.dataset), fetch)
+            return self.seeds.samples(fetch, self.dataset), fetch
         except UserError as error:
             return WorkerFailure(type(error), str(error))
         except Exception as error:

@@ -58,15 +58,15 @@ def _of_small_tensors(items: list[Any]) -> list[Any] | None:
     """
     if len(items) < 4 or {*map(type, items)} != {Tensor}:
         return None
-    shapes, dtypes = {item.shape for item in items}, {item.dtype for item in items}
-    if len(shapes) > 1 or len(dtypes) > 1 or not 0 < items[0].numel() <= _SMALL:
+    first = items[0]
+    if len({item.dtype for item in items}) > 1 or not 0 < first.numel() <= _SMALL:
         return None
     try:
-        rows = torch.stack(items).numpy().reshape(len(items), -1)
-    except (RuntimeError, TypeError):  # as in `_of_tensor`
+        rows = torch.stack(items).numpy()
+    except (RuntimeError, TypeError):  # of other shapes, or as in `_of_tensor`
         return None
-    dtype, shape = str(items[0].dtype), tuple(items[0].shape)
-    return [(dtype, shape, xxh3_64_intdigest(row.data)) for row in rows]
+    dtype, shape, size, data = str(first.dtype), tuple(first.shape), first.nbytes, rows.reshape(-1).view(np.uint8).data
+    return [(dtype, shape, xxh3_64_intdigest(data[at : at + size])) for at in range(0, len(data), size)]
 
 
 def _of_tensor(tensor: Tensor) -> Any:

@@ -209,8 +209,7 @@ class IterableLoader(ResumableLoader):
             return
         turns = shard_rotation(position, self._workers)
         self._requests.begin(self._passes, epoch, position, shard_rotation(position, self._workers))
-        with self._rng_isolation:
-            iterator = start_workers(self._loader, self.name)
+        iterator = self._opened()
         while not all(ended):
             if self._workers:
                 answer = next_batch(iterator, self._where, epoch)
@@ -226,6 +225,13 @@ class IterableLoader(ResumableLoader):
                 continue
             yield ShardBatch(answer, shard, tuple(news))
             news.clear()
+
+    def _opened(self) -> Iterator[Any]:
+        """Return what answers what is asked for."""
+        if self._workers or self._loader.pin_memory:
+            with self._rng_isolation:
+                return start_workers(self._loader, self.name)
+        return map(self._reader.__getitem__, self._requests)  # as MapLoader reads here
 
     def _where(self, epoch: int) -> str:
         return f"\nin epoch {epoch} of {self.name}, after {sum(self._position.read)} batches of this rank"

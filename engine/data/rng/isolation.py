@@ -45,12 +45,11 @@ class RngIsolation:
     def __init__(self) -> None:
         self._numpy_words: object = None
         self._numpy_state: Any = None
-        #: what was seen on entering; and by the last look within, if nothing can have moved since
+        #: what was seen on entering
         self.before: RngReading
-        self.after: RngReading | None = None
 
     def __enter__(self) -> "RngIsolation":
-        self.before, self.after = read_rng(), None
+        self.before = read_rng()
         words = self.before[1]
         if words != self._numpy_words or self._numpy_state["has_gauss"]:
             self._numpy_words, self._numpy_state = words, np.random.get_state(legacy=False)
@@ -59,14 +58,14 @@ class RngIsolation:
                 np.random.set_state({**self._numpy_state, "has_gauss": 0, "gauss": 0.0})
         return self
 
-    def unchanged_since(self, reading: RngReading | None) -> None:
-        """Take `reading` for the last look within: nothing has drawn since. None if that is not known."""
-        self.after = reading
-
     def __exit__(self, *_: object) -> None:
-        if self.after is self.before and not self._numpy_state["has_gauss"]:
+        self.restore()
+
+    def restore(self, after: RngReading | None = None) -> None:
+        """Put the generators back to where they stood on entering; `after`: a look since which none of them drew."""
+        if after is self.before and not self._numpy_state["has_gauss"]:
             return
-        torch_moved, numpy_moved, random_moved = rng_changed(self.before, self.after or read_rng())
+        torch_moved, numpy_moved, random_moved = rng_changed(self.before, after or read_rng())
         if torch_moved:
             restore_torch(self.before[0])
         if self._numpy_state["has_gauss"] or (numpy_moved and not restore_numpy(self.before[1])):

@@ -69,7 +69,7 @@ class SampleSeeder:
         #: the last look at the generators, if nothing can have moved them since: a look costs 8 us
         self.last_reading: RngReading | None = None
         #: whether nothing has drawn so far: then one look, after collate, is for a whole batch
-        self._draws_nothing = False
+        self.draws_nothing = False
         self._unseen: tuple[RngReading, Any] | None = None
         self._collate_drew = torch.zeros(1, dtype=torch.bool)
         if shared:
@@ -86,8 +86,6 @@ class SampleSeeder:
 
     def generators_of(self, dataset: Any, collate: Any) -> list[Any]:
         """Return the generators that the data set and the collate hold themselves."""
-        if self._draws_nothing:
-            return []
         return [*self._dataset_generators.generators_of(dataset), *self._collate_generators.generators_of(collate)]
 
     def samples(self, fetch: BatchRequest, dataset: Any) -> list[Any]:
@@ -96,7 +94,7 @@ class SampleSeeder:
         Raises:
             NotExact: read again with the same seeds, a sample was another.
         """
-        if self._draws_nothing and not fetch.probe:
+        if self.draws_nothing and not fetch.probe:
             self._unseen = self.last_reading or read_rng(), dataset
             return _read(dataset, fetch.indices)
         held = self._dataset_generators.of(dataset)
@@ -105,18 +103,14 @@ class SampleSeeder:
             self._seed(mix(fetch.key, fetch.first), held)
             return _read(dataset, fetch.indices)
 
-        many = getattr(dataset, "__getitems__", None)
-
         def one(number: int) -> Any:
-            self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)
-            index = fetch.indices[number]
-            return many([index])[0] if many else dataset[index]
+            return self._read_seeded(dataset, fetch, [number], held)[0]
 
         def plain() -> list[Any]:
             return _read(dataset, fetch.indices)
 
         def seeded() -> list[Any]:
-            return [one(number) for number in range(len(fetch.indices))]
+            return self._read_seeded(dataset, fetch, range(len(fetch.indices)), held)
 
         before, self.last_reading = self.last_reading or read_rng(), None
         known = list(self._used)
@@ -127,6 +121,19 @@ class SampleSeeder:
             samples, self.last_reading = seeded(), None
         for number in range(fetch.probe):
             self._compare(samples[number], one(number), dataset, fetch.indices[number])
+        return samples
+
+    def _read_seeded(self, dataset: Any, fetch: BatchRequest, numbers: Sequence[int], held: _Seeders) -> list[Any]:
+        """Return the samples of `numbers` in the batch, each read with seeds of its own; in line, as there are many."""
+        many, main = getattr(dataset, "__getitems__", None), [*compress(SEED, self._used)]
+        samples = []
+        for number in numbers:
+            seed, index = mix(fetch.key, fetch.first + number * fetch.stride), fetch.indices[number]
+            for set_seed in main:
+                set_seed(seed)
+            for position, set_seed in enumerate(held):
+                set_seed(mix(seed, position))
+            samples.append(many([index])[0] if many else dataset[index])
         return samples
 
     def _check_draws(
@@ -159,7 +166,7 @@ class SampleSeeder:
                 self.last_reading = before  # the same object: who compares it with the look before need not read it
                 return batch
             self.last_reading = after
-            self._draws_nothing = False
+            self.draws_nothing = False
             samples = self.samples(fetch, dataset)
         held = self._collate_generators.of(collate)
         seed = mix(fetch.key ^ _COLLATE, fetch.first)
@@ -180,7 +187,7 @@ class SampleSeeder:
         # Collating follows reading at once: what was seen after the one is there before the other.
         before, self.last_reading = self.last_reading or read_rng(), None
         batch = self._settle(before, lambda: collate(samples), seeded, held)
-        self._draws_nothing = not (held or self._dataset_generators.seeders or any(self._used))
+        self.draws_nothing = not (held or self._dataset_generators.seeders or any(self._used))
         if given is not None:
             self.last_reading = None
             self._seed(seed, held)
@@ -223,22 +230,24 @@ class IsolatedReads:
 
     def __enter__(self) -> None:
         """Note where the generators stand."""
-        owned = self._seeds.generators_of(self._dataset, self._collate)
-        self._before = [(generator, get_state(generator)) for generator in owned] if owned else []
-        self._isolation.__enter__()
-        self._seeds.last_reading = self._isolation.before
+        seeds, isolation = self._seeds, self._isolation
+        if seeds.draws_nothing:
+            self._before = []
+        else:
+            owned = seeds.generators_of(self._dataset, self._collate)
+            self._before = [(generator, get_state(generator)) for generator in owned]
+        isolation.__enter__()
+        seeds.last_reading = isolation.before
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Put them back."""
         seeds, isolation = self._seeds, self._isolation
+        after, seeds.last_reading = seeds.last_reading if kind is None else None, None
         try:
-            if kind is None:
-                isolation.unchanged_since(seeds.last_reading)
-            seeds.last_reading = None
             for generator, state in self._before:
                 set_state(generator, state)
         finally:
-            isolation.__exit__()
+            isolation.restore(after)
 
 
 def _read(dataset: Any, indices: list[Any]) -> list[Any]:

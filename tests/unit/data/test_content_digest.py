@@ -23,6 +23,7 @@ BATCHES: dict[str, Callable[[], list[Tensor]]] = {
     "numbers": lambda: [torch.tensor(float(n)) for n in range(6)],
     "of integers": lambda: [torch.arange(n, n + 5) for n in range(6)],
     "of truths": lambda: [torch.randn(8) > 0 for _ in range(6)],
+    "of complex numbers": lambda: [torch.randn(8, dtype=torch.complex64) for _ in range(6)],
     "of halves": lambda: [torch.randn(8).bfloat16() for _ in range(6)],
     "turned": lambda: [torch.randn(3, 5).T for _ in range(6)],
     "channels last": lambda: [torch.randn(4, 5, 3).permute(2, 0, 1) for _ in range(6)],
