@@ -94,6 +94,8 @@ class _Encoder:
         kind = type(value)
         if kind in _PLAIN or (kind is float and math.isfinite(value)):
             return value
+        if kind is Tensor or kind is nn.Parameter:  # most of a state; it holds nothing else
+            return _write_tensor(self, value, path)
         write = _WRITERS.get(kind) or (_write_scalar if isinstance(value, np.generic) else None)
         if write is None:
             return self.fault(path, _kind_of(value))
@@ -121,7 +123,7 @@ class _Encoder:
         """Return the entry of a strided tensor, to be completed by a layout."""
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
-        if tensor.device.type not in ("cpu", "cuda"):
+        if not (tensor.is_cpu or tensor.is_cuda):
             tensor = tensor.detach().cpu()  # XLA's have no addresses, which tell what shares memory
         entry = {_TAG: "tensor", "dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
         self.leaves.append(TensorEntry(path, tensor, entry))
@@ -162,8 +164,8 @@ def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
     if tensor.grad_fn is not None:
         return encoder.fault(path, "a tensor with a gradient graph; keep its .detach() instead")
     layout = tensor.layout
-    kinds = {"quantised": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
-    if any(kinds.values()) or layout not in (torch.strided, torch.sparse_coo):
+    if tensor.is_quantized or tensor.is_nested or tensor.is_meta or layout not in (torch.strided, torch.sparse_coo):
+        kinds = {"quantised": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
         kind = next((kind for kind, found in kinds.items() if found), str(layout).removeprefix("torch."))
         return encoder.fault(path, f"a {kind} tensor of {tensor.dtype}")
     if layout == torch.sparse_coo:
@@ -257,8 +259,6 @@ _WRITERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
     torch.Size: _text("Size", list),
     torch.dtype: _text("dtype", _dtype_name),
     torch.device: _text("device", str),
-    Tensor: _write_tensor,
-    nn.Parameter: _write_tensor,
     np.ndarray: _write_array,
     RowShard: _write_row_shard,
     Same: lambda encoder, value, path: {_TAG: "same", "as": value.path},
