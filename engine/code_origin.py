@@ -6,7 +6,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-__all__ = ["is_python_file", "is_user_class", "is_user_file"]
+__all__ = ["is_python_file", "is_user_class", "is_user_file", "is_user_module"]
 
 _PYTHON = tuple({*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")), str(Path(os.__file__).parent)})
 _INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
@@ -33,5 +33,10 @@ def _is_installed(path: str) -> bool:
 
 def is_user_class(kind: type) -> bool:
     """Return whether a class was written by the user."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return is_user_file(file) if file else kind.__module__ == "__main__"
+    return is_user_module(kind.__module__)
+
+
+def is_user_module(name: str) -> bool:
+    """Return whether the module called `name` was written by the user."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return is_user_file(file) if file else name == "__main__"

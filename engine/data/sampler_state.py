@@ -110,7 +110,8 @@ class SamplerState:
         filling = GraphRestore(GraphWalk({}, {}), {_DATA: self._dataset, **owners}, torch.device("cpu"))
         for path in (path for path in nodes if path in owners):
             own = vars(owners[path])
-            own |= {n: filling.put(node, own.get(n, MISSING), f"{path}/{n}") for n, node in nodes[path].items()}
+            put = {n: filling.put(node, own.get(n, MISSING), f"{path}/{n}") for n, node in nodes[path].items()}
+            own |= {name: value for name, value in put.items() if value is not MISSING}
 
     def _live(self) -> State:
         """Return all of it, as it is."""

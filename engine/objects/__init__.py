@@ -3,7 +3,7 @@
 attributes         the attributes of an object, wherever its class keeps them
 code_changes       what the code of an attempt builds, beside what that of the snapshot's attempt built: it may have
                    been mended since
-code_state         what user code keeps beside objects: on its classes, in globals of its files, in its functions
+code_state         what user code keeps beside objects: on its classes, in globals of its modules, in its functions
 container_writers  how containers are described, and what nothing is known of but its class: their writers
 containers         how values, tensors and containers are put back: a filler for each type of node
 digest             A digest of what a module, its data, their classes and their files' globals hold at the end of a
@@ -22,4 +22,6 @@ plain_values       what is written as it is or made from a few arguments, and wh
 registered_hooks   the hooks that user code registers on modules and optimizers: what they hold is state, which there
                    are is not
 side_effects       a step of a module that leaves nothing behind
+unwritable         what of a run's objects no file can hold: named, once
+user_modules       the files that the classes of a training stand in, and those that these import
 """

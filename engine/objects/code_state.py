@@ -1,13 +1,13 @@
-"""What user code keeps beside objects: on its classes, in globals of its files, in its functions."""
+"""What user code keeps beside objects: on its classes, in globals of its modules, in its functions."""
 
 import functools
-import sys
 import types
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
 from midstride.engine.code_origin import is_user_class, is_user_file
+from midstride.engine.objects.user_modules import user_modules
 
 __all__ = ["class_and_global_state", "is_data"]
 
@@ -17,24 +17,24 @@ _WRAPPERS = (classmethod, staticmethod, property, functools.cached_property)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
 
 
-def class_and_global_state(objects: Iterable[object]) -> Iterator[tuple[str, object]]:
-    """Yield by name what the user's code around `objects` holds.
+def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = ()) -> Iterator[tuple[str, object]]:
+    """Yield by name what the user's code around `objects` and `classes` holds.
 
-    That is what stands on their classes and in the globals of the files of these, on the user's other classes that such
-    a file names, and in the defaults, attributes and closures of functions there.
+    That is what stands on their classes, and in the user's modules that these and their code name: in globals, which
+    functions included, on classes, and in the defaults, attributes and closures of functions.
     """
-    kinds = {kind for value in objects for kind in type(value).__mro__ if is_user_class(kind)}
-    files = sorted({kind.__module__ for kind in kinds if kind.__module__ in sys.modules})
-    named = [value for file in files for value in vars(sys.modules[file]).values()]
+    kinds = {kind for one in (*map(type, objects), *classes) for kind in one.__mro__ if is_user_class(kind)}
+    modules = user_modules(kinds)
+    named = [value for module in modules for value in vars(module).values()]
     kinds.update(value for value in named if isinstance(value, type) and is_user_class(value))
     for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
         yield from _of_class(kind)
     for function in dict.fromkeys(value for value in named if isinstance(value, types.FunctionType)):
         yield from _of_function(function)
-    for file in files:
-        for name, value in vars(sys.modules[file]).items():
-            if not name.startswith("_") and is_data(value):
-                yield f"global {file}.{name}", value
+    for module in modules:
+        for name, value in vars(module).items():
+            if not name.startswith("__") and (is_data(value) or isinstance(value, types.FunctionType)):
+                yield f"global {module.__name__}.{name}", value
 
 
 def is_data(value: object) -> bool:
@@ -52,6 +52,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, object]]:
     for key, value in vars(kind).items():
         code: Any = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         if isinstance(code, types.FunctionType):
+            yield f"{name}: {key}", code
             yield from _of_function(code)
         elif not key.startswith("__") and is_data(value):
             yield f"{name}: {key}", value
@@ -67,6 +68,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     held |= {**(function.__kwdefaults__ or {}), **vars(function)}
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     held |= {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    yield f"function {function.__qualname__}", function
     for name, value in held.items():
         if is_data(value):
             yield f"function {function.__qualname__}: {name}", value

@@ -38,6 +38,7 @@ class Walk(Protocol):
     anchors: Mapping[int, str]
     opaque: dict[str, object]
     constants: dict[str, str]
+    functions: set[str]
 
     def node(self, value: Any, path: str) -> Any:
         """Return the node of `value`, which stands at `path`."""

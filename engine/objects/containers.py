@@ -1,6 +1,7 @@
 """How values, tensors and containers are put back: a filler for each type of node."""
 
 import itertools
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -39,7 +40,10 @@ class Filler(Protocol):
     is_old: bool
 
     def put(self, node: Any, live: Any, path: str) -> Any:
-        """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible."""
+        """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible.
+
+        MISSING is what cannot be brought back where nothing was built.
+        """
         ...
 
     def skip(self, node: Any, path: str) -> None:
@@ -62,8 +66,12 @@ class Filler(Protocol):
         """Return the object that stands at a path or is kept by another part; MISSING if none does."""
         ...
 
+    def find_function(self, kind: str) -> types.FunctionType | None:
+        """Return the function called `kind` in a snapshot, where there is one such."""
+        ...
+
     def give_up(self, path: str, was: str, live: Any) -> Any:
-        """Note that what stood at `path` cannot be brought back; return what stays there."""
+        """Note that what stood at `path` cannot be brought back; return what stays there, which may be MISSING."""
         ...
 
 
@@ -142,7 +150,8 @@ def items_of(filling: Filler, nodes: Any, before: Any, path: str) -> list[Any]:
         return list(nodes)
     padded = itertools.chain(before, itertools.repeat(MISSING))
     pairs = enumerate(zip(nodes, padded, strict=False))
-    return [filling.put(node, live, f"{path}/{index}") for index, (node, live) in pairs]
+    items = (filling.put(node, live, f"{path}/{index}") for index, (node, live) in pairs)
+    return [None if item is MISSING else item for item in items]  # others keep their places
 
 
 def _tuple(filling: Filler, node: tuple[Any, ...], live: Any, path: str) -> Any:
@@ -179,14 +188,14 @@ def fill_dict(filling: Filler, node: dict[Any, Any], target: Any, before: dict[A
     pairs = []
     filling.is_old |= not all(map(is_plain_key, node))  # earlier versions knew no dicts whose keys are objects
     for index, (key, item) in enumerate(node.items()):
-        found = filling.put(key, MISSING, f"{path} (a key)") if not _is_unknown_key(filling, key) else None
-        if found is None and key is not None:  # only the live object knows it
+        found = filling.put(key, MISSING, f"{path} (a key)") if not _is_unknown_key(filling, key) else MISSING
+        if found is MISSING:  # only the live object knows it
             if index >= len(live_keys):
                 filling.give_up(f"{path} (a key)", "another", MISSING)
                 continue
             found = live_keys[index]
         pairs.append((found, filling.put(item, before.get(found, MISSING), step(path, found))))
-    refill(target, pairs)
+    refill(target, [pair for pair in pairs if pair[1] is not MISSING])
 
 
 def refill(target: Any, pairs: list[tuple[Any, Any]]) -> None:

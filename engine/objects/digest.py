@@ -1,4 +1,4 @@
-"""A digest of what a module, its data, their classes and their files' globals hold at the end of a training.
+"""A digest of what a module, its data, their classes and their modules' globals hold at the end of a training.
 
 What differs between two digests is where a training kept what no snapshot holds.
 """
@@ -6,8 +6,10 @@ What differs between two digests is where a training kept what no snapshot holds
 import ctypes
 import io
 import itertools
+import types
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,14 +21,21 @@ from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import INTERNAL, members_of
 from midstride.engine.objects.code_state import class_and_global_state, is_data
 from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
+from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name
+from midstride.engine.state.nodes import kind_text
 
 __all__ = ["differing_lines", "digest_lines", "object_digest", "users_lines"]
 
 DEPTH = 5
 _WHOLE_BYTES = 1 << 26
+#: a container of numbers and text with more of them is one line, and of others no more are looked at
+_MANY = 1000
+#: of one value
+_MOST_LINES = 10_000
 _NOT_STATE = INTERNAL | {"_trainer"}
 _CONTAINERS = (dict, list, tuple, deque)
-_MOST_LINES = 4096
+#: what goes through other iterators, and says of itself no more than how it would be copied
+_ITERATORS = (enumerate, filter, map, reversed, zip, types.GeneratorType)
 
 
 def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
@@ -43,7 +52,7 @@ def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] =
 
 def digest_lines(name: str, value: object) -> dict[str, str]:
     """Return what can be said in a line of each item in `value`, by name."""
-    return dict(_walk(name, value, 3, {}))
+    return dict(itertools.islice(_walk(name, value, DEPTH, {}), _MOST_LINES))
 
 
 def users_lines(name: str, value: object) -> dict[str, str]:
@@ -67,7 +76,7 @@ def _walk(
         yield name, told
     elif id(value) not in seen and depth and into(value):
         seen[id(value)] = value
-        for step, item in itertools.islice(_members(value), 1000):
+        for step, item in itertools.islice(_members(value), _MANY):
             yield from _walk(name + step, item, depth - 1, seen, into)
 
 
@@ -77,10 +86,26 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         for path, submodule in value.named_modules():
             prefix = f".{path}." if path else "."
             yield from ((prefix + key, item) for key, item in vars(submodule).items() if key not in _NOT_STATE)
+    elif isinstance(value, _ITERATORS) or type(value).__module__ == "itertools":
+        yield from ((f" ({number})", item) for number, item in enumerate(_parts(value)))
     elif is_data(value):
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple, dict, deque)):
             yield " holds", f"{len(value)} items"
-        yield from members_of(value)
+        yield from members_of(value.tolist() if isinstance(value, np.ndarray) else value)
+
+
+def _parts(iterator: Any) -> Sequence[Any]:
+    """Return what a copy of an iterator would be made of; of a generator, where it stands and its variables."""
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        return [frame.f_lasti, dict(frame.f_locals)] if frame is not None else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            reduced = iterator.__reduce__()
+        except TypeError:  # from Python 3.14 on those of itertools have none
+            return ()
+    return [*reduced[1], *reduced[2:]]
 
 
 def _describe(value: Any) -> str | None:
@@ -89,20 +114,54 @@ def _describe(value: Any) -> str | None:
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
     if isinstance(value, (Tensor, np.ndarray)):
+        if getattr(value.dtype, "hasobject", False):
+            return None
         kind = str(value.dtype).removeprefix("torch.")
         return f"{kind}{list(value.shape)} {_short(_content(value))}"
-    if isinstance(value, (set, frozenset)):
-        return f"{len(value)} items" + (f" {sorted(map(repr, value))}" if len(value) <= 5 else "")
-    if isinstance(value, io.IOBase):
-        return "closed" if value.closed else f"at byte {value.tell()}" if value.seekable() else "open"
+    if isinstance(value, (list, tuple, dict, deque, set, frozenset)):
+        return _describe_items(value)
     if isinstance(value, Generator):
         state = get_state(value)
         return f"{type(value).__name__} in state {_short(repr(state.tolist() if isinstance(state, Tensor) else state))}"
+    return _describe_position(value) or _describe_content(value)
+
+
+def _describe_position(value: Any) -> str | None:
+    """Return where a file or an iterator stands, what a variable of a context is, or the name of a function."""
+    if isinstance(value, io.IOBase):
+        return "closed" if value.closed else f"at byte {value.tell()}" if value.seekable() else "open"
     if isinstance(value, ContextVar):
         return repr(value.get(None))
-    if isinstance(value, itertools.count) or hasattr(value, "__length_hint__"):
-        return repr(value) if isinstance(value, itertools.count) else f"{value.__length_hint__()} items left"
-    return None
+    if isinstance(value, types.FunctionType):
+        return kind_text(value.__module__, value.__qualname__)
+    if isinstance(value, itertools.count) or kind_name(type(value)) in VALUES:
+        return repr(value)
+    return f"{value.__length_hint__()} items left" if hasattr(value, "__length_hint__") else None
+
+
+def _describe_items(value: Collection[Any]) -> str | None:
+    """Return how many items there are of a set, or of many numbers, and a digest of them, whatever their order."""
+    is_set = isinstance(value, (set, frozenset))
+    if not is_set and len(value) <= _MANY:
+        return None
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    if not PLAIN.issuperset(map(type, items)):
+        return f"{len(value)} items" if is_set else None
+    texts = sorted(map(repr, items)) if is_set else [*map(repr, items)]
+    return f"{len(value)} items {texts if len(texts) <= 5 else _short(' '.join(texts))}"
+
+
+def _describe_content(value: Any) -> str | None:
+    """Return a digest of what stands in memory that `value` shows: of a table, a ctype, an array of Python's."""
+    if hasattr(type(value), "__array__"):
+        found = np.asarray(value)
+        return f"{list(found.shape)} {_short(repr(found.tolist()) if found.dtype.hasobject else _content(found))}"
+    if callable(getattr(type(value), "qsize", None)) and not hasattr(value, "__dict__"):
+        return f"{value.qsize()} items"
+    try:
+        return _short(bytes(memoryview(value)))
+    except (TypeError, BufferError, ValueError):
+        return None
 
 
 def _content(value: Any) -> bytes:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.objects.attributes import attributes_of, items_of
+from midstride.engine.objects.user_modules import names_in
 
 __all__ = [
     "MAIN_GENERATORS",
@@ -129,7 +130,7 @@ def _used_by_class(kind: type) -> Iterator[tuple[str, object]]:
             function = function.fget
         if isinstance(function, types.FunctionType):
             yield f".{name}", function
-            names += [other for other in _names_in(function.__code__) if other not in names]
+            names += [other for other in names_in(function.__code__) if other not in names]
         elif function is not None:
             yield f" (class attribute {name})", function
 
@@ -143,7 +144,7 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
         except ValueError:  # not bound yet
             continue
     yield " (its defaults)", (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    names = _names_in(function.__code__)
+    names = names_in(function.__code__)
     for name in names:
         used = function.__globals__.get(name)
         if isinstance(used, types.ModuleType) and not _is_library(used.__name__):
@@ -166,15 +167,6 @@ def _called_on(kind: type, names: Iterable[str]) -> Iterator[tuple[str, object]]
         value = getattr(value, "__func__", value)
         if value is not None and not isinstance(value, types.WrapperDescriptorType):
             yield f".{name}", value
-
-
-def _names_in(code: types.CodeType) -> list[str]:
-    """Return the globals and attributes that `code` and the functions written in it name."""
-    names = list(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names += _names_in(constant)
-    return list(dict.fromkeys(names))
 
 
 @cache

@@ -15,7 +15,10 @@ from midstride.engine.objects.node_writers import has_memory, writer_of
 from midstride.engine.objects.plain_values import PLAIN, is_large, kind_name, step
 from midstride.engine.state.nodes import Instance, Same, View
 
-__all__ = ["GraphWalk"]
+__all__ = ["DEEPEST", "GraphWalk"]
+
+#: levels of objects in objects that are described: each takes several of Python's frames to write and to read
+DEEPEST = 64
 
 #: no object stands at an address below it
 _LOW = 1 << 16
@@ -37,6 +40,9 @@ class GraphWalk:
         self.seen: dict[int, tuple[str, object]] = {}
         self.opaque: dict[str, object] = {}  #: what no file can hold, by path
         self.constants: dict[str, str] = {}  #: functions, classes and the like, by path
+        self.functions: set[str] = set()  #: those of them that are found again by their names, by path
+        self.deep: dict[str, object] = {}  #: what was left out because it is nested too deep, by path
+        self._depth = 0
         self.large: dict[str, object] = {}  #: what was left out because it is large
 
     def node(self, value: Any, path: str) -> Any:
@@ -52,7 +58,15 @@ class GraphWalk:
             self.meet(value, path)
             self.large[path] = value
             return Instance("large", kind_name(kind))
-        return writer_of(kind)(self, value, path)
+        if self._depth == DEEPEST:
+            self.meet(value, path)
+            self.deep[path] = value
+            return Instance("opaque", kind_name(kind))
+        self._depth += 1
+        try:
+            return writer_of(kind)(self, value, path)
+        finally:
+            self._depth -= 1
 
     def meet(self, value: object, path: str) -> None:
         """Note that `value` stands at `path`; it stays alive until the walk ends, so that no id is used twice."""

@@ -5,6 +5,7 @@ closure, a view of weights) holds what training goes on with. A live object is u
 when the snapshot was taken stays apart, and what was shared is shared again.
 """
 
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ from midstride.engine.objects.containers import KINDS, MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.instances import FORMS
 from midstride.engine.objects.plain_values import PLAIN, kind_name
-from midstride.engine.state.nodes import Instance
+from midstride.engine.objects.user_modules import user_function
+from midstride.engine.state.nodes import Instance, kind_text
 
 __all__ = ["GraphRestore"]
 
@@ -89,7 +91,13 @@ class GraphRestore:
         """Return the object that stands at a path of this tree, or is kept by another part; MISSING if none does."""
         return self._made.get(name, self._known.get(name, MISSING))
 
+    def find_function(self, kind: str) -> types.FunctionType | None:
+        """Return the function called `kind`: the one that was built so, wherever, or one of the user's modules."""
+        built = {id(value): value for value in self._known.values() if isinstance(value, types.FunctionType)}
+        found = [value for value in built.values() if kind_text(value.__module__, value.__qualname__) == kind]
+        return found[0] if len(found) == 1 else user_function(kind)
+
     def give_up(self, path: str, was: str, live: Any) -> Any:
-        """Note that what stood at `path` cannot be brought back; return what stays there."""
+        """Note that what stood at `path` cannot be brought back; return what stays there, which may be MISSING."""
         self.stale[path] = f"{was}, now {'missing' if live is MISSING else kind_name(type(live))}"
-        return None if live is MISSING else live
+        return live

@@ -51,7 +51,7 @@ def fill_keyed(filling: Filler, node: Instance, target: Any, before: list[tuple[
         key = filling.put(key_node, _fillable(key_node, live_key), key_path(path, index))
         live = live_value if key is live_key else by_key.get(key, MISSING)
         value = filling.put(value_node, live, value_path(path, index))
-        if key_path(path, index) not in filling.stale:
+        if key_path(path, index) not in filling.stale and value is not MISSING:
             pairs.append((key, value))
     refill(target, pairs)
 

@@ -91,14 +91,17 @@ def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 def _function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if not isinstance(live, types.FunctionType) or kind_text(live.__module__, live.__qualname__) != node.kind:
-        return filling.give_up(path, node.kind, live)
+        found = filling.find_function(node.kind)
+        if not filling.use(found, path, fits=found is not None):
+            return filling.give_up(path, node.kind, live)
+        live = found
     filling.set(live, path)
     cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))
     for name, child in node.state.get("cells", {}).items():
         cell = cells.get(name, types.CellType())
         before = cell.cell_contents if cell != types.CellType() else MISSING
         after = filling.put(child, before, step(path, name))
-        if after is not before:
+        if after is not before and after is not MISSING:
             cell.cell_contents = after
     for name in node.state.keys() & {"__defaults__", "__kwdefaults__"}:
         before = getattr(live, name)
@@ -142,6 +145,8 @@ def _cursor(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     fits = live is not MISSING and kind_name(type(live)) == node.kind
     under = live.__reduce__()[1][0] if fits else MISSING
     source = filling.put(node.state["of"], under, step(path, "of"))
+    if source is MISSING:
+        return filling.give_up(path, node.kind, live)
     if not (fits and source is under and filling.use(live, path, fits=True)):
         live = filling.set(iter(source), path)
     position = node.state["place"]
@@ -219,7 +224,7 @@ def _fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: st
             filling.skip(child, step(path, name))
             continue
         after = filling.put(child, before.get(name, MISSING), step(path, name))
-        if after is not before.get(name, MISSING):
+        if after is not before.get(name, MISSING) and after is not MISSING:
             try:
                 _set_attribute(live, name, after)
             except AttributeError:  # its class has no room for it, or a property there

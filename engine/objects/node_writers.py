@@ -105,6 +105,7 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
     walk.meet(value, path)
     kind = kind_text(value.__module__, value.__qualname__)
     walk.constants[path] = kind
+    walk.functions.add(path)
     if not is_user_file(value.__code__.co_filename):
         return Instance("function", kind)
     cells = {
@@ -130,10 +131,11 @@ def _method(walk: Walk, value: types.MethodType | types.BuiltinMethodType, path:
     """Describe a method by its object; one of Python's own may be a function, whose object is its module."""
     function = getattr(value, "__func__", value)
     kind = kind_text(getattr(function, "__module__", "?"), function.__qualname__)
-    walk.constants[path] = kind
     owner = value.__self__
     is_kept = id(owner) in walk.anchors or writer_of(type(owner)) is not opaque_node
-    if owner is None or isinstance(owner, type) or not is_kept:
+    is_named = getattr(type(owner), function.__name__, None) is function or not hasattr(value, "__func__")
+    if owner is None or isinstance(owner, type) or not (is_kept and is_named):
+        walk.constants[path] = kind
         return Instance("opaque", kind)
     return Instance("method", kind, {"of": walk.node(owner, step(path, "__self__"))})
 

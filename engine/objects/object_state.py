@@ -17,9 +17,9 @@ from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, b
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
-from midstride.engine.objects.node_writers import DATA
-from midstride.engine.objects.plain_values import PLAIN, kind_name
+from midstride.engine.objects.plain_values import PLAIN
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
+from midstride.engine.objects.unwritable import Unwritable, few, shown
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.stateful import rank0_state
@@ -35,6 +35,7 @@ _COMPOSABLE = "__composable_api_state_key"
 #: of those of other classes, what stands in their attributes is their class's own
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 Nodes = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -82,6 +83,8 @@ def module_roots(module: nn.Module) -> Iterator[Root]:
         if hooks := user_hooks(submodule, _HOOKS):
             yield Root("hooks", path, hooks)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if hooks := user_hooks(tensor, _TENSOR_HOOKS):
+            yield Root("hooks", f"tensor {name}", hooks)
         if type(tensor) in _TENSORS:
             set_on = {key: value for key, value in vars(tensor).items() if not key.startswith("_")}
             yield Root("tensors", name, set_on, tensor, is_setup=True)
@@ -107,13 +110,14 @@ class Objects:
         self, roots: Callable[[], Iterator[Root]], anchors: Callable[[], dict[str, object]], device: torch.device
     ) -> None:
         self._roots, self._anchors, self._device = roots, anchors, device
-        self._reported: set[str] = set()
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}
         self._code: Built = {}
-        self._constants: dict[str, str] | None = None
+        self._unwritable = Unwritable()
         #: what is in no snapshot and is watched, by path: large data, and data sets of libraries; as of the last walk
         self.watched: dict[str, object] = {}
+        #: classes of the user's that were met then
+        self.kinds: set[type] = set()
         self._begin()
 
     @classmethod
@@ -134,8 +138,8 @@ class Objects:
                 self._code |= {k: dict.fromkeys(v, "") for k, v in built.items()} if root.is_setup else built
             if root.is_setup or root.is_data:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
-        self._tell_opaque(walk)
-        self._constants, self.watched = dict(walk.constants), _watched(walk)
+        self._unwritable.begin(walk)
+        self.watched, self.kinds = _watched(walk), _kinds(walk)
         self._hooks = RegisteredHooks(_hooks_of(roots))
 
     def _walk(self) -> tuple[GraphWalk, list[Root]]:
@@ -155,10 +159,10 @@ class Objects:
             if nodes:
                 state.setdefault(root.group, {})[root.name] = nodes
             deleted += [[root.path, name] for name in sorted(self._built.get(root.path, set()) - set(root.values))]
-        self._tell_opaque(walk)
-        self._tell_replaced(walk)
+        self._unwritable.tell(walk)
+        self._unwritable.tell_replaced(walk, [root.path for root in roots])
         self._hooks.compare(_hooks_of(roots))
-        self.watched = _watched(walk)
+        self.watched, self.kinds = _watched(walk), _kinds(walk)
         return {**state, **({"deleted": deleted} if deleted else {}), "built": self._code}
 
     def _as_set_up(self, path: str, node: Any) -> bool:
@@ -199,7 +203,7 @@ class Objects:
                 continue
             before = root.values.get(name, MISSING)
             after = filling.put(node, before, path)
-            if after is not before:
+            if after is not before and after is not MISSING:
                 root.set(name, after)
 
     def _saved(self, root: Root, state: dict[str, Any], walk: GraphWalk) -> dict[str, Any]:
@@ -230,26 +234,24 @@ class Objects:
 
     def _report(self, filling: GraphRestore) -> None:
         if filling.change.found:
-            lines = [
-                f"{what}: {_few([_shown(path) for path in paths])}" for what, paths in filling.change.found.items()
-            ]
+            lines = [f"{what}: {few([shown(path) for path in paths])}" for what, paths in filling.change.found.items()]
             log.warning(
                 "the code builds other objects than those the snapshot is of: %s. To train with a new value where the "
                 "snapshot's holds, give the attribute another name",
                 "; ".join(lines),
             )
         if filling.stale:
-            lines = [f"{_shown(path)} (was {what})" for path, what in filling.stale.items()]
+            lines = [f"{shown(path)} (was {what})" for path, what in filling.stale.items()]
             log.warning(
                 "what the snapshot's run had here cannot be brought back, and stays as it was built: %s. Build it in "
                 "__init__ or setup, or in on_load_checkpoint",
-                _few(lines),
+                few(lines),
             )
         if filling.reordered:
             log.warning(
                 "these sets iterate in another order than when the snapshot was taken: %s. Where order matters, use "
                 "dict.fromkeys(...) or sorted(...)",
-                _few([_shown(path) for path in filling.reordered]),
+                few([shown(path) for path in filling.reordered]),
             )
 
     def tell_opaque(self, roots: Iterable[Root]) -> None:
@@ -257,54 +259,7 @@ class Objects:
         walk, _ = self._walk()
         for root in roots:
             walk.root_attributes(root.values, root.path, is_small=True)
-        self._tell_opaque(walk)
-
-    def _tell_opaque(self, walk: GraphWalk) -> None:
-        """Name what cannot be written, once: a warning for each class in modules, and one for all beside them."""
-        found: dict[str, list[str]] = {}
-        beside = []
-        for path, value in walk.opaque.items():
-            if path in self._reported:
-                continue
-            self._reported.add(path)
-            if path.startswith("module/"):
-                found.setdefault(kind_name(type(value)), []).append(_attribute(path))
-            elif not isinstance(value, DATA):
-                beside.append(f"{_shown(path)}, a {type(value).__name__}")
-        if beside:
-            log.warning(
-                "not part of snapshots: %s. If training changes it, keep it by on_save_checkpoint and "
-                "on_load_checkpoint",
-                _few(beside),
-            )
-        for kind, names in found.items():
-            log.warning(
-                "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep it by "
-                "on_save_checkpoint and on_load_checkpoint",
-                _few(names),
-                kind.rpartition(".")[2].rpartition(":")[2],
-            )
-
-    def _tell_replaced(self, walk: GraphWalk) -> None:
-        """Name functions and objects that came up in training and that no other attempt would have."""
-        before = self._constants or {}
-        now = {**walk.constants, **{path: kind_name(type(value)) for path, value in walk.opaque.items()}}
-        lines = []
-        for path, kind in now.items():
-            if path.startswith("hooks"):
-                continue
-            if (
-                before.get(path, kind if path in self._reported else None) != kind
-                and f"now {path}" not in self._reported
-            ):
-                self._reported.add(f"now {path}")
-                lines.append(f"{_shown(path)} (now {kind})")
-        if lines:
-            log.warning(
-                "set in training to what no snapshot can hold: %s. A resumed run has there what it is built with: set "
-                "it in __init__ or setup, or again in on_load_checkpoint",
-                _few(lines),
-            )
+        self._unwritable.tell(walk)
 
 
 def _hooks_of(roots: Sequence[Root]) -> dict[str, Mapping[str, Any]]:
@@ -327,18 +282,12 @@ def _watched(walk: GraphWalk) -> dict[str, object]:
     return walk.large | {path: value for path, value in walk.opaque.items() if isinstance(value, Dataset)}
 
 
+def _kinds(walk: GraphWalk) -> set[type]:
+    """Return the classes of what a walk met, and those that it met."""
+    met = [value for _, value in walk.seen.values()]
+    kinds = {*map(type, met), *(value for value in met if isinstance(value, type))}
+    return {kind for kind in kinds if is_user_class(kind)}
+
+
 def _copied(node: Any) -> Any:
     return node if type(node) in PLAIN else copy.deepcopy(node)
-
-
-def _attribute(path: str) -> str:
-    """Return how code calls what stands at `path` of the module: without the group."""
-    return ".".join(name for name in path.split("/")[1:] if name)
-
-
-def _shown(path: str) -> str:
-    return ".".join(name for name in path.split("/") if name)
-
-
-def _few(lines: Sequence[str]) -> str:
-    return ", ".join(lines[:5]) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")

@@ -178,10 +178,24 @@ AROUND = [
     ),
     Mutant(
         "what data hold and no file can is not named",
-        "engine/objects/object_state.py",
+        "engine/objects/unwritable.py",
         "            elif not isinstance(value, DATA):\n",
         "            elif path.startswith('samplers/'):\n",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
+    ),
+    Mutant(
+        "files that the user's files name are not looked at",
+        "engine/objects/user_modules.py",
+        "            queue += _named_by(sys.modules[name])\n",
+        "",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[DrawsInHelper]",
+    ),
+    Mutant(
+        "a change that was named hides the next",
+        "engine/training/checkpointing/unsaved_state.py",
+        "            if name not in self._reported and",
+        "            if not self._reported and",
+        "unit/training/test_unsaved_state.py::test_what_changes_later_is_named_then",
     ),
     Mutant(
         "data sets of libraries are not watched",

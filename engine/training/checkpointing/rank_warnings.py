@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from midstride.engine.modules import module_state, structure
-from midstride.engine.objects import object_state, registered_hooks
+from midstride.engine.objects import object_state, registered_hooks, unwritable
 from midstride.engine.training.checkpointing import unsaved_state
 from midstride.engine.world import World
 
@@ -15,7 +15,7 @@ __all__ = ["RankWarnings"]
 log = logging.getLogger(__name__)
 
 #: where warnings of unsaved state come from
-_SOURCES = (module_state, structure, object_state, registered_hooks, unsaved_state)
+_SOURCES = (module_state, structure, object_state, unwritable, registered_hooks, unsaved_state)
 
 
 class RankWarnings:

@@ -1,6 +1,5 @@
 """Where a fit's objects are found: its module, callbacks, data, optimizers, schedulers, and generators in globals."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from midstride.engine.objects.code_state import class_and_global_state
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
 from midstride.engine.objects.registered_hooks import user_hooks
+from midstride.engine.objects.user_modules import user_modules
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
 from midstride.engine.training.context import FitContext
 
@@ -24,7 +24,13 @@ __all__ = ["objects_of", "unsaved_state_monitor"]
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
 #: modules whose classes code counts in
-_COUNTED_IN = frozenset({"builtins", "collections", "numpy", "torch", "weakref", "_contextvars"})
+_COUNTED_IN = frozenset(
+    {
+        *("builtins", "collections", "itertools", "weakref", "_contextvars", "array", "ctypes", "queue", "_queue"),
+        *("threading", "_thread", "multiprocessing.sharedctypes", "decimal", "fractions", "datetime"),
+        *("numpy", "torch", "torch.nn.parameter", "pandas", "pandas.core.frame", "pandas.core.series"),
+    }
+)
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -69,7 +75,7 @@ def objects_of(context: FitContext) -> Objects:
 def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
     """Yield by name what user code could keep a count in and no snapshot holds: on classes, in globals, large data."""
     holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
-    for name, value in class_and_global_state(holders):
+    for name, value in class_and_global_state(holders, objects.kinds):
         if _is_plain(value) and all(value is not one for one in holders):
             yield name, value
     for path, value in objects.watched.items():
@@ -200,10 +206,13 @@ def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
 
 
 def _global_generators(owners: list[Any]) -> Iterator[Root]:
-    """Yield the generators that the classes of `owners`, and the files that these stand in, hold by name."""
+    """Yield the generators that the classes of `owners`, and the user's modules that these name, hold by name."""
     kinds = dict.fromkeys(kind for owner in owners for kind in type(owner).__mro__ if is_user_class(kind))
+    modules = user_modules(kinds)
+    named = (value for module in modules for value in vars(module).values())
+    kinds |= dict.fromkeys(value for value in named if isinstance(value, type) and is_user_class(value))
     namespaces: dict[str, Any] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds}
-    namespaces |= {kind.__module__: sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules}
+    namespaces |= {module.__name__: module for module in modules}
     for name, namespace in namespaces.items():
         if held := {key: value for key, value in vars(namespace).items() if isinstance(value, Generator)}:
             yield Root("globals", name, held)

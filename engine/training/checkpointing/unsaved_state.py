@@ -1,7 +1,7 @@
 """The unsaved state: what no snapshot holds, and what user code could still keep a count in.
 
-Class attributes, globals of the user's files and large data are looked at when training begins, at its first snapshots
-and then ever more rarely. What has changed by then is named, once: a resumed run would not have it.
+Class attributes, globals of the user's modules and large data are looked at when training begins, at its first
+snapshots and then ever more rarely. What has changed by then is named, once: a resumed run would not have it.
 """
 
 import logging
@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 #: first snapshots at which it looks; after them, at those whose number is a power of two
 CHECKS = 5
+#: names in one warning
+MOST = 10
 
 
 class UnsavedStateMonitor:
@@ -25,29 +27,41 @@ class UnsavedStateMonitor:
     """
 
     def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]]) -> None:
-        self._watched, self._snapshots, self._is_told = watched, 0, False
+        self._watched, self._snapshots = watched, 0
+        self._reported: set[str] = set()
         self._before = self._lines()
 
     def check(self) -> None:
         """Compare with the beginning; called at every snapshot."""
         self._snapshots += 1
-        if self._is_told or not is_looked_at(self._snapshots):
+        if not is_looked_at(self._snapshots):
             return
         now = self._lines()
-        if changed := [*_changed(self._before, now)]:
-            self._is_told = True
-            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        self._before |= {name: lines for name, lines in now.items() if self._is_of_new_code(name)}
+        changed = {
+            name: line
+            for name in [*self._before, *(name for name in now if name not in self._before)]
+            if name not in self._reported and (line := _change(self._before.get(name, {}), now.get(name, {})))
+        }
+        if changed:
+            names = [*changed][:MOST]
+            self._reported.update(names)  # the next look names what is left out here
             log.warning(
                 "changed in training, and is part of no snapshot: %s. If it decides what is trained, keep it in an "
                 "attribute of the module, or by on_save_checkpoint and on_load_checkpoint",
-                shown,
+                ", ".join(changed[name] for name in names)
+                + (f" and {left} more" if (left := len(changed) - MOST) > 0 else ""),
             )
 
-    def _lines(self) -> dict[str, str]:
-        lines: dict[str, str] = {}
-        for name, value in self._watched():
-            lines.update(digest_lines(name, value))
-        return lines
+    def _is_of_new_code(self, name: str) -> bool:
+        """Return whether `name` is of a module, a class or a function that was imported since."""
+        if name in self._before or not name.startswith(("global ", "class ", "function ")):
+            return False
+        owner = name.partition(": ")[0] if ": " in name else name.rpartition(".")[0]
+        return not any(known.startswith(owner) for known in self._before)
+
+    def _lines(self) -> dict[str, dict[str, str]]:
+        return {name: digest_lines(name, value) for name, value in self._watched()}
 
 
 def is_looked_at(snapshot: int) -> bool:
@@ -55,7 +69,10 @@ def is_looked_at(snapshot: int) -> bool:
     return snapshot <= CHECKS or snapshot.bit_count() == 1
 
 
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    for name in [*before, *(name for name in now if name not in before)]:
-        if before.get(name) != now.get(name):
-            yield f"{name} ({before.get(name, 'missing')}, now {now.get(name, 'missing')})"
+def _change(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+    """Return the first line that changed, and how many more did."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if not names:
+        return None
+    more = f" with {len(names) - 1} more in it" if len(names) > 1 else ""
+    return f"{names[0]} ({before.get(names[0], 'missing')}, now {now.get(names[0], 'missing')}){more}"

@@ -43,3 +43,23 @@ class HookedForAStep(Small):
         self.layer(batch)
         handle.remove()
         return 1.0
+
+
+class TensorHooked(Small):
+    """A hook of a parameter, which alone knows how often it was called."""
+
+    def build(self) -> None:
+        calls = [0]
+
+        def scaled(gradient: Tensor) -> Tensor:
+            calls[0] += 1
+            return gradient * calls[0]
+
+        self.layer.weight.register_hook(scaled)
+
+
+class TensorHookedLate(Small):
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1 and not self.layer.weight._backward_hooks:
+            self.layer.weight.register_hook(lambda gradient: gradient * 2)
+        return 1.0

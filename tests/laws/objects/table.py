@@ -25,8 +25,11 @@ from laws.objects.code import (
     OnFunction,
 )
 from laws.objects.derived import Derived, Leaf, Plain
+from laws.objects.files import CountsInHelper, CountsOnClassOfHelper, DrawsInHelper, SwapsInHelper
+from laws.objects.functions import Appends, Chooses, Linked, Patched
 from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions, Teacher
-from laws.objects.hooks import HookedForAStep, HookedLate, Unhooked
+from laws.objects.hooks import HookedForAStep, HookedLate, TensorHooked, TensorHookedLate, Unhooked
+from laws.objects.imported import CountsWhereImported
 from laws.objects.keys import Gathering, Keyed
 from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced, Wrapping
 from laws.objects.samplers import (
@@ -106,6 +109,22 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     "a stream": ((Streams, None, list), True, "lock"),
     "a loader": ((Loops, None, list), True, "the train loader is a Looping with an __iter__ of its own"),
     "a hook that comes": ((HookedLate, None, list), False, r"hooks:doubled in layer\.forward_hooks is new\. A res"),
+    "a hook of a tensor that comes": (
+        (TensorHookedLate, None, list),
+        False,
+        r"hooks:TensorHookedLate\S+<lambda> in tensor layer\.weight\.backward_hooks is new\. A res",
+    ),
+    "functions that are appended": ((Appends, None, list), False, r"set in training to .* module\.acts\.0 \(now "),
+    "a method of its own": (
+        (Patched, None, list),
+        False,
+        r"set in training to .* module\.gain \(now .*Patched\.factor",
+    ),
+    "a linked list": (
+        (Linked, None, list),
+        False,
+        r"nested deeper than 64 levels, and from there on not part of snapshots: module\.newest\.1\.1",
+    ),
     "a hook that goes": (
         (Unhooked, None, list),
         False,
@@ -149,6 +168,22 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (OnAutogradFunction, None, list),
         False,
         r"part of no snapshot: class Louder: calls \(0, now 1",
+    ),
+    "in another file": ((CountsInHelper, None, list), False, r"part of no snapshot: global .*helper\.STEPS \(\d+, now"),
+    "in a file that is imported where it is used": (
+        (CountsWhereImported, None, list),
+        False,
+        r"part of no snapshot: global .*helper\.STEPS \(\d+, now \d+",
+    ),
+    "on a class of another file": (
+        (CountsOnClassOfHelper, None, list),
+        False,
+        r"part of no snapshot: class Numbered: ids \(count\(\d+\), now count\(",
+    ),
+    "a function of another file": (
+        (SwapsInHelper, None, list),
+        False,
+        r"part of no snapshot: global .*helper\.act \(\S+:soft, now \S+:hard\)",
     ),
     "a collate that counts": ((CountsInCollate, None, list), True, "CountingCollate gave another batch"),
     "a collate that counts in a worker": ((CountsInWorker, None, list), True, "CountingCollate gave another batch"),
@@ -206,7 +241,7 @@ _MODULES: list[type[Small]] = [
         Plain,
         Weighed,
     ),
-    *(LateUnderValidation, OfTorch, OnTrainer, Wrapping),
+    *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked),
 ]
 
 

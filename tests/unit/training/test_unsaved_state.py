@@ -1,6 +1,19 @@
-"""When the watch over unsaved state looks, and that it speaks once."""
+"""When the watch over unsaved state looks, what it sees, and that it speaks once of each change."""
 
+import array
+import ctypes
+import itertools
+import multiprocessing
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
 
@@ -30,3 +43,89 @@ def test_between_looks_nothing_is_read() -> None:
         monitor.check()
 
     assert len(looks) == 1 + 5 + 7  # when training begins, at the first snapshots, and at 8, 16 ... 512
+
+
+def test_what_changes_later_is_named_then(caplog: pytest.LogCaptureFixture) -> None:
+    held = {f"global {name}": [0] for name in range(12)}
+    monitor = UnsavedStateMonitor(lambda: iter(held.items()))
+    named = []
+    for changing in ([0], [0, 3], [0, *range(1, 12)], []):
+        for name in changing:
+            held[f"global {name}"][0] += 1
+        monitor.check()
+        named.append(sum(record.getMessage().count("[0] (0, now ") for record in caplog.records))
+        caplog.clear()
+
+    assert named == [1, 1, 10, 0]
+
+
+def test_what_is_imported_later_has_changed_when_it_differs_from_then(caplog: pytest.LogCaptureFixture) -> None:
+    held: dict[str, Any] = {"global first.X": 0}
+    monitor = UnsavedStateMonitor(lambda: iter(held.items()))
+    held |= {"global second.X": [0], "class Second: x": 0, "global first.Y": 1}
+    monitor.check()
+    held["global second.X"].append(1)
+    monitor.check()
+
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "no snapshot: global first.Y (missing, now 1). If" in first
+    assert "no snapshot: global second.X holds ('1 items', now '2 items') with 1 more in it. If" in second
+
+
+def numbered() -> Iterator[int]:
+    number = 0
+    while True:
+        number += 1
+        yield number
+
+
+class Node:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def local() -> Any:
+    made = threading.local()
+    made.calls = 0
+    return made
+
+
+#: what is held -> how it is made, and how code counts in it
+HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "count": (itertools.count, next),
+    "cycle": (lambda: itertools.cycle([1, 2, 3]), next),
+    "chain": (lambda: itertools.chain([1, 2], [3]), next),
+    "enumerate": (lambda: enumerate([1, 2]), next),
+    "zip": (lambda: zip([1, 2], [3, 4], strict=True), next),
+    "generator": (numbered, next),
+    "queue": (queue.Queue, lambda held: held.put(1)),
+    "simple queue": (queue.SimpleQueue, lambda held: held.put(1)),
+    "deque": (lambda: deque([1, 2]), lambda held: held.rotate()),
+    "value": (lambda: multiprocessing.Value("i", 1), lambda held: setattr(held, "value", 2)),
+    "ctype": (lambda: ctypes.c_int(1), lambda held: setattr(held, "value", 2)),
+    "local": (local, lambda held: setattr(held, "calls", 1)),
+    "event": (threading.Event, lambda held: held.set()),
+    "array": (lambda: array.array("d", [1.0]), lambda held: held.append(2.0)),
+    "bytes": (lambda: bytearray(3), lambda held: held.append(1)),
+    "set": (lambda: set(range(9)), lambda held: (held.remove(3), held.add(9))),
+    "items": (lambda: dict.fromkeys(range(2000), 0), lambda held: held.update({1999: 1})),
+    "many": (lambda: [Node(1)] * 2000, lambda held: held.append(Node(1))),
+    "objects": (lambda: np.array([None, [1]], dtype=object), lambda held: held[1].append(2)),
+    "decimal": (lambda: [Decimal(1)], lambda held: held.append(held.pop() + 1)),
+    "function": (lambda: [numbered], lambda held: held.append(held.pop() and local)),
+    "nested": (lambda: Node({"a": Node([{"b": 1}])}), lambda held: held.inner["a"].inner[0].update(b=2)),
+    "tensor": (lambda: torch.zeros(3), lambda held: held.add_(1)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_change_is_seen_in(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    make, change = HELD[kind]
+    held = make()
+    monitor = UnsavedStateMonitor(lambda: iter([("global X", held)]))
+    monitor.check()
+    assert caplog.records == []
+    change(held)
+    monitor.check()
+
+    assert len(caplog.records) == 1

@@ -1,0 +1,114 @@
+"""What of a run's objects no file can hold: named, once."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from midstride.engine.objects.graph import DEEPEST, GraphWalk
+from midstride.engine.objects.node_writers import DATA
+from midstride.engine.objects.plain_values import kind_name
+from midstride.engine.objects.user_modules import user_function
+
+__all__ = ["Unwritable", "few", "shown"]
+
+log = logging.getLogger(__name__)
+
+#: names in a path that is shown whole
+_LONG = 12
+
+
+class Unwritable:
+    """Names what walks met and could not describe."""
+
+    def __init__(self) -> None:
+        self._reported: set[str] = set()
+        self._constants: dict[str, str] = {}
+
+    def begin(self, walk: GraphWalk) -> None:
+        """Name what there is as training begins, and note the functions and classes that every attempt has."""
+        self.tell(walk)
+        self._constants = dict(walk.constants)
+
+    def tell(self, walk: GraphWalk) -> None:
+        """Name what cannot be written, once: a warning for each class in modules, and one for all beside them."""
+        found: dict[str, list[str]] = {}
+        beside = []
+        for path, value in walk.opaque.items():
+            if path in self._reported:
+                continue
+            self._reported.add(path)
+            if path.startswith("module/"):
+                found.setdefault(kind_name(type(value)), []).append(_attribute(path))
+            elif not isinstance(value, DATA):
+                beside.append(f"{shown(path)}, a {type(value).__name__}")
+        if beside:
+            log.warning(
+                "not part of snapshots: %s. If training changes it, keep it by on_save_checkpoint and "
+                "on_load_checkpoint",
+                few(beside),
+            )
+        for kind, names in found.items():
+            log.warning(
+                "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep it by "
+                "on_save_checkpoint and on_load_checkpoint",
+                few(names),
+                kind.rpartition(".")[2].rpartition(":")[2],
+            )
+        if deep := [path for path in walk.deep if _add(self._reported, path)]:
+            log.warning(
+                "nested deeper than %d levels, and from there on not part of snapshots: %s. Keep it flat, in a list",
+                DEEPEST,
+                few([shown(path) for path in deep]),
+            )
+
+    def tell_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
+        """Name functions and objects that came up in training and that no other attempt would have.
+
+        Args:
+            walk: that met them.
+            roots: paths of the owners whose attributes were walked through.
+        """
+        before, known = self._constants, Counter(self._constants.values())
+        now = {**walk.constants, **{path: kind_name(type(value)) for path, value in walk.opaque.items()}}
+        lines = []
+        for path, kind in now.items():
+            if path.startswith("hooks") or before.get(path, kind if path in self._reported else None) == kind:
+                continue
+            is_found = path in walk.functions and (known[kind] == 1 or user_function(kind) is not None)
+            if not is_found and _add(self._reported, f"now {kind} in {_owner(path, roots)}"):
+                lines.append(f"{shown(path)} (now {kind})")
+        if lines:
+            log.warning(
+                "set in training to what no snapshot can hold: %s. A resumed run has there what it is built with: set "
+                "it in __init__ or setup, or again in on_load_checkpoint",
+                few(lines),
+            )
+
+
+def _add(names: set[str], name: str) -> bool:
+    """Add `name`; return whether it is new."""
+    is_new = name not in names
+    names.add(name)
+    return is_new
+
+
+def _owner(path: str, roots: Iterable[str]) -> str:
+    """Return the path of the attribute in which `path` stands."""
+    root = max((root for root in roots if path.startswith(f"{root}/")), key=len, default="")
+    return f"{root}/{path.removeprefix(f'{root}/').partition('/')[0]}"
+
+
+def _attribute(path: str) -> str:
+    """Return how code calls what stands at `path` of the module: without the group."""
+    return shown(path.partition("/")[2])
+
+
+def shown(path: str) -> str:
+    """Return how code calls what stands at `path`; of a long one, its beginning and its end."""
+    names = [name for name in path.split("/") if name]
+    return ".".join(names if len(names) <= _LONG else [*names[: _LONG // 2], "...", *names[-2:]])
+
+
+def few(lines: Sequence[str]) -> str:
+    """Return the first lines, and how many more there are."""
+    return ", ".join(lines[:5]) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")

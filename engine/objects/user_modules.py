@@ -1,0 +1,73 @@
+"""The user's modules: the files that the classes of a training stand in, and those that these import."""
+
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from midstride.engine.code_origin import is_user_class, is_user_module
+from midstride.engine.state.nodes import kind_text
+
+__all__ = ["names_in", "user_function", "user_modules"]
+
+
+def user_modules(kinds: Iterable[type]) -> list[types.ModuleType]:
+    """Return the user's modules in which `kinds` stand, those that these name, and so on, by name."""
+    names = _reached(frozenset(kind.__module__ for kind in kinds), len(sys.modules))
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+@lru_cache(maxsize=8)  # asked at every snapshot; what a module names is looked at anew where another was imported
+def _reached(begin: frozenset[str], _modules: int) -> tuple[str, ...]:
+    found: set[str] = set()
+    queue = [*begin]
+    while queue:
+        name = queue.pop()
+        if name not in found and name in sys.modules and is_user_module(name):
+            found.add(name)
+            queue += _named_by(sys.modules[name])
+    return tuple(sorted(found))
+
+
+def _named_by(module: types.ModuleType) -> Iterator[str]:
+    """Yield what may be names of modules in `module`: of its values, and where they and their classes come from."""
+    package = getattr(module, "__package__", None) or ""
+    for value in [*vars(module).values()]:
+        if isinstance(value, types.ModuleType):
+            yield value.__name__
+            continue
+        owner: Any = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        yield str(owner.__module__)
+        for function in _functions_of(owner):
+            for name in names_in(function.__code__):  # imported where it is called
+                yield name
+                yield f"{package}.{name}"
+
+
+def _functions_of(owner: Any) -> Iterator[types.FunctionType]:
+    values = vars(owner).values() if isinstance(owner, type) and is_user_class(owner) else [owner]
+    for value in values:
+        function = getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType) and is_user_module(function.__module__):
+            yield function
+
+
+def user_function(kind: str) -> types.FunctionType | None:
+    """Return the function of the user's that is called `kind` in a snapshot; None if none is loaded."""
+    module, _, name = kind.partition(":")
+    found: Any = sys.modules.get(module) if is_user_module(module) else None
+    for inner in name.split("."):
+        found = vars(found).get(inner) if isinstance(found, (type, types.ModuleType)) else None
+    found = getattr(found, "__func__", found)
+    is_it = isinstance(found, types.FunctionType) and kind_text(found.__module__, found.__qualname__) == kind
+    return found if is_it else None
+
+
+def names_in(code: types.CodeType) -> list[str]:
+    """Return the globals, attributes and modules that `code` and the functions written in it name."""
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += names_in(constant)
+    return list(dict.fromkeys(names))
