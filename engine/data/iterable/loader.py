@@ -64,7 +64,7 @@ class IterableLoader(ResumableLoader):
         self._drop_last, self._agree = loader.drop_last, agree
         #: shards that the data are read as, in all attempts of a run; 0 is plain PyTorch's no workers
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
-        self._expected, self._limit = self._limited(len(loader) if hasattr(dataset, "__len__") else None, limit)
+        self._expected, self._limit = self._limited(_length(loader), limit)
         self._workers = loader.num_workers
         self._persistent = loader.persistent_workers
         self._rng_isolation = RngIsolation()
@@ -257,6 +257,14 @@ class IterableLoader(ResumableLoader):
                 behind,
                 self.name,
             )
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    """Return the batches of an epoch; None where the data set does not know, nor one that it chains."""
+    try:
+        return len(loader) if hasattr(loader.dataset, "__len__") else None
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _rebuilt(loader: DataLoader[Any], reader: ShardReader, requests: ShardRequestSampler, key: int) -> DataLoader[Any]:

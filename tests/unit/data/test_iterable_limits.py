@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.line_streams import Lines
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import ChainDataset, DataLoader
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import UserError
@@ -43,7 +43,14 @@ class Sized(Lines):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "interval", "batches"), [(Lines(), 1.0, [5]), (Lines(), 2, [2, 4]), (Sized(), 0.5, [2, 4])]
+    ("dataset", "interval", "batches"),
+    [
+        (Lines(), 1.0, [5]),
+        (Lines(), 2, [2, 4]),
+        (Sized(), 0.5, [2, 4]),
+        (ChainDataset([Lines(), Lines()]), 4, [4, 8]),
+        (ChainDataset([Sized(), Sized()]), 0.5, [5, 10]),
+    ],
 )
 def test_validation_comes_where_it_is_due(dataset: Any, interval: float, batches: list[int]) -> None:
     module = Module(dataset)
