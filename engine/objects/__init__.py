@@ -19,6 +19,8 @@ node_writers       how each kind of object is described: a writer for each class
 object_state       what a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers and
                    schedulers
 plain_values       what is written as it is or made from a few arguments, and what is too large to be state
+python_objects     iterators, arrays and shared values of Python's own: how they are described, and how they are put
+                   back
 registered_hooks   the hooks that user code registers on modules and optimizers: what they hold is state, which there
                    are is not
 side_effects       a step of a module that leaves nothing behind

@@ -1,5 +1,7 @@
 """What is directly in an object: its attributes, wherever its class keeps them, or the items of a container."""
 
+import queue
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -12,6 +14,11 @@ __all__ = ["INTERNAL", "attributes_of", "items_of", "members_of", "state_attribu
 INTERNAL = frozenset(vars(nn.Module()))
 #: of these, those that hold state of a module that no other part keeps
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
+#: locks that a class of Python's keeps beside its state
+_LOCKS: dict[type, frozenset[str]] = {
+    queue.Queue: frozenset({"mutex", "not_empty", "not_full", "all_tasks_done"}),
+    threading.Event: frozenset({"_cond"}),
+}
 
 
 def attributes_of(value: object) -> dict[str, Any]:
@@ -26,11 +33,13 @@ def attributes_of(value: object) -> dict[str, Any]:
 
 
 def state_attributes(value: object) -> dict[str, Any]:
-    """Return the attributes of an object; of a module, those that hold its state."""
+    """Return the attributes of an object; of a module, those that hold its state; no locks of Python's own."""
     if isinstance(value, nn.Module):
         internal = INTERNAL - _OF_MODULES
         return {name: item for name, item in vars(value).items() if name not in internal}
-    return attributes_of(value)
+    locks = next((names for kind, names in _LOCKS.items() if isinstance(value, kind)), None)
+    found = attributes_of(value)
+    return {name: item for name, item in found.items() if name not in locks} if locks else found
 
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]] | None:

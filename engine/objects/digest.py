@@ -7,7 +7,6 @@ import ctypes
 import io
 import itertools
 import types
-import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -22,6 +21,7 @@ from midstride.engine.objects.attributes import INTERNAL, members_of
 from midstride.engine.objects.code_state import class_and_global_state, is_data
 from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
 from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name
+from midstride.engine.objects.python_objects import ITERATORS, parts_of_iterator
 from midstride.engine.state.nodes import kind_text
 
 __all__ = ["differing_lines", "digest_lines", "object_digest", "users_lines"]
@@ -34,8 +34,6 @@ _MANY = 1000
 _MOST_LINES = 10_000
 _NOT_STATE = INTERNAL | {"_trainer"}
 _CONTAINERS = (dict, list, tuple, deque)
-#: what goes through other iterators, and says of itself no more than how it would be copied
-_ITERATORS = (enumerate, filter, map, reversed, zip, types.GeneratorType)
 
 
 def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
@@ -86,7 +84,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         for path, submodule in value.named_modules():
             prefix = f".{path}." if path else "."
             yield from ((prefix + key, item) for key, item in vars(submodule).items() if key not in _NOT_STATE)
-    elif isinstance(value, _ITERATORS) or type(value).__module__ == "itertools":
+    elif isinstance(value, (*ITERATORS, types.GeneratorType)):
         yield from ((f" ({number})", item) for number, item in enumerate(_parts(value)))
     elif is_data(value):
         if isinstance(value, (list, tuple, dict, deque)):
@@ -99,13 +97,7 @@ def _parts(iterator: Any) -> Sequence[Any]:
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return [frame.f_lasti, dict(frame.f_locals)] if frame is not None else []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            reduced = iterator.__reduce__()
-        except TypeError:  # from Python 3.14 on those of itertools have none
-            return ()
-    return [*reduced[1], *reduced[2:]]
+    return parts_of_iterator(iterator) or ()
 
 
 def _describe(value: Any) -> str | None:

@@ -36,6 +36,12 @@ from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.hashed_items import fill_keyed, keyed, members
 from midstride.engine.objects.plain_values import kind_name, step
+from midstride.engine.objects.python_objects import (
+    fill_iterator,
+    fill_numbers,
+    fill_object_array,
+    parts_of_iterator,
+)
 from midstride.engine.state.codec import differences
 from midstride.engine.state.nodes import Instance, fill_set, kind_text
 
@@ -136,7 +142,7 @@ def _partial(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 
 def _count(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    if type(live) is itertools.count and list(live.__reduce__()[1]) == node.state["items"]:
+    if type(live) is itertools.count and parts_of_iterator(live) == (tuple(node.state["items"]),):
         return filling.set(live, path)
     return filling.set(itertools.count(*node.state["items"]), path)
 
@@ -305,6 +311,9 @@ FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
         "partial": _partial,
         "derived": _derived,
         "count": _count,
+        "iterator": fill_iterator,
+        "numbers": fill_numbers,
+        "array of objects": fill_object_array,
         "cursor": _cursor,
         "enum": _enum,
         "named tuple": _named_tuple,

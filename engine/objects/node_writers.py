@@ -38,6 +38,14 @@ from midstride.engine.objects.plain_values import (
     kind_name,
     step,
 )
+from midstride.engine.objects.python_objects import (
+    ITERATORS,
+    holds_numbers,
+    iterator_node,
+    numbers_node,
+    object_array_node,
+    parts_of_iterator,
+)
 from midstride.engine.state.arrays import describe_dtype
 from midstride.engine.state.codec import encode
 from midstride.engine.state.nodes import Instance, kind_text
@@ -50,6 +58,7 @@ _NAMESPACES = frozenset(
     {
         *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
         *("collections:UserString", "collections:ChainMap"),
+        *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
     }
 )
@@ -80,6 +89,8 @@ def _tensor(walk: Walk, value: Tensor, path: str) -> Any:
 
 
 def _array(walk: Walk, value: Any, path: str) -> Any:
+    if value.dtype == object and type(value) is np.ndarray:
+        return object_array_node(walk, value, path)
     if describe_dtype(value.dtype) is None:
         return opaque_node(walk, value, path)
     walk.meet(value, path)
@@ -147,8 +158,10 @@ def _partial(walk: Walk, value: partial[Any], path: str) -> Any:
 
 
 def _count(walk: Walk, value: Any, path: str) -> Any:
+    if (parts := parts_of_iterator(value)) is None:
+        return opaque_node(walk, value, path)
     walk.meet(value, path)
-    return instance_of(value, "count", items=list(value.__reduce__()[1]))
+    return instance_of(value, "count", items=list(parts[0]))
 
 
 def _cursor(walk: Walk, value: Any, path: str) -> Any:
@@ -218,8 +231,8 @@ _WRITERS: dict[type, Writer] = {
         deque: deque_node,
         set: set_node,
         frozenset: set_node,
-        itertools.count: _count,
     },
+    **dict.fromkeys(ITERATORS, iterator_node) | {itertools.count: _count},
     **dict.fromkeys((dict, OrderedDict, Counter, defaultdict), dict_node),
     **dict.fromkeys((type(iter([])), type(iter(())), type(iter(range(0)))), _cursor),
     **{types.FunctionType: _function, types.MethodType: _method, types.BuiltinMethodType: _method},
@@ -236,12 +249,10 @@ def writer_of(kind: type) -> Writer:
 def _writer(kind: type) -> Writer:
     if issubclass(kind, _GENERATORS) and not issubclass(kind, random.SystemRandom):
         return _generator
-    if issubclass(kind, np.generic):
-        return _scalar
-    if issubclass(kind, enum.Enum):
-        return _enum
-    if kind_name(kind) in VALUES:
-        return _value
+    if issubclass(kind, (np.generic, enum.Enum)):
+        return _scalar if issubclass(kind, np.generic) else _enum
+    if kind_name(kind) in VALUES or holds_numbers(kind):
+        return _value if kind_name(kind) in VALUES else numbers_node
     if issubclass(kind, tuple):
         return _named_tuple if hasattr(kind, "_fields") and is_user_class(kind) else opaque_node
     if issubclass(kind, (*CONSTANT, Tensor, IterableDataset)):

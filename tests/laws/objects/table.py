@@ -31,6 +31,7 @@ from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions,
 from laws.objects.hooks import HookedForAStep, HookedLate, TensorHooked, TensorHookedLate, Unhooked
 from laws.objects.imported import CountsWhereImported
 from laws.objects.keys import Gathering, Keyed
+from laws.objects.library import Iterated, Numbers, Queued, TellsWorkers
 from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced, Wrapping
 from laws.objects.samplers import (
     Loops,
@@ -242,6 +243,7 @@ _MODULES: list[type[Small]] = [
         Weighed,
     ),
     *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked),
+    *(Iterated, Numbers, Queued, TellsWorkers),
 ]
 
 

@@ -87,7 +87,7 @@ class Unique(Plain):
 class Cycling(Plain):
     def __init__(self) -> None:
         super().__init__()
-        self.factors = itertools.chain(range(1, 100))
+        self.factors = (number for number in range(1, 100))
 
     def factor(self) -> float:
         return float(next(self.factors))
@@ -200,7 +200,7 @@ WRONG: dict[type[Plain], list[str]] = {
     Global: [r"global \S*test_resume_check\.CALLS\[0\]: 5 resumed, 6 undisturbed"],
     Clocked: [r"time\.time\(\) in Clocked\.factor \(test_resume_check\.py:\d+\)", "merely run again"],
     Unique: [r"os\.urandom\(\) in Unique\.factor"],
-    Cycling: ["The engine warned:\n.*factors, a chain, is not part of snapshots"],
+    Cycling: ["The engine warned:\n.*factors, a generator, is not part of snapshots"],
     Opened: [r"module\.file: at byte 5 resumed, at byte 6 undisturbed", "The engine warned:\n.*file, a BytesIO"],
 }
 

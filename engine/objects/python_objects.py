@@ -1,0 +1,130 @@
+"""Iterators, arrays and shared values of Python's own: how they are described, and how they are put back."""
+
+import array
+import ctypes
+import itertools
+import multiprocessing.sharedctypes
+import warnings
+from typing import Any
+
+import numpy as np
+
+from midstride.engine.objects.container_writers import Walk, instance_of, item_nodes, opaque_node
+from midstride.engine.objects.containers import MISSING, Filler, items_of
+from midstride.engine.objects.plain_values import kind_name, step
+from midstride.engine.state.nodes import Instance
+
+__all__ = [
+    "ITERATORS",
+    "fill_iterator",
+    "fill_numbers",
+    "fill_object_array",
+    "holds_numbers",
+    "iterator_node",
+    "numbers_node",
+    "object_array_node",
+    "parts_of_iterator",
+]
+
+#: what goes through other iterators
+ITERATORS = (
+    *(enumerate, filter, map, reversed, zip, itertools.accumulate, itertools.chain, itertools.compress),
+    *(itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice),
+    *(itertools.pairwise, itertools.repeat, itertools.starmap, itertools.takewhile, itertools.zip_longest),
+)
+_ITERATOR_KINDS: dict[str, Any] = {kind_name(kind): kind for kind in ITERATORS}
+#: what numbers of ctypes are derived from
+_SIMPLE: Any = ctypes.c_int.__base__
+#: codes of the numbers that memory may consist of; others are addresses
+_CODES = "bBhHiIlLqQfd?cuw"
+
+
+def parts_of_iterator(iterator: Any) -> tuple[Any, ...] | None:
+    """Return what a copy of an iterator is made of, and perhaps its state; None where Python does not say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            reduced = iterator.__reduce__()
+        except TypeError:  # from Python 3.14 on those of itertools have none
+            return None
+    return (reduced[1], *[state for state in reduced[2:3] if state is not None])
+
+
+def iterator_node(walk: Walk, value: Any, path: str) -> Any:
+    """Describe an iterator by what a copy of it is made of."""
+    parts = parts_of_iterator(value)
+    if parts is None:
+        return opaque_node(walk, value, path)
+    walk.meet(value, path)
+    return instance_of(value, "iterator", parts=list(item_nodes(walk, parts, step(path, "parts"))))
+
+
+def fill_iterator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    """Put back an iterator: a new one in its place."""
+    kind, within = _ITERATOR_KINDS.get(node.kind), step(path, "parts")
+    before = parts_of_iterator(live) if kind is not None and type(live) is kind else None
+    parts = items_of(filling, node.state["parts"], before or (), within)
+    is_whole = not any(where.startswith(f"{within}/") for where in filling.stale)
+    if kind is None or not is_whole:
+        return filling.give_up(path, node.kind, live)
+    made = kind.__new__(kind, *parts[0])
+    for state in parts[1:]:
+        made.__setstate__(state)
+    return filling.set(made, path)
+
+
+def holds_numbers(kind: type) -> bool:
+    """Return whether objects of `kind` may be numbers in memory: an array, a ctype, or one that processes share."""
+    return issubclass(kind, (array.array, ctypes.Array, _SIMPLE, multiprocessing.sharedctypes.SynchronizedBase))
+
+
+def numbers_node(walk: Walk, value: Any, path: str) -> Any:
+    """Describe numbers in memory by their bytes."""
+    memory = _memory_of(value)
+    if memory is None:
+        return opaque_node(walk, value, path)
+    walk.meet(value, path)
+    code = {"code": value.typecode} if isinstance(value, array.array) else {}
+    found = np.frombuffer(memory, dtype=np.uint8) if memory.nbytes else np.zeros(0, dtype=np.uint8)
+    return instance_of(value, "numbers", **code, bytes=found)
+
+
+def _memory_of(value: Any) -> memoryview | None:
+    is_shared = isinstance(value, multiprocessing.sharedctypes.SynchronizedBase)
+    memory = memoryview(value.get_obj() if is_shared else value)
+    return memory if memory.format.strip("<>=@!") in _CODES else None
+
+
+def fill_numbers(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    """Put back numbers in memory, in place."""
+    fits = live is not MISSING and kind_name(type(live)) == node.kind and holds_numbers(type(live))
+    if (code := node.state.get("code")) is not None:
+        fits = fits and live.typecode == code
+        target = live if filling.use(live, path, fits=fits) else filling.set(array.array(code), path)
+        target[:] = array.array(code, node.state["bytes"].tobytes())
+        return target
+    memory = _memory_of(live) if fits else None
+    if memory is None or memory.nbytes != node.state["bytes"].size or not filling.use(live, path, fits=True):
+        return filling.give_up(path, node.kind, live)
+    np.frombuffer(memory, dtype=np.uint8)[:] = node.state["bytes"]
+    return live
+
+
+def object_array_node(walk: Walk, value: Any, path: str) -> Any:
+    """Describe an array of objects."""
+    walk.meet(value, path)
+    items = list(item_nodes(walk, value.ravel().tolist(), path))
+    return instance_of(value, "array of objects", shape=list(value.shape), items=items)
+
+
+def fill_object_array(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    """Put back an array of objects, in place where it has the same shape."""
+    shape = tuple(node.state["shape"])
+    is_array = isinstance(live, np.ndarray) and live.dtype == object
+    before = live.ravel().tolist() if is_array else ()
+    fits = is_array and live.shape == shape and live.flags.writeable
+    target = live if filling.use(live, path, fits=fits) else filling.set(np.empty(shape, dtype=object), path)
+    items = items_of(filling, node.state["items"], before, path)
+    for index, item in zip(np.ndindex(shape), items, strict=True):
+        target[index] = item
+    return target

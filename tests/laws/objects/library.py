@@ -1,0 +1,107 @@
+"""Iterators, queues, arrays and shared values of Python's own."""
+
+import array
+import ctypes
+import itertools
+import multiprocessing
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+from laws.objects.small import Rows, Small
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+
+class Iterated(Small):
+    """Iterators over others; two share a list, and one has come round."""
+
+    def build(self) -> None:
+        self.steps = [0.1, 0.2, 0.3]
+        self.phases = itertools.cycle(self.steps)
+        self.pairs = zip(itertools.count(), itertools.repeat(2), strict=False)
+        self.chained = itertools.chain(self.steps, [7.0] * 99)
+        self.numbered: Any = None
+        self.mapped = map(self.scaled, range(99))
+
+    def scaled(self, number: int) -> float:
+        return number * len(self.steps)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.numbered = self.numbered or enumerate(range(99), start=1)
+        number, two = next(self.pairs)
+        return next(self.phases) + number * two + next(self.chained) + next(self.numbered)[0] + next(self.mapped)
+
+
+class Queued(Small):
+    def build(self) -> None:
+        self.first: queue.Queue[float] = queue.Queue(maxsize=2)
+        self.least: queue.PriorityQueue[float] = queue.PriorityQueue()
+        self.warm = threading.Event()
+
+    def factor(self, batch: Tensor) -> Any:
+        value = float(batch.sum())
+        taken = self.first.get() if self.first.full() else 0.0
+        self.first.put(value)
+        self.least.put(value)
+        if self.least.qsize() == 2:
+            self.warm.set()
+        return taken + (self.least.get() if self.least.qsize() > 2 else 0.0) + self.warm.is_set()
+
+
+class Numbers(Small):
+    """In memory that others may look at, too."""
+
+    def build(self) -> None:
+        self.seen = array.array("d", [0.0])
+        self.step = ctypes.c_int64(0)
+        self.objects = np.array([None, {"count": 0}, [1.0]], dtype=object)
+        self.view = self.objects[1:]
+
+    def factor(self, batch: Tensor) -> Any:
+        self.seen.append(float(batch.sum()))
+        self.step.value += 1
+        self.view[0]["count"] += 1
+        self.objects[0] = (self.step.value, self.objects[2])
+        self.objects[2].append(self.seen[-1])
+        return sum(self.seen) + self.step.value + self.objects[1]["count"] + sum(self.objects[0][1])
+
+
+class Told(Rows):
+    """Processes that read it share what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = multiprocessing.Value("q", 0)
+        self.weights = multiprocessing.Array("d", 24)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index] * (1 + self.step.value + self.weights[index])
+
+
+class Balanced(Sampler[int]):
+    """Goes round and round."""
+
+    def __init__(self) -> None:
+        self.rounds = [itertools.cycle(range(start, 24, 3)) for start in range(3)]
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Any:
+        yield from (next(self.rounds[number % 3]) for number in range(20))
+
+
+class TellsWorkers(Small):
+    def build(self) -> None:
+        self.rows = Told()
+
+    def factor(self, batch: Tensor) -> Any:
+        with self.rows.step.get_lock():
+            self.rows.step.value += 1
+        self.rows.weights[self.rows.step.value] = float(batch.sum())
+        return 1.0
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, 4, sampler=Balanced())
