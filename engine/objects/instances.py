@@ -20,6 +20,8 @@ from uuid import UUID
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import state_attributes
@@ -59,6 +61,8 @@ _TORCH = (
     *(torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams),
 )
 _VALUES.update(dict.fromkeys((kind_name(type(v)) for v in _TORCH), {str(v): v for v in _TORCH}.__getitem__))
+#: of torch's classes, those of which objects are made anew
+_MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
 _GENERATORS: dict[str, Callable[[], Any]] = {
     **{kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState)},
     kind_name(np.random.Generator): np.random.default_rng,
@@ -173,7 +177,7 @@ def _class(kind: str, live: Any, base: type) -> Any:
     for inner in name.split("."):
         found = getattr(found, inner, None)
     known = isinstance(found, type) and issubclass(found, base)
-    return found if known and (is_user_class(found) or issubclass(found, nn.Module)) else None
+    return found if known and (is_user_class(found) or issubclass(found, _MADE_ANEW)) else None
 
 
 def _enum(filling: Filler, node: Instance, live: Any, path: str) -> Any:

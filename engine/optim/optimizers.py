@@ -9,12 +9,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from midstride.engine.errors import UserError
+from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.optim.trained_parameters import TrainedParameters
+from midstride.engine.state.codec import walk
 
-__all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers"]
+__all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers", "scheduler_objects"]
 
 
 @dataclass
@@ -142,6 +143,29 @@ def _uncast(saved: Any, loaded: Any) -> Any:
     return copy.deepcopy(saved)
 
 
+def scheduler_objects(scheduler: Any) -> dict[str, Any]:
+    """Return the attributes of `scheduler` that its `state_dict`, which is torch's, holds and that cannot be written.
+
+    They are objects: another scheduler that comes after it, a random generator, a function.
+    """
+    if getattr(type(scheduler), "state_dict", None) is not LRScheduler.state_dict:
+        return {}
+    return {name: value for name, value in scheduler.state_dict().items() if not _is_writable(value)}
+
+
+def _is_writable(value: Any) -> bool:
+    try:
+        walk(value)
+    except UnsupportedState:
+        return False
+    return True
+
+
+def _state_of(scheduler: Any) -> dict[str, Any]:
+    objects = scheduler_objects(scheduler)
+    return {name: value for name, value in scheduler.state_dict().items() if name not in objects}
+
+
 class SchedulerList:
     """All schedulers as one part of a run's state."""
 
@@ -150,7 +174,7 @@ class SchedulerList:
 
     def state_dict(self) -> dict[str, Any]:
         """Return every scheduler's state, by number."""
-        return {str(number): config.scheduler.state_dict() for number, config in enumerate(self._schedulers)}
+        return {str(number): _state_of(config.scheduler) for number, config in enumerate(self._schedulers)}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give every scheduler its state back."""

@@ -16,6 +16,7 @@ from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
 from midstride.engine.objects.registered_hooks import user_hooks
 from midstride.engine.objects.user_modules import user_modules
+from midstride.engine.optim.optimizers import scheduler_objects
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
 from midstride.engine.training.context import FitContext
 
@@ -200,6 +201,8 @@ def _optimizer_roots(context: FitContext) -> Iterator[Root]:
 def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
     if isinstance(lambdas := getattr(scheduler, "lr_lambdas", None), list):  # its state_dict leaves functions out
         yield Root("schedulers", name, {"lr_lambdas": lambdas})
+    elif found := scheduler_objects(scheduler):
+        yield Root("schedulers", name, found, scheduler)
     inner = [one for key in ("_schedulers", "schedulers") for one in getattr(scheduler, key, ())]
     for number, one in enumerate(inner):
         yield from _scheduler_roots(one, f"{name}.{number}")

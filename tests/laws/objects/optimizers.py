@@ -1,5 +1,6 @@
 """State in optimizers and schedulers."""
 
+import random
 from typing import Any
 
 import torch
@@ -134,3 +135,46 @@ class Lookahead(torch.optim.Optimizer):
 class Wrapping(Small):
     def configure_optimizers(self) -> Any:
         return Lookahead(torch.optim.Adam(self.parameters(), lr=0.01))
+
+
+class Warmup(torch.optim.lr_scheduler.LRScheduler):
+    """Rises, and hands over to another scheduler; what it draws is its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, after: torch.optim.lr_scheduler.LRScheduler) -> None:
+        self.after, self.drawn, self.share = after, random.Random(3), lambda step: (step + 1) / 3
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        if self.last_epoch > 2:
+            self.after.step()
+        rate = float(self.after.get_last_lr()[0])
+        return [rate * self.share(min(2, self.last_epoch)) * (1 + self.drawn.random())]
+
+
+class Warming(Small):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return _each_step(optimizer, Warmup(optimizer, after))
+
+
+class TakesAnother(Small):
+    """Steps by hand, from the second step on with an optimizer that is made then."""
+
+    automatic_optimization = False
+
+    def build(self) -> None:
+        self.second: Any = None
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+        optimizer = self.optimizers()
+        if self.global_step >= 1:
+            self.second = self.second or torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+            self.second.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        if self.second is not None:
+            self.second.step()
+        return loss

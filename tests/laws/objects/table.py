@@ -32,7 +32,18 @@ from laws.objects.hooks import HookedForAStep, HookedLate, TensorHooked, TensorH
 from laws.objects.imported import CountsWhereImported
 from laws.objects.keys import Gathering, Keyed
 from laws.objects.library import Iterated, Numbers, Queued, TellsWorkers
-from laws.objects.optimizers import Cyclic, Cyclic2, CyclicRange, Lambda, Narrow, Optimized, Replaced, Wrapping
+from laws.objects.optimizers import (
+    Cyclic,
+    Cyclic2,
+    CyclicRange,
+    Lambda,
+    Narrow,
+    Optimized,
+    Replaced,
+    TakesAnother,
+    Warming,
+    Wrapping,
+)
 from laws.objects.samplers import (
     Loops,
     Samples,
@@ -243,7 +254,7 @@ _MODULES: list[type[Small]] = [
         Weighed,
     ),
     *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked),
-    *(Iterated, Numbers, Queued, TellsWorkers),
+    *(Iterated, Numbers, Queued, TellsWorkers, Warming, TakesAnother),
 ]
 
 
