@@ -122,6 +122,24 @@ def test_a_metric_that_grows_is_refused_by_name() -> None:
         Trainer(max_epochs=1).fit(Tracks(), numbers())
 
 
+class KeepsGraphs(Logs):
+    """Gives a metric predictions as they come out of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every = torchmetrics.CatMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        predicted = self.layer(batch[0])
+        self.every.update(predicted)
+        return predicted.square().mean()
+
+
+def test_a_metric_that_holds_graphs_is_named_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    Trainer(max_steps=1, enable_progress_bar=False).fit(KeepsGraphs(), numbers())
+    assert caplog.text.count("the metric every was given predictions that hang on a graph") == 1
+
+
 def seen_by(module: nn.Module) -> TorchmetricsState:
     return TorchmetricsState(module, lambda value: [value], 1)
 

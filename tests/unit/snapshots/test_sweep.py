@@ -10,6 +10,7 @@ import pytest
 from support.snapshot_writers import OPEN, alone, take
 
 from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.lease import acquire
 from midstride.engine.storage.store import Store
 
 
@@ -47,3 +48,28 @@ def test_a_folder_in_the_place_of_a_draft_is_swept(tmp_path: Path) -> None:
     (tmp_path / "metrics" / ".rows.csv.0.draft" / "inside").mkdir(parents=True)
     Store.open(tmp_path).remove_drafts("metrics")
     assert list((tmp_path / "metrics").iterdir()) == []
+
+
+def test_a_world_that_takes_over_sweeps_what_an_older_one_had_begun(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    acquire(store, None, {})
+    drafts = [
+        tmp_path / folder / f".{file}.0.draft"
+        for folder, file in [
+            ("", "run.json"),
+            ("", "metrics.csv"),
+            ("best", "weights-000000000001-g000001-1a2b3c4d.safetensors"),
+            ("last", "000000000001-g000001.json"),
+            ("metrics", "000000000001-g000001.csv"),
+            ("lease", "000001.json"),
+        ]
+    ]
+    of_the_next = tmp_path / "lease" / ".000003.json.0.draft"
+    for draft in [*drafts, of_the_next]:
+        draft.parent.mkdir(exist_ok=True)
+        draft.write_text("half")
+
+    acquire(store, None, {})
+
+    assert [draft for draft in drafts if draft.exists()] == []
+    assert of_the_next.exists()  # whose writer may be about to take over
