@@ -7,8 +7,9 @@ files are durable. An error of one rank reaches all of them, as the same error.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -153,28 +154,37 @@ class Committer:
         staged = request.staged
         if isinstance(staged, Exception):
             raise staged
-        document = {"format": FORMAT, "elsewhere": staged.stored_by_rank, "tree": staged.document}
-        stem = rank_stem(self._world.rank, self._world.size)
-        files = {f"{stem}.safetensors": self._put(name, f"{stem}.safetensors", staged.data)}
-        request.probe("snapshot_write")
-        files[f"{stem}.json"] = self._put(name, f"{stem}.json", json.dumps(document, allow_nan=False).encode())
-        if self._world.is_first:
-            files[ROWS] = self._put(name, ROWS, request.rows.encode())
+        digests: dict[str, FileDigest] = {}
+        with closing(self._hashed(self._files(request, staged), digests)) as files:
+            self._store.write_all(f"{SNAPSHOTS}/{name}", files)
         progress = staged.document.get("progress") if isinstance(staged.document, dict) else None
-        return _RankFiles(files, staged.shared, progress)
+        return _RankFiles(digests, staged.shared, progress)
 
-    def _put(self, name: str, file: str, data: bytes | memoryview) -> FileDigest:
-        """Write a file, hashing it meanwhile; return its digest."""
-        path = f"{SNAPSHOTS}/{name}/{file}"
-        if len(data) < _LONG_BYTES:
-            self._store.write(path, data)
-            return digest_of([data])
-        digest = self._hasher.submit(digest_of, _chunks(data))
-        try:
-            self._store.write(path, data)
-        finally:
-            digest.exception()  # the buffer is not reused while it is read
-        return digest.result()
+    def _files(self, request: SnapshotRequest, staged: Staged) -> Iterator[tuple[str, bytes | memoryview]]:
+        """Yield name and content of the files of this rank."""
+        stem = rank_stem(self._world.rank, self._world.size)
+        yield f"{stem}.safetensors", staged.data
+        request.probe("snapshot_write")
+        document = {"format": FORMAT, "elsewhere": staged.stored_by_rank, "tree": staged.document}
+        yield f"{stem}.json", json.dumps(document, allow_nan=False).encode()
+        if self._world.is_first:
+            yield ROWS, request.rows.encode()
+
+    def _hashed(
+        self, files: Iterable[tuple[str, bytes | memoryview]], digests: dict[str, FileDigest]
+    ) -> Generator[tuple[str, bytes | memoryview], None, None]:
+        """Yield `files`; while one is written it is hashed, and its digest is among `digests` then."""
+        for file, data in files:
+            if len(data) < _LONG_BYTES:
+                digests[file] = digest_of([data])
+                yield file, data
+                continue
+            digest = self._hasher.submit(digest_of, _chunks(data))
+            try:
+                yield file, data
+            finally:
+                digest.exception()  # the buffer is not reused while it is read
+            digests[file] = digest.result()
 
     def _commit(self, name: str, request: SnapshotRequest, ranks: list[_RankFiles]) -> dict[str, Any]:
         """Write the manifest, on rank 0 and only if all files are there and no newer generation has the run."""

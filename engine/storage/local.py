@@ -8,7 +8,7 @@ import mmap
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
 from uuid import uuid4
 
@@ -42,13 +42,27 @@ class LocalStore(Store):
         try:
             if check:
                 check()
-            if target.is_dir() and not target.is_symlink():
-                target.rmdir()  # in the way, and refused if anything is in it
-            draft.replace(target)
+            _give_name(draft, target)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
         _sync_folder(target.parent)
+
+    def write_all(  # noqa: D102
+        self, folder: str, files: Iterable[tuple[str, bytes | memoryview]]
+    ) -> None:
+        drafts: list[tuple[Path, Path]] = []
+        try:
+            for name, data in files:
+                target = self._at(f"{folder}/{name}")
+                drafts.append((_draft(target, data), target))
+            for draft, target in drafts:
+                _give_name(draft, target)
+        except BaseException:
+            for draft, _ in drafts:
+                draft.unlink(missing_ok=True)
+            raise
+        _sync_folder(self._at(folder))  # once for all names
 
     def create(self, path: str, data: bytes) -> bool:  # noqa: D102
         target = self._at(path)
@@ -189,6 +203,13 @@ def _draft(target: Path, data: bytes | memoryview) -> Path:
         draft.unlink(missing_ok=True)
         raise
     return draft
+
+
+def _give_name(draft: Path, target: Path) -> None:
+    """Have `draft` stand at `target`, in place of what is there."""
+    if target.is_dir() and not target.is_symlink():
+        target.rmdir()  # in the way, and refused if anything is in it
+    draft.replace(target)
 
 
 def _write_all(handle: int, data: memoryview) -> None:

@@ -8,7 +8,7 @@ fsspec URL (`fsspec_store.py`) only the first is believed.
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -101,6 +101,18 @@ class Store(ABC):
 
         `check` is called as late as the store can, and at every try: what it raises leaves there what was there.
         """
+
+    def write_all(self, folder: str, files: Iterable[tuple[str, bytes | memoryview]]) -> None:
+        """Put several whole files into a folder; when this returns they survive a power cut.
+
+        One may be asked for only after the one before was written, and of those some may be there if one fails.
+
+        Args:
+            folder: where they go.
+            files: name and content of each.
+        """
+        for name, data in files:
+            self.write(f"{folder}/{name}", data)
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> bool:

@@ -40,6 +40,13 @@ class StoreLaws:
         store.write("large", data)
         assert b"".join(store.stream("large")) == store.read("large") == data
 
+    def test_files_of_a_folder_are_written_together(self, store: Store) -> None:
+        """`write_all` is as many `write`, and asks for one after the other."""
+        store.write("a/folder/two", b"2")
+        store.write_all("a/folder", ((name, data) for name, data in (("one", b"1"), ("two", memoryview(b"22")))))
+        assert store.find("a/folder") == {"one": 1, "two": 2}
+        assert store.read("a/folder/two") == b"22"
+
     def test_a_folder_is_listed_by_the_names_in_it(self, store: Store) -> None:
         """`list` sorts names, `find` gives paths and bytes, `at` is the same folder as a store."""
         assert store.list() == store.list("no/where") == []

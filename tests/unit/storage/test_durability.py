@@ -59,6 +59,10 @@ ACTS: dict[str, tuple[Callable[[Store], object], list[tuple[str, str]]]] = {
         lambda store: store.write("a/b/file", b"data"),
         [*FOLDERS, *DRAFT, ("replace", "a/b/file"), ("fsync", "a/b")],
     ),
+    "write several": (
+        lambda store: store.write_all("a/b", [("one", b"1"), ("two", b"2")]),
+        [*FOLDERS, *DRAFT, *DRAFT, ("replace", "a/b/one"), ("replace", "a/b/two"), ("fsync", "a/b")],
+    ),
     "remove": (
         lambda store: store.remove("there"),
         [("unlink", "there"), ("fsync", ".")],
@@ -80,6 +84,6 @@ def test_a_manifest_gets_its_name_when_all_it_speaks_of_is_durable(tmp_path: Pat
     store = Store.open(tmp_path)
     (snapshot,) = take(alone(store), 1)
     folder = f"snapshots/{snapshot.name}"
-    files = [f"{folder}/{name}" for name in [*snapshot.manifest["files"], "manifest.json"]]
+    names = [("replace", f"{folder}/{name}") for name in snapshot.manifest["files"]]
     changes = [(call, path) for call, path in calls.made if path.startswith(folder) and call != "mkdir"]
-    assert changes == [change for file in files for change in [("replace", file), ("fsync", folder)]]
+    assert changes == [*names, ("fsync", folder), ("replace", f"{folder}/manifest.json"), ("fsync", folder)]
