@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.errors import LossNotFinite
+from midstride.engine.modules.progress import Progress
 from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.training.finite import FiniteLosses
 
 STEPS = 24
 
@@ -97,6 +99,17 @@ def test_nothing_is_written_after_a_loss_that_is_not_finite(bad: int, tmp_path: 
     kept = sorted(int(path.name.partition("-")[0]) for path in (tmp_path / "snapshots").glob("*"))
     assert kept == [step for step in (8, 16, 24) if step <= bad]
     assert not [*tmp_path.glob("last/*")]
+
+
+def test_losses_wait_on_their_device_for_fifty_steps_at_most() -> None:
+    with as_on_a_device():
+        progress = Progress()
+        losses = FiniteLosses(progress, 0, needed=True)
+        for number in range(49):
+            losses.check(torch.tensor(float("nan") if number == 3 else 1.0))
+            progress.batch_done(at_end=False, stepped=True)
+        with pytest.raises(LossNotFinite, match="the loss is nan at epoch 0, batch 3, step 4 "):
+            losses.check(torch.tensor(1.0))
 
 
 class Saving(Callback):

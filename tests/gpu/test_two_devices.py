@@ -6,6 +6,7 @@ An operation on tensors of two devices raises here as it does on GPUs, and so do
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from midstride.engine import TrainingModule
+from midstride.engine import Trainer, TrainingModule
 from midstride.engine.metrics.accumulator import Accumulator
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
@@ -26,6 +27,7 @@ from midstride.engine.strategies.pipeline import strategy as pipeline
 from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import average_gradients
 from midstride.engine.training.batch_stream import BatchStream
+from midstride.engine.training.checkpointing.identity import environment_changes, environment_of
 from midstride.engine.trees import move
 from midstride.engine.world import World
 
@@ -220,3 +222,32 @@ def test_which_gradients_there_are_is_told_on_the_host(fake: FakeTensorMode, mon
 def test_a_number_of_a_device_cannot_be_read_here(fake: FakeTensorMode) -> None:
     with pytest.raises(Exception, match="_local_scalar_dense"):
         torch.zeros(()).to(GPUS[0]).item()
+
+
+class Moving(TrainingModule):
+    """Brings its batches to a device by itself."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [*batch, "before"]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return [*batch, f"to {device} of loader {dataloader_idx}"]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [*batch, "after"]
+
+
+def test_a_module_that_moves_its_batches_does_so_on_the_stream_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)  # whatever uses it fails
+    context = replace(Trainer(max_epochs=1).context, module=Moving(), device=GPUS[1])
+    assert context.batch_transfer(3)([]) == ["before", "to cuda:1 of loader 3", "after"]
+
+
+def test_another_gpu_or_cuda_than_before_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"kind {device.index}")
+    before, now = (environment_of([], device) for device in GPUS)
+    assert environment_changes(before, before) == []
+    (line,) = environment_changes(before, now)
+    assert "gpu was 'kind 0' and is 'kind 1'" in line
+    lines = environment_changes({**before, "cuda": "11.0"}, now)
+    assert [line.partition(" ")[0] for line in lines] == ["gpu", "cuda"]
