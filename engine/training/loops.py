@@ -157,7 +157,7 @@ class FitLoop:
         if self._lanes is None:
             indices = loader.last_indices
             count = samples_in(batch) if indices is None else len(indices)
-            samples.record(epoch, index, indices, count, mark=loader.last_mark)
+            samples.record(epoch, index, indices, count, None, loader.last_mark)
         else:
             for lane, indices in getattr(loader, "indices_by_lane", dict.fromkeys(batch)).items():
                 count = samples_in(batch[lane]) if indices is None else len(indices)

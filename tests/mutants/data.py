@@ -47,8 +47,8 @@ DATA = [
     Mutant(
         "the place of a sample is that of its neighbour",
         "engine/data/order.py",
-        "first_position = batch * self.global_batch_size + self.rank",
-        "first_position = batch * self.global_batch_size + self.rank + 1",
+        "first_position = batch * global_batch_size + self.rank",
+        "first_position = batch * global_batch_size + self.rank + 1",
         "unit/data/test_per_sample.py::test_another_number_of_ranks_reads_the_same_samples\nunit/data/test_order.py",
     ),
     Mutant(
@@ -103,8 +103,8 @@ DATA = [
     Mutant(
         "samples of a batch have the same random numbers",
         "engine/data/rng/per_sample.py",
-        "self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)\n            index",
-        "self._seed(mix(fetch.key, fetch.first), held)\n            index",
+        "seed, index = mix(fetch.key, fetch.first + number * fetch.stride), fetch",
+        "seed, index = mix(fetch.key, fetch.first), fetch",
         "unit/data/test_per_sample.py",
     ),
     Mutant(

@@ -67,8 +67,8 @@ TRAINING = [
     Mutant(
         "a module's own optimizer_step is not called",
         "engine/training/optimizer_step.py",
-        'if (step := self._own.get("optimizer_step")) is None:\n            context.precision.step(optimizer)',
-        "if (step := None) is None:\n            context.precision.step(optimizer)",
+        'if (step := self._calls.own.get("optimizer_step")) is None:\n            return precision.step',
+        "if (step := None) is None:\n            return precision.step",
         "laws/test_lightning.py::test_a_lightning_module_trains_as_it_is[warm-up in optimizer_step]",
     ),
     Mutant(
@@ -87,23 +87,23 @@ TRAINING = [
     ),
     Mutant(
         "gradients are clipped before they are unscaled",
-        "engine/training/optimizer_step.py",
-        "        context.precision.unscale(optimizer)\n        self._clip(optimizer)\n",
-        "        self._clip(optimizer)\n        context.precision.unscale(optimizer)\n",
+        "engine/training/step_calls.py",
+        "*([context.precision.unscale] if context.precision.scales else []),\n            *self._clipping(context),",
+        "*self._clipping(context),\n            *([context.precision.unscale] if context.precision.scales else []),",
         "laws/test_plain.py::test_in_16_bits_gradients_are_clipped_at_their_true_size[1]",
     ),
     Mutant(
         "the loss of a window is not a mean",
-        "engine/training/optimizer_step.py",
-        "context.precision.backward(loss / self.window if self.window > 1 else loss, by)",
-        "context.precision.backward(loss, by)",
+        "engine/training/step_calls.py",
+        "lambda loss: run(loss / window)",
+        "lambda loss: run(loss)",
         "laws/test_plain.py::test_an_undisturbed_run_has_the_bits_of_the_plain_script[3-0.5-1]",
     ),
     Mutant(
         "the last window of an epoch stays open",
         "engine/training/optimizer_step.py",
-        "return (index + 1) % self.window == 0 or self.loader.at_end",
-        "return (index + 1) % self.window == 0",
+        "self.stepped = (index + 1) % self.window == 0 or self.loader.at_end",
+        "self.stepped = (index + 1) % self.window == 0",
         "laws/test_plain.py::test_an_undisturbed_run_has_the_bits_of_the_plain_script[3-0.5-1]",
     ),
     Mutant(

@@ -76,10 +76,10 @@ def fit(run: Path | None = None, *, module: TrainingModule | None = None, data: 
 
 
 class Forgets(Sampler[int]):
-    """What it does next stands where nobody can read it."""
+    """What it does next stands in a generator, which cannot be read."""
 
     def __init__(self) -> None:
-        self.starts = itertools.accumulate(itertools.repeat(1))
+        self.starts = (number for number in itertools.count(1))
 
     def __iter__(self) -> Iterator[int]:
         start = next(self.starts)
