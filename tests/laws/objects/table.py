@@ -173,13 +173,13 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     ),
     "on a function": ((OnFunction, None, list), False, r"part of no snapshot: function tick: calls \(0, now 1"),
     "in a descriptor": ((InDescriptor, None, list), False, r"part of no snapshot: class InDescriptor: gain\.values"),
-    "in an enumeration": ((InEnum, None, list), False, r"part of no snapshot: class Phase: WARM\.seen \(0, now 1"),
-    "in a singleton": ((InSingleton, None, list), False, r"part of no snapshot: class Shared: _made"),
-    "in a context": ((InContext, None, list), False, r"part of no snapshot: global .*DEPTH \(None, now 1"),
+    "in an enumeration": ((InEnum, None, list), False, r"class Phase: WARM\.seen \(0, now 1"),
+    "in a singleton": ((InSingleton, None, list), False, r"class Shared: _made"),
+    "in a context": ((InContext, None, list), False, r"global .*DEPTH \(None, now 1"),
     "on another class": (
         (OnAutogradFunction, None, list),
         False,
-        r"part of no snapshot: class Louder: calls \(0, now 1",
+        r"class Louder: calls \(0, now 1",
     ),
     "in another file": ((CountsInHelper, None, list), False, r"part of no snapshot: global .*helper\.STEPS \(\d+, now"),
     "in a file that is imported where it is used": (
