@@ -1,7 +1,7 @@
 """Checkpointing: what a fit's state consists of, and how it goes to snapshots and comes back.
 
 checkpointer   a fit's state kept in its run, and restored from there
-data_changes   whether training changes what it reads in the middle of an epoch: a run cannot go on from there
+data_changes   whether training changes what it reads in the middle of an epoch: no run could go on from there
 facts          what manifests say of a fit: what makes its run this run, and what stands beside its weights
 identity       what may change between two attempts of a run, and what is said when it does
 state_parts    the parts of a fit's state: everything that decides how it goes on

@@ -144,10 +144,11 @@ class Checkpointer:
         run = self.run
         everyone = self._context.collective.gather((request.left_s, self._write_s))
         left_s, write_s = min(left for left, _ in everyone), max(took for _, took in everyone)
-        if not self._data_changes.allow_snapshot():
-            self._warn(["no snapshot is taken: the data have changed since the epoch began"])
-        elif left_s > write_s:
-            self.take()
+        if left_s > write_s:
+            if self._data_changes.allow_snapshot():
+                self.take()
+            else:
+                self._warn(["no snapshot is taken here: the data have changed since the epoch began"])
             run.flush()
         elif self._context.world.is_first:
             log.warning("no snapshot is taken: the last one took %.1f s, %.1f s are left of the grace", write_s, left_s)

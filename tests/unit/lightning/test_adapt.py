@@ -2,7 +2,9 @@
 
 import copy
 import csv
+import os
 import pickle
+import signal
 import warnings
 from inspect import signature
 from operator import attrgetter
@@ -15,7 +17,7 @@ from torch import nn
 
 from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.config.lightning_names import LIGHTNING_OPTIONS
-from midstride.engine.errors import JobError, StrategyUnavailable, UserError
+from midstride.engine.errors import JobError, StopRequested, StrategyUnavailable, UserError
 from midstride.engine.lightning.adapt import adapt, is_lightning
 
 with warnings.catch_warnings():
@@ -188,6 +190,20 @@ def test_the_trainer_has_lightnings_names(name: str, value: Any) -> None:
     module = Reaching(name)
     Trainer(max_epochs=2).fit(module, style.loader(8))
     assert module.found == value
+
+
+class Stopped(style.Replay):
+    """Is asked to stop in its second epoch, by which time training has changed what it reads."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stop_inside_an_epoch_that_cannot_be_read_again_goes_back_to_its_start(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    with pytest.raises(StopRequested, match="after step 9; the run resumes from snapshot 000000000006-g000001"):
+        Trainer(max_epochs=2, snapshots={"every_steps": 1}).fit(Stopped(), run=run)
 
 
 class Tracked(style.AutoEncoder):
