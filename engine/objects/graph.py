@@ -61,7 +61,7 @@ class GraphWalk:
         if self._depth == DEEPEST:
             self.meet(value, path)
             self.deep[path] = value
-            return Instance("opaque", kind_name(kind))
+            return Instance("large", kind_name(kind))
         self._depth += 1
         try:
             return writer_of(kind)(self, value, path)

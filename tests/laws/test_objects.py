@@ -134,6 +134,7 @@ def test_what_cannot_come_back_is_named_in_the_first_life(
     else:
         train(made, tmp_path)
         assert len(re.findall(words, caplog.text)) == 1
+        assert "cannot be brought back" not in caplog.text  # by the life that has it
 
 
 def train_logged(folder: str) -> None:
