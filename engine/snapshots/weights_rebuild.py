@@ -104,10 +104,9 @@ def _state_dict(store: Store, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _of_stages(tree: dict[str, Any], others: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Return the layers of all stages of a pipeline in the order of its weights: rank 0 has the last stage."""
-    ranks = list(islice(others, tree["strategy"]["stages"] - 1))
+    """Return the layers of all stages of a pipeline; rank 0 has the last stage, the ranks of others follow."""
     whole = dict(tree["module"])
-    for rank in reversed(ranks):
+    for rank in islice(others, tree["strategy"]["stages"] - 1):
         own = rank["module"].items()
         whole |= {name: t for name, t in own if name.startswith("sequential_module.") and isinstance(t, Tensor)}
     return whole

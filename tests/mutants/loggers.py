@@ -36,7 +36,7 @@ LOGGERS = [
         "engine/loggers/tensorboard.py",
         "os.truncate(newest, good)  # what a death left of a record",
         "pass",
-        f"{DEATHS}[tensorboard-1]",
+        "unit/loggers/test_tensorboard.py",
     ),
     Mutant(
         "an MLflow run with rows that the run has no more is gone on with",

@@ -193,11 +193,4 @@ SNAPSHOTS = [
         "condition: dict[str, str] = {}",
         "unit/storage/test_s3.py::test_a_late_request_of_a_world_that_was_superseded_is_refused",
     ),
-    Mutant(
-        "the stages of a pipeline are joined in the order of ranks",
-        "engine/snapshots/weights_rebuild.py",
-        "for rank in reversed(ranks):",
-        "for rank in ranks:",
-        f"{REBUILT}[last of stages, tensors changed]",
-    ),
 ]
