@@ -36,7 +36,7 @@ def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkey
     command = Command(words, environment, tmp_path / "output.txt")
     assert command.code() == 0, command.output
     assert "level-2026-03-01 was promoted: test/level 1: the first champion" in command.output
-    assert f"midstride champion rollback {tmp_path}/runs" in command.output
+    assert "champion rollback" not in command.output, "there is none before the first"
 
     with pytest.raises(UserError, match="while preparing the data"):
         _night(house, 2)
