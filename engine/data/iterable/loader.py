@@ -162,8 +162,10 @@ class IterableLoader(ResumableLoader):
 
     def changed_in_pass(self) -> str | None:
         """Return why the data set would give other samples if it were read again; None if it would not."""
-        if self._position.had_states or self._acts is not None:
-            return None if self._position.had_states else self._acts
+        if self._position.had_states:
+            return None
+        if self._acts is not None:
+            return self._acts
         now = self._content()
         names = (name for name in now | self._began_with if now.get(name) != self._began_with.get(name))
         changed = next(names, None)
