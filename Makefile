@@ -9,6 +9,7 @@ AIRFLOW := .cache/airflow
 RAY := .cache/ray
 XLA := .cache/xla
 JOB := docs/examples/digits/job.yaml
+PACKAGES = -c constraints.txt -e '.[examples]' --group dev --group docs
 GPU_PACKAGES = $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --find-links build/wheelhouse --target build/gpu pydantic pydantic-core annotated-types typing-inspection typing-extensions xxhash
 
 # Ranks share the cores: one thread each. What Prefect keeps stays inside the project.
@@ -132,11 +133,12 @@ format: $(STAMP)  ## rewrite the sources the way `make check` wants them
 clean:  ## remove the environment and every cache; runs stay
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .prefect
 
-# Compiling all of 200 packages takes longer than installing them: Python compiles what is imported.
+# uv takes seconds where pip takes a minute. torch is pip's: a CPU build may lie where only pip is told to look, and so
+# may the rest. Compiling all of 200 packages would take longer than installing them: Python compiles what is imported.
 $(STAMP): pyproject.toml constraints.txt tests/support/seaweed.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[examples]' --group dev --group docs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt pip torch uv
+	$(BIN)/uv pip install --quiet $(PACKAGES) || $(BIN)/python -m pip install --quiet --no-compile $(PACKAGES)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/support/seaweed.txt
 	touch $@
 
