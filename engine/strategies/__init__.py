@@ -8,6 +8,7 @@ ddp                one full replica per process, gradients averaged during backw
 ddp2               a replica per process, each splitting its batch over several devices: dp inside a node, ddp across
                    nodes
 dp                 one process that splits every batch over several devices
+flat_tensors       many tensors that travel as one: a copy or a sum of each would take longer to begin than to end
 horovod            a full replica per process, gradients averaged in one flat buffer after the backward pass
 mixins             what only some strategies need: each class is one ability, which the engine asks for by
                    `isinstance`

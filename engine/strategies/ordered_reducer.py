@@ -5,7 +5,6 @@ of it, which it adds up as its lanes are run; the tops of the subtrees are then 
 rank adding one slice of every bucket and handing the sum to the others: the traffic of a ring all-reduce.
 """
 
-import math
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from midstride.engine.errors import NotExact
 from midstride.engine.lanes import Lanes, tree_joins
 from midstride.engine.modules.torch_internals import buffers_of
+from midstride.engine.strategies.flat_tensors import bucket_indices, view_like
 from midstride.engine.strategies.torch_internals import foreach_add_, foreach_copy_, foreach_mul
 
 __all__ = ["OrderedReducer"]
@@ -50,7 +50,7 @@ class _Bucket:
         flat = torch.zeros(self._size, dtype=like[0].dtype, device=like[0].device)
         views, start = [], 0
         for tensor in [*like, self._used]:
-            views.append(_view_like(tensor, flat[start : start + tensor.numel()]))
+            views.append(view_like(tensor, flat[start : start + tensor.numel()]))
             start += tensor.numel()
         return flat, views
 
@@ -119,7 +119,7 @@ class OrderedReducer:
         named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         self._named = list(reversed(named))
         self._parameters = [parameter for _, parameter in self._named]
-        self._layout = _cut(self._parameters, bucket_bytes)
+        self._layout = bucket_indices(self._parameters, bucket_bytes)
         self._buckets = [_Bucket([self._parameters[i] for i in bucket], lanes) for bucket in self._layout]
         self._buffers = _Buffers(module, lanes)
         # A group of its own: no collective of anyone else's can come between two of these.
@@ -305,24 +305,3 @@ class _Buffers:
         tensors = self._tensors()
         for bucket, indices in zip(self.buckets, self._layout, strict=True):
             foreach_copy_([tensors[i] for i in indices], bucket.sums)
-
-
-def _cut(tensors: Sequence[Tensor], most: int) -> list[list[int]]:
-    """Return which of `tensors` travel together: in their order, by type and device, `most` bytes at once."""
-    open_: dict[Any, tuple[int, list[int]]] = {}
-    buckets: list[list[int]] = []
-    for number, tensor in enumerate(tensors):
-        kind = tensor.dtype, tensor.device
-        used, bucket = open_.get(kind, (math.inf, []))
-        if used + tensor.nbytes > most:
-            used, bucket = 0, []
-            buckets.append(bucket)
-        bucket.append(number)
-        open_[kind] = int(used) + tensor.nbytes, bucket
-    return buckets
-
-
-def _view_like(tensor: Tensor, flat: Tensor) -> Tensor:
-    """Return `flat`, of as many numbers, in the shape of `tensor`, and in its order in memory if that has no gaps."""
-    dense = torch.empty_like(tensor, device="meta")
-    return flat.as_strided(dense.size(), dense.stride(), flat.storage_offset())

@@ -17,6 +17,7 @@ from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.module import TrainingModule, set_device
 from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of
 from midstride.engine.strategies.batch_split import cut, join
+from midstride.engine.strategies.flat_tensors import copy_together
 from midstride.engine.strategies.torch_internals import replica_of
 from midstride.engine.trees import move
 
@@ -42,9 +43,8 @@ def run_on_replicas(
         return join([step(module, batch)])
     made: list[dict[int, Any]] = [{} for _ in chunks]
     used = devices[: len(chunks)]
-    for number, (device, copies) in enumerate(zip(used, _copies(module, used), strict=True)):
-        weights = dict(zip(map(id, module.parameters()), copies, strict=True))
-        _replica(module, weights, device, own_buffers=number > 0, made=made[number])
+    for device, tensors, replicas in zip(used, _tensors(module, used), made, strict=True):
+        _replica(module, tensors, device, replicas)
     outputs = []
     with micro_batches():
         for chunk, device, replicas in zip(chunks, used, made, strict=True):
@@ -54,15 +54,16 @@ def run_on_replicas(
     return join(outputs)
 
 
-def _copies(module: nn.Module, devices: Sequence[torch.device]) -> list[list[Tensor]]:
-    """For each device, the module's parameters on it; gradients come back to the parameters in order."""
-    parameters = list(module.parameters())
-    trained = [p for p in parameters if p.requires_grad]
-    if not (trained and torch.is_grad_enabled()):
-        return [[p.detach().to(device) for p in parameters] for device in devices]
+def _tensors(module: nn.Module, devices: Sequence[torch.device]) -> list[dict[int, Tensor]]:
+    """For each device, the module's parameters and buffers there, by the id of the module's own."""
+    parameters, buffers = list(module.parameters()), list(module.buffers())
     broadcast: Any = _Broadcast.apply
-    copied = iter(broadcast(list(devices), *trained))
-    return [[next(copied) if p.requires_grad else p.to(device) for p in parameters] for device in devices]
+    copies = iter(broadcast(list(devices), *parameters) if parameters else ())
+    tensors = [{id(p): next(copies) for p in parameters} for _ in devices]
+    for number, device in enumerate(devices):
+        own = copy_together(buffers, device) if number else buffers
+        tensors[number].update(zip(map(id, buffers), own, strict=True))
+    return tensors
 
 
 class _Broadcast(torch.autograd.Function):
@@ -70,37 +71,40 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, devices: list[torch.device], *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.replicas, ctx.count, ctx.home = len(devices), len(parameters), [p.device for p in parameters]
-        return tuple(p.to(device).view_as(p) for device in devices for p in parameters)
+        ctx.devices, ctx.home = devices, devices[0]
+        copies: list[Tensor] = []
+        for device in devices:
+            # The first replica's weights, and those of a device that is there twice, are the module's own.
+            copies += [p.view_as(p) for p in parameters] if device == ctx.home else copy_together(parameters, device)
+        frozen = [not needed for needed in ctx.needs_input_grad[1:]] * len(devices)
+        ctx.mark_non_differentiable(*(copy for copy, is_frozen in zip(copies, frozen, strict=True) if is_frozen))
+        return tuple(copies)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        sums: list[Tensor | None] = []
-        for number in range(ctx.count):
-            total = None
-            for replica in range(ctx.replicas):
-                gradient = gradients[replica * ctx.count + number]
-                if gradient is not None:
-                    gradient = gradient.to(ctx.home[number])
-                    total = gradient if total is None else total + gradient
-            sums.append(total)
+        count = len(gradients) // len(ctx.devices)
+        sums: list[Tensor | None] = [None] * count
+        for replica, device in enumerate(ctx.devices):
+            mine = zip(ctx.needs_input_grad[1:], gradients[replica * count : (replica + 1) * count], strict=True)
+            there = {i: gradient for i, (needed, gradient) in enumerate(mine) if needed and gradient is not None}
+            home = there.values() if device == ctx.home else copy_together(list(there.values()), ctx.home)
+            for number, gradient in zip(there, home, strict=True):
+                total = sums[number]
+                sums[number] = gradient if total is None else total + gradient
         return (None, *sums)
 
 
-def _replica(
-    module: Any, weights: dict[int, Tensor], device: torch.device, *, own_buffers: bool, made: dict[int, Any]
-) -> Any:
-    """A shallow copy of `module` with other weights, in `made` by the original's id; what is used twice stays so."""
+def _replica(module: Any, tensors: dict[int, Tensor], device: torch.device, made: dict[int, Any]) -> Any:
+    """A shallow copy of `module` with other tensors, in `made` by the original's id; what is used twice stays so."""
     if id(module) in made or is_metric(module):
         return made.get(id(module), module)
     replica = made[id(module)] = replica_of(module)
     for name, parameter in parameters_of(module).items():
-        setattr(replica, name, None if parameter is None else weights[id(parameter)])
+        setattr(replica, name, None if parameter is None else tensors[id(parameter)])
     for name, buffer in buffers_of(module).items():
-        buffers_of(replica)[name] = buffer.detach().clone().to(device) if own_buffers and buffer is not None else buffer
+        buffers_of(replica)[name] = None if buffer is None else tensors[id(buffer)]
     for name, child in children_of(module).items():
-        copied = None if child is None else _replica(child, weights, device, own_buffers=own_buffers, made=made)
-        children_of(replica)[name] = copied
+        children_of(replica)[name] = None if child is None else _replica(child, tensors, device, made)
     if isinstance(module, TrainingModule):
         set_device(replica, device)
     return replica

@@ -3,16 +3,18 @@
 An operation on tensors of two devices raises here as it does on GPUs, and so does the host when it reads a number.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.metrics.accumulator import Accumulator
@@ -20,7 +22,7 @@ from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.strategies import ddp
+from midstride.engine.strategies import ddp, replicas
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.strategies.pipeline import strategy as pipeline
@@ -106,6 +108,38 @@ def test_a_step_runs_where_its_batch_is_and_what_it_logs_stays_there(
     values = values_of(around.metric_logger)
     assert len(values) == 6
     assert {value.device for value in values} == {strategy.device}
+
+
+class Copies(TorchDispatchMode):
+    """Counts what comes to each device from the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to: Counter[torch.device] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        source = args[0].device if args and isinstance(args[0], Tensor) else None
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and source is not None and out.device != source and "meta" not in str(out.device):
+            self.to[out.device] += 1
+        return out
+
+
+def test_dp_copies_what_a_net_has_together_and_not_tensor_by_tensor(fake: FakeTensorMode) -> None:
+    layers = [nn.Linear(4, 4), nn.BatchNorm1d(4), *(nn.Linear(4, 4) for _ in range(9)), nn.Linear(4, 2)]
+    net = on_gpu(nn.Sequential(*layers), GPUS[0])
+    with Copies() as copies:
+        tensors = replicas._tensors(net, GPUS)
+    # parameters, and the buffers of each of their two types
+    assert copies.to == {GPUS[1]: 3}
+    assert [{tensor.device for tensor in there.values()} for there in tensors] == [{gpu} for gpu in GPUS]
+    first, second = ([there[id(p)] for p in net.parameters()] for there in tensors)
+    context: Any = SimpleNamespace(devices=GPUS, home=GPUS[0], needs_input_grad=(False, *(True for _ in first)))
+    with Copies() as copies:
+        nothing, *sums = replicas._Broadcast.backward(context, *first, *second)
+    assert copies.to == {GPUS[0]: 1}
+    assert nothing is None
+    assert [total is not None and total.device for total in sums] == [GPUS[0]] * len(first)
 
 
 def test_a_batch_is_copied_on_a_stream_that_the_step_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

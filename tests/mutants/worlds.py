@@ -50,9 +50,16 @@ WORLDS = [
     Mutant(
         "gradients of chunks are added in another order",
         "engine/strategies/replicas.py",
-        "for replica in range(ctx.replicas):",
-        "for replica in reversed(range(ctx.replicas)):",
+        "for replica, device in enumerate(ctx.devices):",
+        "for replica, device in reversed([*enumerate(ctx.devices)]):",
         f"{PLAIN}::test_split_batches_have_the_bits_of_the_script_that_splits_by_hand[dp-1-4-1]",
+    ),
+    Mutant(
+        "a change in place of one of the tensors that were copied together counts as one of all",
+        "engine/strategies/flat_tensors.py",
+        "view.data",
+        "view",
+        "unit/strategies/test_flat_tensors.py::test_copies_are_equal_and_their_own",
     ),
     Mutant(
         "the buffers are those of the last replica",

@@ -25,7 +25,7 @@ SET_FROM_OUTSIDE = {
     "engine/modules/structure.py: held.data": "torch's own",
     "engine/objects/generators.py: generator.bit_generator.state": "numpy's own",
     "engine/strategies/sharded.py: tensor.data": "torch's own",
-    "engine/strategies/replicas.py: ctx.count": "what torch's autograd hands from forward to backward",
+    "engine/strategies/replicas.py: ctx.devices": "what torch's autograd hands from forward to backward",
 }
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS, MOST_LOOSE_FILES = 350, 45, 25, 6, 12
 MOST_MEMBERS_OF_A_STRATEGY = 20

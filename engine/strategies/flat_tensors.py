@@ -1,0 +1,62 @@
+"""Many tensors that travel as one: a copy or a sum of each would take longer to begin than to end."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from midstride.engine.strategies.torch_internals import foreach_copy_
+
+__all__ = ["bucket_indices", "copy_together", "view_like"]
+
+#: of numbers: each tensor begins where one of its own would, and its kernels are the same
+_ALIGNED = 128
+#: of weights or gradients that are copied at once
+_COPY_BYTES = 32 << 20
+
+
+def bucket_indices(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[int]]:
+    """Return which of `tensors` travel together: in their order, by type and device, `bucket_bytes` at most."""
+    open_: dict[Any, tuple[int, list[int]]] = {}
+    buckets: list[list[int]] = []
+    for number, tensor in enumerate(tensors):
+        kind = tensor.dtype, tensor.device
+        used, bucket = open_.get(kind, (math.inf, []))
+        if used + tensor.nbytes > bucket_bytes:
+            used, bucket = 0, []
+            buckets.append(bucket)
+        bucket.append(number)
+        open_[kind] = int(used) + tensor.nbytes, bucket
+    return buckets
+
+
+def view_like(tensor: Tensor, flat: Tensor) -> Tensor:
+    """Return `flat`, of as many numbers, in the shape of `tensor`, and in its order in memory if that has no gaps."""
+    dense = torch.empty_like(tensor, device="meta")
+    return flat.as_strided(dense.size(), dense.stride(), flat.storage_offset())
+
+
+@torch.no_grad()
+def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return copies of `tensors` on `device`: dense ones of one type travel in one copy for each 32 MB of them."""
+    copies = [tensor if tensor.layout == torch.strided else tensor.clone().to(device) for tensor in tensors]
+    dense = [number for number, tensor in enumerate(tensors) if tensor.layout == torch.strided]
+    for bucket in bucket_indices([tensors[number] for number in dense], _COPY_BYTES):
+        numbers = [dense[i] for i in bucket]
+        sources = [tensors[number] for number in numbers]
+        starts, end = [], 0
+        for source in sources:
+            starts.append(end)
+            end += -(-source.numel() // _ALIGNED) * _ALIGNED
+        flat = sources[0].new_empty(end)
+        foreach_copy_(_views(flat, starts, sources), sources)
+        there = _views(flat.to(device), starts, sources)
+        for number, view in zip(numbers, there, strict=True):
+            copies[number] = view.data  # what changes one in place leaves the versions of the others alone
+    return copies
+
+
+def _views(flat: Tensor, starts: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+    return [view_like(tensor, flat.narrow(0, at, tensor.numel())) for at, tensor in zip(starts, like, strict=True)]
