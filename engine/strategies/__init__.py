@@ -9,7 +9,9 @@ ddp2               a replica per process, each splitting its batch over several 
                    nodes
 dp                 one process that splits every batch over several devices
 flat_tensors       many tensors that travel as one: a copy or a sum of each would take longer to begin than to end
-horovod            a full replica per process, gradients averaged in one flat buffer after the backward pass
+gradient_buckets   gradients averaged bucket by bucket, the first ones while the backward pass still runs, where no DDP
+                   does it
+horovod            a full replica per process, gradients averaged in buckets of a fixed layout during backward
 mixins             what only some strategies need: each class is one ability, which the engine asks for by
                    `isinstance`
 object_gather      values of any kind, from every rank: in one exchange where they are short, as most are

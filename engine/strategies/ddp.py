@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, Self, cast
 
 from torch import Tensor, nn
@@ -9,14 +10,15 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from midstride.engine.errors import NotExact, UserError
-from midstride.engine.strategies.mixins import BackwardSync, ReplicatesParameters
+from midstride.engine.strategies.gradient_buckets import GradientBuckets
+from midstride.engine.strategies.mixins import AveragesInBuckets, BackwardSync, ReplicatesParameters
 from midstride.engine.strategies.step import TrainingStep
-from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients, broadcast
+from midstride.engine.strategies.torch_collective import TorchCollective, anywhere, broadcast, start_sum
 
 __all__ = ["Ddp", "watch_frozen"]
 
 
-class Ddp(ReplicatesParameters, BackwardSync):
+class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
     """Replicate the module on every rank (`torch.nn.parallel.DistributedDataParallel`).
 
     From the second backward pass on, DDP sums gradients in the order in which they became ready in
@@ -52,6 +54,7 @@ class Ddp(ReplicatesParameters, BackwardSync):
         self._order: list[str] | None = None
         self._noted: list[str] = []
         self._wrapped: DistributedDataParallel | None = None
+        self._buckets: GradientBuckets | None = None
         self._shares_buffers = True
         self._needed: list[tuple[str, nn.Parameter]] = []
 
@@ -71,12 +74,13 @@ class Ddp(ReplicatesParameters, BackwardSync):
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
         super().wrap(step, one_backward=one_backward)
-        self._order, self._wrapped, self._noted, self._needed = None, None, [], []
+        self._order, self._wrapped, self._noted, self._needed, self._buckets = None, None, [], [], None
         self._shares_buffers = True
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
         if not one_backward or not any(p.requires_grad for p in step.parameters()):
             broadcast(step)
+            self._buckets = GradientBuckets(start_sum(), self.world.size, partial(anywhere, device=self.device))
             return step
         self._wrapped = DistributedDataParallel(
             _Replayable(step),
@@ -95,6 +99,11 @@ class Ddp(ReplicatesParameters, BackwardSync):
             self._record(self._wrapped, step)
         return self._wrapped
 
+    @property
+    def buckets(self) -> GradientBuckets | None:
+        """The buckets where gradients are averaged after a backward pass, or in it; None where DDP does it."""
+        return self._buckets
+
     def no_backward_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Keep gradients on this rank while the block runs."""
         if isinstance(wrapped, DistributedDataParallel):
@@ -102,11 +111,11 @@ class Ddp(ReplicatesParameters, BackwardSync):
         return nullcontext()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients in one flat buffer of a fixed layout, which has the same bits in every attempt."""
-        if self._wrapped is not None:
+        """Average gradients in buckets of a fixed layout, which have the same bits in every attempt."""
+        if self._buckets is None:
             self._ensure_complete()
-            return
-        average_gradients(parameters, self.device, self.world.size)
+        else:
+            self._buckets.average(parameters)
 
     def sync_pending_gradients(self) -> None:
         """Exchange the gradients of a window whose last batch has none: DDP does so in a backward pass only."""

@@ -1,4 +1,4 @@
-"""Horovod: a full replica per process, gradients averaged in one flat buffer after the backward pass."""
+"""Horovod: a full replica per process, gradients averaged in buckets of a fixed layout during backward."""
 
 import atexit
 import logging
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
@@ -22,7 +23,8 @@ from midstride.engine.errors import UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.learning_rates import scale_learning_rates
 from midstride.engine.strategies.collective import Collective
-from midstride.engine.strategies.mixins import ReplicatesParameters
+from midstride.engine.strategies.gradient_buckets import GradientBuckets
+from midstride.engine.strategies.mixins import AveragesInBuckets, ReplicatesParameters
 from midstride.engine.strategies.side_channel import SideChannel
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.strategies.torch_internals import PrefixStore, Store, TCPStore
@@ -36,13 +38,13 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.001
 
 
-class Horovod(ReplicatesParameters):
+class Horovod(ReplicatesParameters, AveragesInBuckets):
     """Replicate the module on every rank and let Horovod average the gradients.
 
     `hvd.DistributedOptimizer` fuses gradients as they become ready, and the place of a number in the
     fused buffer decides the order in which it is summed: at three ranks and more two runs of one script
-    differ in their last bits. So there is an ordinary optimizer here, and one buffer of a fixed layout
-    a step: the gradients in the order of `parameters()`, then a 1 or 0 for each parameter, whether it
+    differ in their last bits. So there is an ordinary optimizer here, and buffers of a fixed layout, one
+    after another: gradients in the order of `parameters()`, then a 1 or 0 for each parameter, whether it
     took part on this rank. One that took part nowhere keeps no gradient; one that took part elsewhere
     counts as zero here.
 
@@ -56,6 +58,7 @@ class Horovod(ReplicatesParameters):
 
     def __init__(self, *, scale_lr: bool = True) -> None:
         super().__init__(HorovodCollective())
+        self._buckets = GradientBuckets(self.collective.start_mean)
         self._scale_lr = scale_lr
         self._factor = 1
 
@@ -80,6 +83,7 @@ class Horovod(ReplicatesParameters):
             UserError: ranks start from different weights.
         """
         self._check_alike(step.module)
+        self._buckets = GradientBuckets(self.collective.start_mean)
         return super().wrap(step, one_backward=one_backward)
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
@@ -87,18 +91,14 @@ class Horovod(ReplicatesParameters):
         self._factor = self.world.size if self._scale_lr else 1
         scale_learning_rates(optimizers, schedulers, self._factor)
 
+    @property
+    def buckets(self) -> GradientBuckets:
+        """The buckets in which gradients are averaged."""
+        return self._buckets
+
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients in one flat buffer of a fixed layout, which has the same bits in every attempt."""
-        every = [p for p in parameters if p.requires_grad]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in every]
-        has = torch.tensor([float(p.grad is not None) for p in every], device=self.device)
-        # Together with `has`, half precision is summed in float32.
-        flat = torch.cat([*(g.reshape(-1) for g in grads), has])
-        self.collective.allreduce(flat, "gradients", hvd.Average)
-        *means, used = flat.split([*(p.numel() for p in every), len(every)])
-        for parameter, gradient, mean, anywhere in zip(every, grads, means, used.tolist(), strict=True):
-            if anywhere:
-                parameter.grad = gradient.copy_(mean.view_as(gradient))
+        """Average gradients in buckets of a fixed layout, which have the same bits in every attempt."""
+        self._buckets.average(parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """Return by what the learning rates were multiplied at the first start."""
@@ -160,6 +160,16 @@ class HorovodCollective(Collective):
         with _meeting_errors(self._rank):
             self._wait(hvd.allreduce_async_(tensor, name=name, op=op))
 
+    def start_mean(self, tensor: Tensor, name: str) -> "_Mean":
+        """Begin to put the mean of every rank's `tensor` in its place."""
+        with _meeting_errors(self._rank):
+            return _Mean(hvd.allreduce_async_(tensor, name=name, op=hvd.Average), self)
+
+    def finish(self, handle: int) -> None:
+        """Wait for an exchange that has begun."""
+        with _meeting_errors(self._rank):
+            self._wait(handle)
+
     def all_agree(self, value: bool) -> bool:
         """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
         lowest = torch.tensor([int(value)])
@@ -207,6 +217,20 @@ class HorovodCollective(Collective):
         mine = TCPStore(host, 0, is_master=True, wait_for_workers=False) if self._rank == 0 else None
         host, port = self.broadcast((host, mine.port if mine else 0))
         return mine or TCPStore(host, port, is_master=False)
+
+
+@dataclass
+class _Mean:
+    """An exchange of gradients that has begun."""
+
+    handle: int
+    collective: HorovodCollective
+
+    def is_completed(self) -> bool:
+        return bool(hvd.poll(self.handle))
+
+    def wait(self) -> None:
+        self.collective.finish(self.handle)
 
 
 class _SideChannel(SideChannel):

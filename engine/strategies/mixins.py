@@ -13,9 +13,11 @@ from midstride.engine.modules.module import TrainingModule
 from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.gradient_buckets import GradientBuckets
 from midstride.engine.strategies.step import TrainingStep
 
 __all__ = [
+    "AveragesInBuckets",
     "BackwardSync",
     "LazyDevice",
     "LossOf",
@@ -27,6 +29,7 @@ __all__ = [
     "RunsLanes",
     "device_generator",
     "full_state_dict",
+    "gradient_buckets",
     "lanes_of",
     "load_full_state_dict",
 ]
@@ -61,6 +64,15 @@ class BackwardSync(ABC):
     @abstractmethod
     def sync_pending_gradients(self) -> None:
         """Exchange the gradients of an accumulation window whose last batch has none."""
+
+
+class AveragesInBuckets(ABC):
+    """Averages gradients in buckets, which may be sent in the backward pass that `reduce_gradients` follows."""
+
+    @property
+    @abstractmethod
+    def buckets(self) -> GradientBuckets | None:
+        """The buckets; None where gradients are averaged in another way."""
 
 
 class RunsBackward(ABC):
@@ -160,6 +172,11 @@ class ModelParallel(ABC):
 def device_generator(strategy: Strategy) -> DeviceGenerator | None:
     """Return the generator of the strategy's device, where torch's own functions do not reach it."""
     return strategy.generator if isinstance(strategy, LazyDevice) else None
+
+
+def gradient_buckets(strategy: Strategy) -> GradientBuckets | None:
+    """Return the buckets in which `strategy` averages gradients, if it does."""
+    return strategy.buckets if isinstance(strategy, AveragesInBuckets) else None
 
 
 def lanes_of(strategy: Strategy) -> Lanes | None:

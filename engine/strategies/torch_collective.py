@@ -3,7 +3,7 @@
 import atexit
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -20,7 +20,15 @@ from midstride.engine.strategies.side_channel import CHANNEL, SideChannel
 from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
 from midstride.engine.world import World
 
-__all__ = ["TorchCollective", "average_gradients", "broadcast", "broadcast_tensors", "leave_process_group"]
+__all__ = [
+    "TorchCollective",
+    "anywhere",
+    "average_gradients",
+    "broadcast",
+    "broadcast_tensors",
+    "leave_process_group",
+    "start_sum",
+]
 
 #: what gloo and NCCL say where another rank does not answer, or left
 _LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
@@ -101,6 +109,20 @@ def broadcast_tensors(tensors: Iterable[Tensor], source: int = 0, group: Any = N
             dist.broadcast(tensor, source, group=group)
 
 
+def start_sum() -> Callable[[Tensor, str], Any]:
+    """Return what begins to add a tensor up over all ranks, whatever else they exchange meanwhile."""
+    group = dist.new_group()
+    return lambda tensor, name: dist.all_reduce(tensor, group=group, async_op=True)
+
+
+def anywhere(has: Sequence[bool], device: torch.device, group: Any = None) -> list[bool]:
+    """Return of each flag whether it is set on any rank of `group`; ranks train on `device`."""
+    host = torch.device("cpu") if device.type == "cuda" else device  # over gloo: no wait for what the GPU still does
+    flags = torch.tensor(has, dtype=torch.uint8, device=host)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+    return list(map(bool, flags.tolist()))
+
+
 def average_gradients(
     parameters: Iterable[Tensor],
     device: torch.device,
@@ -118,10 +140,8 @@ def average_gradients(
         add_up: adds a buffer up over the ranks, in place, where that is not the group's affair.
     """
     every = [p for p in parameters if p.requires_grad]
-    host = torch.device("cpu") if device.type == "cuda" else device  # over gloo: no wait for what the GPU still does
-    has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=host)
-    dist.all_reduce(has, op=dist.ReduceOp.MAX, group=group)
-    used = [p for p, anywhere in zip(every, has.tolist(), strict=True) if anywhere]
+    has = anywhere([p.grad is not None for p in every], device, group)
+    used = [p for p, has_one in zip(every, has, strict=True) if has_one]
     if not used:
         return
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -25,6 +25,7 @@ __all__ = [
     "is_in_bad_fork",
     "replica_of",
     "set_timeout",
+    "version_of",
 ]
 
 #: batch and instance norm have a base class without a public name
@@ -53,6 +54,11 @@ def default_store() -> Store:
 def replica_of(module: nn.Module) -> Any:
     """Return a shallow copy of `module` alone, with dicts of its own for parameters, buffers and children."""
     return module._replicate_for_data_parallel()
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often `tensor` was changed in place."""
+    return tensor._version
 
 
 def is_in_bad_fork() -> bool:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from midstride.engine.errors import NoLoss, UserError
 from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.modules.torch_internals import is_hooked
-from midstride.engine.strategies.mixins import BackwardSync, MergesOutputs, RunsBackward, RunsLanes
+from midstride.engine.strategies.mixins import BackwardSync, MergesOutputs, RunsBackward, RunsLanes, gradient_buckets
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.training.closures import mean_loss, needs_closure
 from midstride.engine.training.context import FitContext
@@ -45,6 +45,7 @@ class OptimizerStep:
         # nn.Module's call takes as long as ten functions, and does nothing where no strategy has wrapped the step.
         is_bare = type(context.step) is TrainingStep and not is_hooked(context.step)
         self._forward = context.step.forward if is_bare else context.step
+        self._backward = self._backward_pass()
         self._gradients = self._by_strategy()
         self._take_step = self._own_step()
         self._check_pending = len(context.optimizers) == 1
@@ -102,6 +103,18 @@ class OptimizerStep:
             return partial(self._synced_at_the_end, strategy)
         return self._forward_backward
 
+    def _backward_pass(self) -> Callable[[Tensor], object]:
+        """Return what runs the backward pass of a loss; in that of a step, gradients begin to be averaged."""
+        backward, buckets = self._calls.backward, gradient_buckets(self.context.strategy)
+        if buckets is None or self._calls.after_backward:  # a hook there may change them before
+            return backward
+
+        def overlapped(loss: Tensor) -> None:
+            with buckets.backward(self.module.parameters()) if self.stepped else nullcontext():
+                backward(loss)
+
+        return overlapped
+
     def _synced_at_the_end(self, strategy: BackwardSync, batch: Any, index: int, number: tuple[int, ...]) -> Any:
         """Run forward and backward; gradients stay on this rank until the window closes."""
         if self.stepped:
@@ -123,7 +136,7 @@ class OptimizerStep:
             return None
         for call in calls.before_backward:
             call(loss)
-        calls.backward(loss)
+        self._backward(loss)
         for hook in calls.after_backward:
             hook()
         return outputs

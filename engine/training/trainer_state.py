@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -31,7 +32,7 @@ from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.signals import SignalRequests
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.mixins import ModelParallel, lanes_of
+from midstride.engine.strategies.mixins import ModelParallel, gradient_buckets, lanes_of
 from midstride.engine.strategies.step import StepScope
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.finite import FiniteLosses
@@ -206,8 +207,11 @@ class TrainerState(TrainerInterface):
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Run the backward pass of `loss`, which must be finite, and average gradients over the ranks."""
         self.context.finite_losses.check(loss)
-        self.precision.backward(loss, **options)
-        self.strategy.reduce_gradients(self.context.module.parameters())
+        strategy, module = self.strategy, self.context.module
+        buckets = gradient_buckets(strategy)
+        with nullcontext() if buckets is None else buckets.backward(module.parameters()):
+            self.precision.backward(loss, **options)
+        strategy.reduce_gradients(module.parameters())
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Keep the module's weights in the run's folder, if there is a run; every rank calls this."""

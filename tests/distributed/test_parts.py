@@ -6,6 +6,8 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from torchmetrics import MeanMetric
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import JobError
-from midstride.engine.strategies.torch_collective import TorchCollective
+from midstride.engine.strategies.gradient_buckets import GradientBuckets
+from midstride.engine.strategies.torch_collective import TorchCollective, anywhere, start_sum
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
 
@@ -240,3 +243,33 @@ def _gathered() -> None:
 
 def test_values_of_any_length_reach_every_rank() -> None:
     assert run_ranks(_gathered, processes=3) == [0, 0, 0]
+
+
+def average_early_and_late(folder: str) -> None:
+    """Average gradients of the same passes in them and after them, over ranks that do not all use every layer."""
+    world = World.from_environment()
+    TorchCollective().init_process_group(world, torch.device("cpu"))
+    bits = []
+    for in_backward in (True, False):
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(5))
+        buckets = GradientBuckets(start_sum(), world.size, partial(anywhere, device=torch.device("cpu")), 300)
+        for step in range(3):
+            for parameter in layers.parameters():
+                parameter.grad = None
+            x = torch.full((2, 8), 0.1 + world.rank + step)
+            for number, layer in enumerate(layers):
+                x = x if number == 0 or number == world.rank else layer(x).tanh()
+            with buckets.backward(layers.parameters()) if in_backward else nullcontext():
+                x.square().sum().backward()
+            buckets.average(layers.parameters())
+        gradients = [parameter.grad for parameter in layers.parameters()]
+        assert [gradient is None for gradient in gradients[:3]] == [True, True, False]
+        bits.append(torch.cat([gradient.reshape(-1) for gradient in gradients if gradient is not None]))
+    early, late = bits
+    assert early.equal(late)
+    assert len({tuple(theirs) for theirs in TorchCollective().gather(early.tolist())}) == 1
+
+
+def test_gradients_have_the_same_bits_in_a_backward_pass_and_after_it() -> None:
+    assert run_ranks(average_early_and_late, "", processes=3) == [0, 0, 0]

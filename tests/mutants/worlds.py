@@ -55,6 +55,20 @@ WORLDS = [
         f"{PLAIN}::test_split_batches_have_the_bits_of_the_script_that_splits_by_hand[dp-1-4-1]",
     ),
     Mutant(
+        "a bucket is sent before its last gradient is there",
+        "engine/strategies/gradient_buckets.py",
+        " or self._missing[number]:",
+        ":",
+        "unit/strategies/test_gradient_buckets.py::test_what_is_sent_is_the_same_whenever_it_is_sent",
+    ),
+    Mutant(
+        "a gradient that becomes ready twice is sent the first time",
+        "engine/strategies/gradient_buckets.py",
+        "len(bucket) + (number in self._late)",
+        "len(bucket)",
+        "unit/strategies/test_gradient_buckets.py::test_what_is_sent_is_the_same_whenever_it_is_sent[ready twice]",
+    ),
+    Mutant(
         "a change in place of one of the tensors that were copied together counts as one of all",
         "engine/strategies/flat_tensors.py",
         "view.data",

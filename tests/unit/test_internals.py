@@ -140,7 +140,9 @@ def test_tensors_are_copied_and_measured_together() -> None:
     assert all(map(torch.equal, strategies.foreach_mul(sources, 0.5), [source * 0.5 for source in sources]))
     strategies.foreach_add_(targets, sources)
     assert all(map(torch.equal, targets, [source + source for source in sources]))
+    version = strategies.version_of(targets[0])
     strategies.foreach_copy_(targets, sources)
+    assert strategies.version_of(targets[0]) == version + 1
     assert all(map(torch.equal, targets, sources))
 
 
