@@ -15,7 +15,7 @@ from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.modules.torch_internals import is_hooked
 from midstride.engine.strategies.mixins import BackwardSync, MergesOutputs, RunsBackward, RunsLanes, gradient_buckets
 from midstride.engine.strategies.step import TrainingStep
-from midstride.engine.training.closures import mean_loss, needs_closure
+from midstride.engine.training.closures import closure_faults, mean_loss, needs_closure
 from midstride.engine.training.context import FitContext
 from midstride.engine.training.fit_warnings import check_gradients
 from midstride.engine.training.lane_scope import LaneScope
@@ -38,8 +38,7 @@ class OptimizerStep:
         self.module = context.module
         self._options = context.options
         self.window = context.options.accumulate_grad_batches
-        self._has_several = len(context.optimizers) > 1
-        self._some_need_closures = any(map(needs_closure, context.optimizers))
+        self._needs_closure: dict[type[Optimizer], bool] = {}
         self._calls = StepCalls(context)
         self._end = _step_end(context)
         # nn.Module's call takes as long as ten functions, and does nothing where no strategy has wrapped the step.
@@ -70,7 +69,7 @@ class OptimizerStep:
         outputs: Any = None
         self._had_loss = False
         for number, optimizer in enumerate(context.optimizers):
-            if not self._has_several:
+            if len(context.optimizers) == 1:
                 outputs = self._train_one(optimizer, batch, index, ())
                 continue
             with self._others_off(optimizer):
@@ -85,12 +84,24 @@ class OptimizerStep:
 
     def _train_one(self, optimizer: Optimizer, batch: Any, index: int, number: tuple[int, ...]) -> Any:
         """Train with one optimizer; where there are several, its `number` among them is the step's last argument."""
-        if self._some_need_closures and needs_closure(optimizer):
+        by_closure = self._needs_closure.get(type(optimizer))
+        if self._first_of_its_kind(optimizer) if by_closure is None else by_closure:
             return self._step_by_closure(optimizer, batch, index, number)
         outputs = self._gradients(batch, index, number)
         if self.stepped:
             self._step(optimizer)
         return outputs
+
+    def _first_of_its_kind(self, optimizer: Optimizer) -> bool:
+        """Return whether optimizers of this kind need a closure.
+
+        Raises:
+            UserError: they do, and what this fit was set up with excludes it: one was put in another's place later.
+        """
+        needed = self._needs_closure[type(optimizer)] = needs_closure(optimizer)
+        if faults := closure_faults([optimizer], self._options, self.context.strategy):
+            raise UserError("\n".join(faults))
+        return needed
 
     def _by_strategy(self) -> Callable[[Any, int, tuple[int, ...]], Any]:
         """Return what runs forward and backward of a batch with one optimizer; it returns the step's outputs."""

@@ -76,7 +76,7 @@ TRAINING = [
         "engine/training/optimizer_step.py",
         "step(context.progress.epoch, context.progress.batch, optimizer, closure)",
         "optimizer.step(closure)",
-        "unit/training/test_trainer.py::test_a_step_of_ones_own_has_the_closure",
+        "unit/training/test_closures.py::test_a_step_of_ones_own_has_the_closure",
     ),
     Mutant(
         "data's hooks of a batch's transfer are not called",

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
-from midstride.engine.state.codec import differences
 from midstride.engine.testing import assert_resumes_exactly
 
 
@@ -79,25 +78,6 @@ class Line(TrainingModule):
         self._calls.append("end")
 
 
-class Curved(Line):
-    """Learns by LBFGS, which evaluates a batch as often as it wants."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
-
-
-class CurvedByHand(Curved):
-    """Makes its steps itself."""
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
-        self._calls.append("optimizer_step")
-        optimizer.step(optimizer_closure)
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        self._calls.append("optimizer_zero_grad")
-        optimizer.zero_grad()
-
-
 class Points(DataModule):
     def setup(self, stage: str) -> None:
         x = torch.arange(8.0)[:, None] / 8
@@ -117,18 +97,6 @@ def test_hooks_come_in_order(tmp_path: Path) -> None:
     Trainer(max_epochs=2, val_check_interval=0.5).fit(module, Points())
     epoch = ["epoch", "step", "validation", "step", "validation", "end"]
     assert module._calls == ["fit", *epoch, *epoch]
-
-
-def test_a_step_of_ones_own_has_the_closure(tmp_path: Path) -> None:
-    weights = []
-    for kind in (Curved, CurvedByHand):
-        torch.manual_seed(0)
-        module = kind()
-        Trainer(max_epochs=2).fit(module, Points())
-        weights.append(module.state_dict())
-        by_hand = [call for call in module._calls if call.startswith("optimizer_")]
-        assert by_hand == (["optimizer_step", "optimizer_zero_grad"] * 4 if kind is CurvedByHand else [])
-    assert not differences(*weights)
 
 
 def test_only_every_nth_epoch_has_validations() -> None:
