@@ -65,7 +65,8 @@ def _adapted(kind: type) -> type:
     unwritten = {name: None for name in _OPTIONAL[base.__name__] if name not in written}
     ours = {name: method for name in written if (method := wrapped(kind, name)) is not None}
     named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (kind, _role(base)), {**unwritten, **ours, **named, "__reduce_ex__": _reduced})
+    bases = (_role(base),) if kind is base else (kind, _role(base))
+    return type(kind.__name__, bases, {**unwritten, **ours, **named, "_written": kind, "__reduce_ex__": _reduced})
 
 
 @cache
@@ -80,7 +81,7 @@ def _reduced(self: Any, protocol: Any) -> tuple[Any, ...]:
     state = self.__getstate__()
     if isinstance(state, dict) and "_trainer" in state:
         state = {**state, "_trainer": []}
-    return _blank, (type(self).__mro__[1],), state
+    return _blank, (self._written,), state
 
 
 def _blank(kind: type) -> Any:

@@ -1,12 +1,13 @@
-"""Lightning's callbacks: those that a user wrote, and what stands here for its own."""
+"""Lightning's callbacks: those that a user wrote, and which of its own have a counterpart here."""
 
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import JobError
+from midstride.engine.lightning.counterparts import COUNTERPARTS
 from midstride.engine.lightning.trainer import LightningTrainer
-from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+from midstride.engine.modules.callbacks import Callback
 
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
@@ -36,7 +37,6 @@ _REFUSED = {
     "DeviceStatsMonitor": "run torch.profiler, or log what torch.cuda.memory_stats() says in a hook",
     "EMAWeightAveraging": "hold a torch.optim.swa_utils.AveragedModel and update it in on_train_batch_end",
     "GradientAccumulationScheduler": "say accumulate_grad_batches, one number for the run",
-    "LambdaCallback": "write a Callback with those hooks",
     "LearningRateFinder": "choose the learning rate before the run",
     "OnExceptionCheckpoint": "snapshots are on by default, and a failed run goes on from the newest",
     "StochasticWeightAveraging": "hold a torch.optim.swa_utils.AveragedModel and update it in on_train_epoch_end",
@@ -46,8 +46,8 @@ _REFUSED = {
 }
 
 
-def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[Callback]:
-    """Return `callbacks` with what stands here for those of Lightning's own.
+def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple[Any, Callback | None]]:
+    """Return each of `callbacks` with what acts in its place: itself, or what stands here for one of Lightning's own.
 
     Args:
         callbacks: one or several, or None: ours, Lightning's, and those that a user derived from Lightning's Callback.
@@ -56,7 +56,7 @@ def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[Callback]:
     Raises:
         JobError: with every callback that needs the inside of Lightning's Trainer.
     """
-    found: list[Callback] = []
+    found: list[tuple[Any, Callback | None]] = []
     faults: list[str] = []
     several: Sequence[Any] = (
         callbacks if isinstance(callbacks, (list, tuple)) else () if callbacks is None else [callbacks]
@@ -64,11 +64,11 @@ def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[Callback]:
     for callback in several:
         own = _library_class(type(callback))
         if own is None or isinstance(callback, Callback):
-            found.append(adapt(callback))
+            found.append((callback, adapt(callback)))
         elif type(callback).__name__ != own:
             faults.append(_fault(f"{type(callback).__name__}, derived from Lightning's {own},", own))
-        elif own in _COUNTERPARTS:
-            found += _COUNTERPARTS[own](callback, faults)
+        elif own in COUNTERPARTS:
+            found.append((callback, adapt(COUNTERPARTS[own](callback, faults))))
         elif own in _NOTHING:
             log.info("%s: leave it out, the progress bar and the report are midstride's", own)
         else:
@@ -88,32 +88,3 @@ def _library_class(kind: type) -> str | None:
 
 def _fault(who: str, own: str) -> str:
     return f"callbacks: {who} needs the inside of Lightning's Trainer: {_REFUSED.get(own, _IN_THE_MODULE)}"
-
-
-def _early_stopping(given: Any, faults: list[str]) -> list[Callback]:
-    options = [
-        name for name in ("stopping_threshold", "divergence_threshold") if getattr(given, name, None) is not None
-    ]
-    if options:
-        faults.append(
-            f"callbacks: EarlyStopping({options[0]}={getattr(given, options[0])!r}) has no counterpart: call "
-            "trainer.stop() in a hook where the value is reached"
-        )
-    return [EarlyStopping(given.monitor, given.patience, given.mode, abs(given.min_delta))]
-
-
-def _model_checkpoint(given: Any, faults: list[str]) -> list[Callback]:
-    """Return what keeps the best weights; snapshots do the rest."""
-    return [] if given.monitor is None else [BestCheckpoint(given.monitor, given.mode)]
-
-
-def _learning_rate_monitor(given: Any, faults: list[str]) -> list[Callback]:
-    return [LearningRateMonitor()]
-
-
-#: Lightning's callbacks -> what makes those that stand for them
-_COUNTERPARTS: dict[str, Callable[[Any, list[str]], list[Callback]]] = {
-    "EarlyStopping": _early_stopping,
-    "LearningRateMonitor": _learning_rate_monitor,
-    "ModelCheckpoint": _model_checkpoint,
-}

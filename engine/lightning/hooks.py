@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from midstride.engine.errors import UserError
+from midstride.engine.lightning.checkpoint import checkpoint_of
 from midstride.engine.trees import convert
 
 __all__ = ["wrapped"]
@@ -78,7 +79,7 @@ def _saving(hook: Method) -> Method:
 
     @wraps(hook)
     def called(self: Any, checkpoint: dict[str, Any]) -> None:
-        given = _checkpoint(self)
+        given = checkpoint_of(self, self.state_dict())
         whole = {**checkpoint, **given}
         hook(self, whole)
         checkpoint.update({key: value for key, value in whole.items() if key not in given})
@@ -88,12 +89,7 @@ def _saving(hook: Method) -> Method:
 
 def _loading(hook: Method) -> Method:
     """Show `on_load_checkpoint` what Lightning's checkpoint has; the module has its weights back by then."""
-    return wraps(hook)(lambda self, checkpoint: hook(self, {**checkpoint, **_checkpoint(self)}))
-
-
-def _checkpoint(module: Any) -> dict[str, Any]:
-    progress = {"epoch": module.trainer.current_epoch, "global_step": module.trainer.global_step}
-    return {**progress, "state_dict": module.state_dict()}
+    return wraps(hook)(lambda self, checkpoint: hook(self, {**checkpoint, **checkpoint_of(self, self.state_dict())}))
 
 
 _WRAPPERS: dict[str, Callable[[Method], Method]] = {

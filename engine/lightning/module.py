@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError
 from midstride.engine.lightning.logger import LightningLogger
+from midstride.engine.lightning.optimizer import LightningOptimizer
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.trees import convert
@@ -81,8 +82,11 @@ class LightningMethods(TrainingModule):
             print(*args, **kwargs)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Return the optimizer, or the list of them; torch's own, whatever `use_pl_optimizer` says."""
-        return super().optimizers()
+        """Return the optimizer, or the list of them; `use_pl_optimizer` False for torch's own."""
+        found = self.trainer.optimizers
+        if use_pl_optimizer:
+            found = [LightningOptimizer(optimizer, self) for optimizer in found]
+        return found[0] if len(found) == 1 else found
 
     def manual_backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
         """Run the backward pass of `loss`, with the options of `Tensor.backward`, and average gradients over ranks."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from midstride.engine.config.options import TrainerOptions
+from midstride.engine.lightning.counterparts import origins_of
 from midstride.engine.modules.interface import TrainerInterface
 
 __all__ = ["LightningStrategy", "LightningTrainer"]
@@ -17,16 +18,26 @@ __all__ = ["LightningStrategy", "LightningTrainer"]
 _ALWAYS: dict[str, Any] = {
     **dict.fromkeys(("barebones", "fast_dev_run", "interrupted", "received_sigterm", "sanity_checking"), False),
     **dict.fromkeys(("num_sanity_val_steps", "overfit_batches", "reload_dataloaders_every_n_epochs"), 0),
-    **dict.fromkeys(("checkpoint_callback", "early_stopping_callback", "profiler", "progress_bar_callback"), None),
-    **dict.fromkeys(("ckpt_path", "max_time", "min_steps"), None),
-    "enable_validation": True,
+    **dict.fromkeys(("ckpt_path", "max_time", "min_steps", "profiler", "progress_bar_callback"), None),
+    **dict.fromkeys(("enable_autolog_hparams", "enable_validation"), True),
     "limit_predict_batches": 1.0,
     "log_every_n_steps": 1,
 }
+_AFTERWARDS = "call it on the Trainer, once the fit is over"
 #: a name of Lightning's Trainer that has no counterpart -> the way out
 _REFUSED = {
-    "save_checkpoint": 'snapshots are taken as the Trainer says; save_weights("best") writes the weights',
+    **dict.fromkeys(("fit", "predict", "test", "validate"), _AFTERWARDS),
+    **dict.fromkeys(("accelerator", "device_ids"), "strategy.root_device is where this rank computes"),
+    **dict.fromkeys(("precision_plugin", "scaler"), "precision says what the Trainer was given"),
+    **dict.fromkeys(("fit_loop", "validate_loop", "test_loop", "predict_loop"), "progress has every count"),
 }
+
+
+_GIVEN = "give it to Trainer(...)"
+
+
+def _is_ours(name: str) -> bool:
+    return (not name.startswith("_") and hasattr(TrainerInterface, name)) or name in TrainerInterface.__annotations__
 
 
 class LightningTrainer:
@@ -46,10 +57,22 @@ class LightningTrainer:
             return getattr(self._trainer.options, name)
         if name in _ALWAYS:
             return _ALWAYS[name]
-        if (not name.startswith("_") and hasattr(TrainerInterface, name)) or name in TrainerInterface.__annotations__:
+        if _is_ours(name):
             return getattr(self._trainer, name)
-        why = _REFUSED.get(name, "docs/lightning.md lists what a module or a callback may use of it")
-        raise AttributeError(f"trainer.{name} is Lightning's own, and this run's Trainer has none: {why}")
+        if name in (users := self._trainer.set_by_users()):
+            return users[name]
+        why = _REFUSED.get(name, "docs/lightning.md lists what a module or a callback may use of Lightning's")
+        raise AttributeError(f"this run's Trainer has no {name}: {why}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_trainer", "should_stop"):
+            super().__setattr__(name, value)
+        elif name != "optimizers" and (
+            name in TrainerOptions.model_fields or name in _ALWAYS or _is_ours(name) or hasattr(type(self), name)
+        ):
+            raise AttributeError(f"trainer.{name} cannot be set here, as every attempt has to find it alike: {_GIVEN}")
+        else:
+            setattr(self._trainer, name, value)
 
     @property
     def should_stop(self) -> bool:
@@ -112,6 +135,31 @@ class LightningTrainer:
     def node_rank(self) -> int:
         """The number of this machine, from 0."""
         return self._trainer.world.node
+
+    @property
+    def checkpoint_callbacks(self) -> list[Any]:
+        """Every ModelCheckpoint that was given, with what it says of the best and the last weights of the run."""
+        return origins_of(self._trainer, "ModelCheckpoint")
+
+    @property
+    def checkpoint_callback(self) -> Any:
+        """The first of them, if any."""
+        return next(iter(self.checkpoint_callbacks), None)
+
+    @property
+    def early_stopping_callbacks(self) -> list[Any]:
+        """Every EarlyStopping that was given, with what it has counted."""
+        return origins_of(self._trainer, "EarlyStopping")
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        """The first of them, if any."""
+        return next(iter(self.early_stopping_callbacks), None)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 alone."""
+        if self._trainer.is_global_zero:
+            print(*values, **options)
 
     @property
     def strategy(self) -> "LightningStrategy":

@@ -1,8 +1,9 @@
 """What a module, its hooks and its callbacks may use of the Trainer that runs them."""
 
 import math
+import os
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
@@ -37,6 +38,8 @@ class TrainerInterface(Protocol):
     run_url: str | None
     #: what acts beside the module: those that the Trainer was given, and the module's own
     callbacks: "list[Callback]"
+    #: callbacks as they were given, each with what acts in its place; None where nothing has to
+    origins: "list[tuple[Any, Callback | None]]"
 
     @abstractmethod
     def set_by_users(self) -> dict[str, Any]:
@@ -137,8 +140,27 @@ class TrainerInterface(Protocol):
         """
 
     @abstractmethod
+    def step_optimizer(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """Step `optimizer` by hand: after `closure`, then the hooks `on_before_optimizer_step`; return what it does.
+
+        Args:
+            optimizer: one of `optimizers`.
+            closure: computes gradients, if they are not there.
+            options: for `optimizer.step`.
+        """
+
+    @abstractmethod
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Write the module's weights to `folder` of the run, if it is kept; every rank calls this."""
+
+    @abstractmethod
+    def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = True) -> None:
+        """Write the weights to one file that `load_from_checkpoint` of a LightningModule takes; on every rank.
+
+        Args:
+            filepath: of the file.
+            weights_only: False is understood and changes nothing: a run resumes from its snapshots.
+        """
 
     @abstractmethod
     def stop(self) -> None:

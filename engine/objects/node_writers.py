@@ -60,6 +60,7 @@ _NAMESPACES = frozenset(
         *("collections:UserString", "collections:ChainMap"),
         *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
+        "midstride.engine:LightningOptimizer",
     }
 )
 #: packages whose objects hold nothing but what their attributes say

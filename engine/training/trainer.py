@@ -15,6 +15,7 @@ from midstride.engine.data.loader import FitLoaders
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.lightning.adapt import adapt
+from midstride.engine.lightning.counterparts import update_origins
 from midstride.engine.lightning.data import LightningData
 from midstride.engine.loggers.build import logger_errors
 from midstride.engine.modules.callbacks import Callback
@@ -192,6 +193,7 @@ class Trainer(TrainerState):
             finally:
                 self.is_fitting = False
                 self.reporter.close()
+                update_origins(self)
 
     @on_all_ranks
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:

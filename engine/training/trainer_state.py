@@ -1,10 +1,12 @@
 """What a Trainer is between its calls and during them, as modules, callbacks and other processes see it."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -17,12 +19,15 @@ from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.lightning.callbacks import translated
+from midstride.engine.lightning.checkpoint import exported_checkpoint
+from midstride.engine.lightning.counterparts import update_origins
+from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.metrics.lane_logger import LaneLogger
 from midstride.engine.metrics.lane_metrics import LaneMetrics
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.hooks import Hooks
+from midstride.engine.modules.hooks import Hooks, own_hook
 from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, set_device
 from midstride.engine.modules.module_state import TrainingModes
@@ -32,7 +37,7 @@ from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.signals import SignalRequests
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.mixins import ModelParallel, gradient_buckets, lanes_of
+from midstride.engine.strategies.mixins import ModelParallel, full_state_dict, gradient_buckets, lanes_of
 from midstride.engine.strategies.step import StepScope
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.finite import FiniteLosses
@@ -58,9 +63,10 @@ class TrainerState(TrainerInterface):
     ) -> None:
         self.strategy, self.settings = strategy, settings
         self._given = translated(callbacks, adapt)
-        self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self._given]
-        #: those that were given, and those of the module of the call under way, or else of the last one
-        self.callbacks = self._given
+        #: callbacks that were given, and those of the module of the call under way, or else of the last one
+        self.origins = self._given
+        self.callbacks = _acting(self._given)
+        self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
         self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
         self.heartbeat = Heartbeat.of(strategy.world)
         self.reporter = Reporter(strategy.world, bar=settings.options.enable_progress_bar)
@@ -78,6 +84,13 @@ class TrainerState(TrainerInterface):
     def set_by_users(self) -> dict[str, Any]:
         """Return the attributes that user code has set: they are part of snapshots."""
         return {name: value for name, value in vars(self).items() if name not in self._own}
+
+    if not TYPE_CHECKING:  # which knows the names of Lightning's that are not defined here
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(LightningTrainer(self), name)
 
     def _context_of(self, module: TrainingModule, progress: Progress) -> EvaluationContext:
         """Make what a call works with; `module` comes to compute in this Trainer's precision."""
@@ -206,17 +219,39 @@ class TrainerState(TrainerInterface):
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Run the backward pass of `loss`, which must be finite, and average gradients over the ranks."""
+        hooks, module, strategy = self.context.hooks, self.context.module, self.strategy
         self.context.finite_losses.check(loss)
-        strategy, module = self.strategy, self.context.module
+        hooks.call("on_before_backward", loss)
         buckets = gradient_buckets(strategy)
         with nullcontext() if buckets is None else buckets.backward(module.parameters()):
-            self.precision.backward(loss, **options)
+            self.precision.backward(loss, own_hook(module, "backward") or Tensor.backward, **options)
         strategy.reduce_gradients(module.parameters())
+        hooks.call("on_after_backward")
+
+    def step_optimizer(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """Step `optimizer` by hand."""
+        hooks = self.context.hooks
+        if not hooks.has("on_before_optimizer_step"):
+            return optimizer.step(**options) if closure is None else optimizer.step(closure, **options)
+
+        def evaluated() -> Any:
+            returned = None if closure is None else closure()
+            hooks.call("on_before_optimizer_step", optimizer)
+            return returned
+
+        return optimizer.step(evaluated, **options)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Keep the module's weights in the run's folder, if there is a run; every rank calls this."""
         if self.is_fitting and self.last_fit is not None:
             self.last_fit.save_weights(folder)
+
+    def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = True) -> None:
+        """Write the weights to one file that `load_from_checkpoint` of a LightningModule takes."""
+        checkpoint = exported_checkpoint(self.module, full_state_dict(self.strategy, self.module))
+        if self.world.is_first:
+            Path(filepath).parent.mkdir(parents=True, exist_ok=True)
+            torch.save(checkpoint, filepath)
 
     def stop(self) -> None:
         """Let the fit come to its end at the next boundary; every rank calls this at the same point."""
@@ -258,6 +293,7 @@ class TrainerState(TrainerInterface):
         self.take_callbacks(module)
         for callback, state in zip(self.callbacks, result["callbacks"], strict=True):
             callback.load_state_dict(state)
+        update_origins(self)
 
     def with_strategy(self, strategy: Strategy) -> Self:
         """Return a Trainer that has fitted nothing, like this one but for its strategy, which has a world."""
@@ -267,15 +303,16 @@ class TrainerState(TrainerInterface):
 
     def reset_callbacks(self) -> None:
         """Let callbacks stand where they stood when they were given: nothing of an earlier fit goes on."""
-        for callback, state in zip(self._given, self._pristine, strict=True):
+        for callback, state in zip(_acting(self._given), self._pristine, strict=True):
             callback.load_state_dict(copy.deepcopy(state))
 
     def take_callbacks(self, module: TrainingModule) -> None:
         """Have those that `module` configures, each in place of a given one of its class, beside the given ones."""
         where = f"{type(module).__name__}.configure_callbacks"
         configured = translated(call_user_code(where, module.configure_callbacks), adapt)
-        kinds = {type(callback) for callback in configured}
-        self.callbacks = [*(callback for callback in self._given if type(callback) not in kinds), *configured]
+        kinds = {type(callback) for callback in _acting(configured)}
+        self.origins = [*(pair for pair in self._given if type(pair[1]) not in kinds), *configured]
+        self.callbacks = _acting(self.origins)
 
     def weights_url(self, ckpt_path: str) -> str:
         """Return where the weights called `ckpt_path` are: "best" and "last" are those of the run fitted last."""
@@ -284,3 +321,7 @@ class TrainerState(TrainerInterface):
         if self.run_url is None:
             raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
         return f"{self.run_url.rstrip('/')}/{ckpt_path}"
+
+
+def _acting(pairs: Sequence[tuple[Any, Callback | None]]) -> list[Callback]:
+    return [callback for _, callback in pairs if callback is not None]

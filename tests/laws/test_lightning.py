@@ -20,7 +20,7 @@ NAMES = """
     data from the module's own acts / checkpoint hooks / dropout and shuffle / EMA callback /
     own callback that stops / Lightning's callbacks / data module / GAN / GAN on a grid /
     two optimizers with schedules / accumulated by hand / plateaus by hand / log of its own, loss of a step /
-    Lightning's combined loader / callbacks of its own"""
+    Lightning's combined loader / callbacks of its own / toggled by its optimizers"""
 #: random numbers are drawn in training, which Lightning does in another order
 DRAWING = {"dropout and shuffle", "GAN"}
 

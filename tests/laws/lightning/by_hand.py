@@ -93,6 +93,48 @@ class Scheduled(GridGAN):
             sch_d.step()
 
 
+class Toggled(GridGAN):
+    """Steps with closures under `toggle_model`, and has its hands in backward passes and before steps."""
+
+    def on_fit_start(self):
+        self.both = self.optimizers()
+        self.norms = []
+
+    def training_step(self, batch):
+        imgs, _ = batch
+        opt_g, opt_d = self.optimizers()
+        assert isinstance(opt_g, torch.optim.Adam)
+        assert opt_g.optimizer is self.trainer.optimizers[0]
+        z, valid = self.noise(imgs), torch.ones(imgs.size(0), 1)
+
+        def closure_g():
+            g_loss = self.adversarial_loss(self.discriminator(self(z)), valid)
+            self.both[0].zero_grad()
+            self.manual_backward(g_loss)
+            return g_loss
+
+        with opt_g.toggle_model(sync_grad=True):
+            self.log("g_loss", opt_g.step(closure=closure_g))
+
+        real_loss = self.adversarial_loss(self.discriminator(imgs), valid)
+        fake_loss = self.adversarial_loss(self.discriminator(self(z).detach()), valid - 1)
+        with opt_d.toggle_model():
+            opt_d.zero_grad()
+            self.manual_backward((real_loss + fake_loss) / 2)
+            opt_d.step()
+        opt_d.param_groups[0]["lr"] *= 0.99
+
+    def backward(self, loss, *args, **kwargs):
+        (loss * (1 + len(self.norms) / 100)).backward(*args, **kwargs)
+
+    def on_before_backward(self, loss):
+        self.norms.append(float(loss))
+
+    def on_before_optimizer_step(self, optimizer):
+        for group in optimizer.param_groups:
+            self.norms.append(float(torch.nn.utils.clip_grad_norm_(group["params"], 0.1)))
+
+
 class Accumulated(Classifier):
     """Accumulates and clips by hand, with a graph that is kept for a second backward pass."""
 

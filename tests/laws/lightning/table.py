@@ -81,6 +81,7 @@ ROWS = {
     "GAN": Row(by_hand.GAN, draws=True),
     "GAN on a grid": Row(by_hand.GridGAN),
     "two optimizers with schedules": Row(by_hand.Scheduled),
+    "toggled by its optimizers": Row(by_hand.Toggled),
     "accumulated by hand": Row(by_hand.Accumulated),
     "plateaus by hand": Row(by_hand.Plateau, options={"max_epochs": 4}),
 }

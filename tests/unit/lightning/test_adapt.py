@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine import Trainer, TrainingModule
 from midstride.engine.config.lightning_names import LIGHTNING_OPTIONS
-from midstride.engine.errors import JobError, StopRequested, StrategyUnavailable, UserError
+from midstride.engine.errors import JobError, StopRequested, StrategyUnavailable, UserCodeError, UserError
 from midstride.engine.lightning.adapt import adapt, is_lightning
 
 with warnings.catch_warnings():
@@ -25,7 +25,6 @@ with warnings.catch_warnings():
     import lightning as L
     import pytorch_lightning
     from laws.lightning import beside, style
-    from lightning.pytorch import callbacks
     from lightning.pytorch.strategies import DDPStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,44 +69,6 @@ def test_nothing_else_is_touched() -> None:
         kind = type(value)
         assert type(adapt(value)) is kind
         assert not is_lightning(kind)
-
-
-def test_lightnings_own_callbacks_have_counterparts() -> None:
-    given = [
-        callbacks.EarlyStopping("a", patience=7, mode="max", min_delta=0.5),
-        callbacks.ModelCheckpoint(monitor="a", mode="max"),
-        callbacks.ModelCheckpoint(every_n_train_steps=3),
-        callbacks.LearningRateMonitor(),
-        callbacks.TQDMProgressBar(),
-    ]
-    assert type(Trainer(max_epochs=1, callbacks=given[0]).callbacks[0]) is EarlyStopping
-    found = Trainer(max_epochs=1, callbacks=given).callbacks
-    assert [type(callback) for callback in found] == [EarlyStopping, BestCheckpoint, LearningRateMonitor]
-    assert (found[0].monitor, found[0].patience, found[0].mode, found[0].min_delta) == ("a", 7, "max", 0.5)
-
-
-class Own(callbacks.EarlyStopping):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("callback", "words"),
-    [
-        (
-            lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
-            "StochasticWeightAveraging needs the inside .* hold a",
-        ),
-        (
-            lambda: callbacks.Timer(duration="00:01:00:00"),
-            "Timer needs the inside of Lightning's Trainer: say max_steps",
-        ),
-        (lambda: Own("a"), "Own, derived from Lightning's EarlyStopping, needs the inside"),
-        (lambda: callbacks.EarlyStopping("a", stopping_threshold=0.1), r"stopping_threshold=0\.1\) has no counterpart"),
-    ],
-)
-def test_a_callback_that_needs_lightnings_trainer_is_refused(callback: Any, words: str) -> None:
-    with pytest.raises(JobError, match=words):
-        Trainer(max_epochs=1, callbacks=[callback()])
 
 
 class Ported(style.AutoEncoder):
@@ -245,13 +206,37 @@ def test_numbers_that_a_logger_is_given_are_logged_and_the_rest_is_named_once(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fit_loop", r"trainer\.fit_loop is Lightning's own, .* docs/lightning\.md lists"),
+        ("fit_loop", "this run's Trainer has no fit_loop: progress has every count"),
+        ("val_check_batch", r"has no val_check_batch: docs/lightning\.md lists"),
+        ("test", "has no test: call it on the Trainer, once the fit is over"),
         ("strategy.setup", r"trainer\.strategy\.setup is Lightning's own; there are barrier"),
     ],
 )
 def test_what_the_trainer_has_not_is_refused_by_name(name: str, words: str) -> None:
     with pytest.raises(Exception, match=words):
         Trainer(max_epochs=1).fit(Reaching(name), style.loader(8))
+
+
+class Setting(style.AutoEncoder):
+    """Sets an attribute of the Trainer at each step."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        setattr(self.trainer, self.name, getattr(self.trainer, self.name, 0) + 1)
+
+
+def test_what_is_set_on_the_trainer_is_kept_and_what_each_attempt_has_to_find_is_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"snapshots": {"every_steps": 1}, "accept_change": ["max_epochs"]}
+    for epochs in (1, 2):
+        trainer = Trainer(max_epochs=epochs, **options)
+        trainer.fit(Setting("phase"), style.loader(8), run=tmp_path / "run")
+        assert trainer.phase == 2 * epochs  # type: ignore[attr-defined]
+    for name in ("accumulate_grad_batches", "max_epochs", "log_every_n_steps", "current_epoch"):
+        with pytest.raises(UserCodeError, match=rf"trainer\.{name} cannot be set here.* give it to Trainer"):
+            Trainer(max_epochs=1).fit(Setting(name), style.loader(8))
 
 
 class Predicting(style.Classifier):

@@ -1,0 +1,157 @@
+"""Callbacks that were written for Lightning's Trainer: what stands for its own, and what those say of a run."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer
+from midstride.engine.errors import JobError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lightning as L
+    from laws.lightning import style
+    from lightning.pytorch import callbacks
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_lightnings_own_callbacks_have_counterparts() -> None:
+    given = [
+        callbacks.EarlyStopping("a", patience=7, mode="max", min_delta=0.5),
+        callbacks.ModelCheckpoint(monitor="a", mode="max"),
+        callbacks.ModelCheckpoint(every_n_train_steps=3),
+        callbacks.LearningRateMonitor(),
+        callbacks.TQDMProgressBar(),
+    ]
+    assert type(Trainer(max_epochs=1, callbacks=given[0]).callbacks[0]) is EarlyStopping
+    found = Trainer(max_epochs=1, callbacks=given).callbacks
+    assert [type(callback) for callback in found] == [EarlyStopping, BestCheckpoint, LearningRateMonitor]
+    assert (found[0].monitor, found[0].patience, found[0].mode, found[0].min_delta) == ("a", 7, "max", 0.5)
+
+
+class Own(callbacks.EarlyStopping):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (
+            lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
+            "StochasticWeightAveraging needs the inside .* hold a",
+        ),
+        (
+            lambda: callbacks.Timer(duration="00:01:00:00"),
+            "Timer needs the inside of Lightning's Trainer: say max_steps",
+        ),
+        (lambda: Own("a"), "Own, derived from Lightning's EarlyStopping, needs the inside"),
+        (lambda: callbacks.EarlyStopping("a", stopping_threshold=0.1), r"stopping_threshold=0\.1\) has no counterpart"),
+    ],
+)
+def test_a_callback_that_needs_lightnings_trainer_is_refused(callback: Any, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        Trainer(max_epochs=1, callbacks=[callback()])
+
+
+REFUSED = {
+    "BackboneFinetuning": lambda: callbacks.BackboneFinetuning(),
+    "BaseFinetuning": lambda: callbacks.BaseFinetuning(),
+    "BasePredictionWriter": lambda: callbacks.BasePredictionWriter(),
+    "BatchSizeFinder": lambda: callbacks.BatchSizeFinder(),
+    "Checkpoint": lambda: callbacks.Checkpoint(),
+    "DeviceStatsMonitor": lambda: callbacks.DeviceStatsMonitor(),
+    "EMAWeightAveraging": lambda: callbacks.EMAWeightAveraging(),
+    "GradientAccumulationScheduler": lambda: callbacks.GradientAccumulationScheduler({1: 2}),
+    "LearningRateFinder": lambda: callbacks.LearningRateFinder(),
+    "ModelPruning": lambda: callbacks.ModelPruning("l1_unstructured", amount=0.5),
+    "OnExceptionCheckpoint": lambda: callbacks.OnExceptionCheckpoint("."),
+    "SpikeDetection": lambda: callbacks.SpikeDetection(),
+    "StochasticWeightAveraging": lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
+    "ThroughputMonitor": lambda: callbacks.ThroughputMonitor(batch_size_fn=len),
+    "Timer": lambda: callbacks.Timer(duration="00:01:00:00"),
+    "WeightAveraging": lambda: callbacks.WeightAveraging(),
+}
+TAKEN = {
+    "Callback": lambda: L.Callback(),
+    "EarlyStopping": lambda: callbacks.EarlyStopping("val_loss"),
+    "LambdaCallback": lambda: callbacks.LambdaCallback(),
+    "LearningRateMonitor": lambda: callbacks.LearningRateMonitor(),
+    "ModelCheckpoint": lambda: callbacks.ModelCheckpoint(),
+    "ModelSummary": lambda: callbacks.ModelSummary(),
+    "ProgressBar": lambda: callbacks.ProgressBar(),
+    "RichModelSummary": lambda: callbacks.RichModelSummary(),
+    "RichProgressBar": lambda: callbacks.RichProgressBar(),
+    "TQDMProgressBar": lambda: callbacks.TQDMProgressBar(),
+}
+
+
+def test_every_callback_of_lightnings_is_taken_or_refused_by_name() -> None:
+    assert {*REFUSED, *TAKEN} == set(callbacks.__all__)
+    for name, make in REFUSED.items():
+        with pytest.raises(JobError, match=f"callbacks: {name} needs the inside of Lightning's Trainer: [a-z]"):
+            Trainer(max_epochs=1, callbacks=make())
+    trainer = Trainer(max_epochs=1, callbacks=[make() for make in TAKEN.values()])
+    trainer.fit(style.Classifier(), style.loader(8), style.loader(8))
+
+
+def test_callbacks_say_what_those_that_stand_for_them_have_seen(tmp_path: Path) -> None:
+    best = callbacks.ModelCheckpoint(monitor="val_loss", save_top_k=2)
+    stopping, plain = callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=1), callbacks.ModelCheckpoint()
+    trainer, run = Trainer(max_epochs=5, callbacks=[best, stopping, plain]), str(tmp_path / "run")
+    trainer.fit(module := style.Classifier(), style.loader(8), style.loader(8), run=run)
+    assert (best.best_model_path, best.last_model_path, plain.best_model_path) == (
+        f"{run}/best",
+        f"{run}/last",
+        f"{run}/last",
+    )
+    tested = trainer.validate(module, style.loader(8), ckpt_path=best.best_model_path)
+    assert best.best_model_score == torch.tensor(tested["val_loss"])
+    assert best.best_k_models == {best.best_model_path: best.best_model_score}
+    assert (stopping.wait_count, stopping.stopped_epoch, trainer.current_epoch) == (1, 1, 2)
+    assert trainer.checkpoint_callbacks == [best, plain]
+    assert (trainer.checkpoint_callback, trainer.early_stopping_callback) == (best, stopping)
+
+
+def test_the_functions_of_a_lambda_callback_are_called_as_hooks_and_what_they_hold_is_kept(tmp_path: Path) -> None:
+    def life(epochs: int) -> list[Any]:
+        seen: list[Any] = []
+        hooks = callbacks.LambdaCallback(
+            setup=lambda trainer, module, stage: seen.append((stage, type(module).__name__)),
+            on_train_batch_end=lambda trainer, module, outputs, batch, index: seen.append(("loss" in outputs, index)),
+            on_validation_end=lambda trainer, module: seen.append(trainer.global_step),
+        )
+        options: Any = {"snapshots": {"every_steps": 1}, "accept_change": ["max_epochs"]}
+        trainer = Trainer(max_epochs=epochs, callbacks=[hooks], **options)
+        trainer.fit(style.Classifier(), style.loader(8), style.loader(8), run=str(tmp_path / "run"))
+        return seen
+
+    first, second = life(1), life(2)
+    assert first == [("fit", "Classifier"), (True, 0), (True, 1), 2]
+    assert second == [*first, (True, 0), (True, 1), 4]
+
+
+def test_a_function_of_a_lambda_callback_that_would_never_be_called_is_named() -> None:
+    trainer = Trainer(max_epochs=1, callbacks=callbacks.LambdaCallback(on_exception=lambda *given: None))
+    with pytest.raises(JobError, match=r"LambdaCallback\.on_exception would never be called"):
+        trainer.fit(style.AutoEncoder(), style.loader(8))
+
+
+class Weighed(style.Classifier):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["mine"] = checkpoint["global_step"]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.mine = checkpoint["mine"]
+
+
+def test_a_saved_checkpoint_is_what_lightnings_class_loads(tmp_path: Path) -> None:
+    trainer, module = Trainer(max_epochs=1), Weighed(hidden=5)
+    trainer.fit(module, style.loader(8), style.loader(8))
+    trainer.save_checkpoint(tmp_path / "new" / "weights.ckpt")
+    loaded = Weighed.load_from_checkpoint(tmp_path / "new" / "weights.ckpt", lr=0.5)
+    assert (loaded.mine, dict(loaded.hparams)) == (2, {"hidden": 5, "lr": 0.5})
+    assert all(map(torch.equal, loaded.state_dict().values(), module.state_dict().values()))
