@@ -13,11 +13,11 @@ from uuid import UUID
 
 import pytest
 from prefect import get_client
+from prefect.cli import app as prefect
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.states import AwaitingRetry
 from support.flow_runs import Command, results, wait_for, wait_for_effect
 
 from midstride.engine.config.job import TrainingJob
@@ -245,7 +245,12 @@ def serving(folder: Path, server: str, ended_by: signal.Signals) -> Iterator[Non
 
 
 def test_a_run_is_stopped_with_who_serves_it_and_resumes(
-    make_job: Make, server: str, undisturbed_alone: dict[str, bytes], alive: Callable[[], list[int]], tmp_path: Path
+    make_job: Make,
+    server: str,
+    undisturbed_alone: dict[str, bytes],
+    alive: Callable[[], list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lingers, mark = tmp_path / "lingers", tmp_path / "mark"
     lingers.touch()
@@ -261,8 +266,9 @@ def test_a_run_is_stopped_with_who_serves_it_and_resumes(
     assert attempt.snapshot.startswith(f"{attempt.step:012d}"), "the last snapshot is of the last step"
     lingers.unlink()
     with serving(tmp_path, server, signal.SIGTERM):
-        with get_client(sync_client=True) as client:  # as the UI's button does
-            client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
+        monkeypatch.setattr(sys, "argv", ["prefect", "flow-run", "retry", str(run.id)])
+        with pytest.raises(SystemExit, match=r"^0$"):
+            prefect()
         assert ended(run).state_name == "Completed"
         wait_for(lambda: len(alive()) == 1, "the run's process to end")
     assert results(job, str(run.id)) == undisturbed_alone
