@@ -82,4 +82,4 @@ def failed(error: EngineError) -> Any:
     if context is not None and context.flow is not None and context.flow.retries:
         raise error
     text, cause = str(error), cause_of(str(error))
-    return Failed(message=cause if cause == text else f"{cause}\n\n{text}", data=error)
+    return Failed(message=text if text.startswith(cause) else f"{cause}\n\n{text}", data=error)

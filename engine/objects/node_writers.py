@@ -60,8 +60,8 @@ _NAMESPACES = frozenset(
         *("collections:UserString", "collections:ChainMap"),
         *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
-        "midstride.engine:LightningOptimizer",
     }
+    | {f"midstride.engine:Lightning{part}" for part in ("Logger", "Optimizer", "Strategy", "Trainer")}
 )
 #: packages whose objects hold nothing but what their attributes say
 _OF_TORCH = ("torch.optim", "torch.distributions")

@@ -1,6 +1,7 @@
 """A fit: its parts put together, resumed from where the run stands, trained to the end."""
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -30,6 +31,9 @@ from midstride.engine.user_code import call_user_code
 __all__ = ["Fit", "load_measurements"]
 
 log = logging.getLogger(__name__)
+
+#: where gloo's code stands, and its advice, around what it says
+_GLOOS = re.compile(r"^\[[^]]*\] |\. This is typically caused by .*")
 
 
 def load_measurements(context: EvaluationContext, run: str | None, resume: Resume) -> None:
@@ -113,9 +117,10 @@ class Fit:
         way_on = (
             "a retry resumes from the newest snapshot" if self.checkpointer is not None else "no snapshots are taken"
         )
+        said = _GLOOS.sub("", (str(error).splitlines() or [""])[0])
         return (
             f"rank {context.world.rank} lost another rank after step {context.progress.step} "
-            f"({(str(error).splitlines() or [''])[0]}): {seen.others()}; {way_on}. Where a rank may keep the others "
+            f"({said}): {seen.others()}; {way_on}. Where a rank may keep the others "
             f"waiting for longer than collective_timeout_s, {context.options.collective_timeout_s:g} s, give it more"
         )
 

@@ -271,6 +271,7 @@ class Trainer(TrainerState):
         # Whatever setup draws is the same on every rank and in every attempt.
         seed_everything(self.settings.seed, device_generator(self.strategy))
         attach(module, self)
+        self.context = replace(self.context, module=module)
         self.loaders, self._datamodule = None, data if isinstance(data, DataModule) else None
         if isinstance(data, LightningData):
             attach(data, self)

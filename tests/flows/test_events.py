@@ -16,9 +16,9 @@ from support.seaweed import Seaweed
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import SnapshotOptions
-from midstride.engine.errors import UserError
+from midstride.engine.errors import UserError, WorldError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.flows.run_states import TAG
+from midstride.flows.run_states import TAG, failed
 from midstride.flows.train import train
 from midstride.tasks.events import EVENTS, Event
 
@@ -74,6 +74,17 @@ def test_a_run_that_fails_tells_the_cause(make_job: Make, server: str) -> None:
     first, _, rest = run.state.message.partition("\n\n")
     assert first == failed["cause"]
     assert rest.startswith("Traceback (most recent call last):")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rank 1 was killed\nrank 0 then said: no answer", "rank 1 was killed\nrank 0 then said: no answer"),
+        ("Traceback\nKeyError: 'a'\nraised in f", "KeyError: 'a'\n\nTraceback\nKeyError: 'a'\nraised in f"),
+    ],
+)
+def test_a_failed_state_says_its_cause_first_and_once(text: str, message: str) -> None:
+    assert failed(WorldError(text)).message == message
 
 
 def test_a_store_that_is_waited_for_is_told_of(make_job: Make, server: str, own_s3: Seaweed, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
 def _site(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[Site]:
     home, chosen = tmp_path_factory.mktemp("site"), pytestconfig.getoption("--pictures")
     pictures = Path(pytestconfig.invocation_params.dir, chosen) if chosen else home
+    pictures.mkdir(parents=True, exist_ok=True)
     with Site(home, pictures, lasting).open(EXAMPLE / "job.yaml") as site:
         yield site
 

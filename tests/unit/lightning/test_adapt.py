@@ -217,6 +217,25 @@ def test_what_the_trainer_has_not_is_refused_by_name(name: str, words: str) -> N
         Trainer(max_epochs=1).fit(Reaching(name), style.loader(8))
 
 
+class Holding(L.Callback):
+    """Keeps what it is handed, from the start."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.trainer, self.logger, self.module = trainer, trainer.logger, trainer.lightning_module
+        self.device = trainer.strategy.root_device
+        assert self.module is pl_module
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.optimizer, self.strategy = pl_module.optimizers(), trainer.strategy
+
+
+def test_what_a_callback_keeps_of_the_trainer_is_there_at_setup_and_is_not_called_unsaved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Trainer(max_epochs=1, callbacks=Holding()).fit(style.AutoEncoder(), style.loader(8), run=tmp_path / "run")
+    assert "not part of snapshots" not in caplog.text
+
+
 class Setting(style.AutoEncoder):
     """Sets an attribute of the Trainer at each step."""
 
