@@ -77,11 +77,12 @@ def check_loader(loader: object, what: str) -> None:
     """Refuse what is no DataLoader, or one whose own way to iterate would be left out."""
     if not isinstance(loader, DataLoader):
         raise UserError(f"the {what} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise NotExact(
-            f"the {what} loader is a {type(loader).__name__} with an __iter__ of its own, which would be left out. "
-            "Do in the data set or in collate_fn what it does."
-        )
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(type(loader), name) is not getattr(DataLoader, name):
+            raise NotExact(
+                f"the {what} loader is a {type(loader).__name__} with {'an' if name == '__iter__' else 'a'} {name} of "
+                "its own, which would be left out. Do in the data set or in collate_fn what it does."
+            )
 
 
 def _check(loader: DataLoader[Any], what: str) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,13 +253,6 @@ class Objects:
                 "dict.fromkeys(...) or sorted(...)",
                 few([shown(path) for path in filling.reordered]),
             )
-
-    def tell_opaque(self, roots: Iterable[Root]) -> None:
-        """Name what cannot be written of objects that another part of the state keeps."""
-        walk, _ = self._walk()
-        for root in roots:
-            walk.root_attributes(root.values, root.path, is_small=True)
-        self._unwritable.tell(walk)
 
 
 def _hooks_of(roots: Sequence[Root]) -> dict[str, Mapping[str, Any]]:

@@ -60,7 +60,7 @@ class IterableLoader(ResumableLoader):
             raise NotExact(
                 f"{self.name}: data pipes are not read here. Write an IterableDataset that iterates over it."
             )
-        self.batch_size = loader.batch_size
+        self.source, self.batch_size = loader, loader.batch_size
         self._drop_last, self._agree = loader.drop_last, agree
         #: shards that the data are read as, in all attempts of a run; 0 is plain PyTorch's no workers
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.loader import FitLoaders
@@ -24,6 +24,8 @@ __all__ = ["objects_of", "unsaved_state_monitor"]
 
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
+#: of a loader, what torch keeps in each
+_OF_LOADERS = frozenset(vars(DataLoader(TensorDataset())))
 #: modules whose classes code counts in
 _COUNTED_IN = frozenset(
     {
@@ -56,6 +58,7 @@ def objects_of(context: FitContext) -> Objects:
         yield from _callback_roots(context)
         for name, owner in data.items():
             yield Root("data", name, dict(vars(owner)), owner, is_setup=True, is_data=True)
+        yield from _loader_roots(context.loaders)
         yield from samplers.roots()
         yield from _optimizer_roots(context)
         yield from _global_generators([context.module, *context.module.modules(), *context.callbacks, *data.values()])
@@ -68,9 +71,7 @@ def objects_of(context: FitContext) -> Objects:
         named |= {f"data {name}": owner for name, owner in data.items()} | samplers.anchors()
         return named | _loaders(context.loaders)
 
-    objects = Objects(roots, anchors, context.device)
-    objects.tell_opaque(_sampler_roots(context.loaders))
-    return objects
+    return Objects(roots, anchors, context.device)
 
 
 def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
@@ -146,11 +147,12 @@ class _SamplerValues:
                         yield f"{kind} of {name} {path}".strip(), owner, values
 
 
-def _sampler_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
-    """Yield what samplers of the user's hold; their state is part of their loader's."""
+def _loader_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
+    """Yield what loaders hold beside what torch keeps in each."""
     for name, loader in _loaders(fit_loaders).items():
-        if not isinstance(loader, DataLoader) and is_user_class(type(loader)):
-            yield Root("samplers", name, dict(vars(loader)))
+        if isinstance(loader, DataLoader):
+            beside = {key: value for key, value in vars(loader).items() if key not in _OF_LOADERS}
+            yield Root("loaders", name, beside, loader, is_setup=True, is_data=True)
 
 
 def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:

@@ -229,15 +229,3 @@ class Stream(IterableDataset[Tensor]):
 class Streams(Small):
     def train_dataloader(self) -> Any:
         return DataLoader(Stream(), 4)
-
-
-class Looping(DataLoader[Tensor]):
-    """A loader with a way of its own to iterate."""
-
-    def __iter__(self) -> Any:
-        yield from super().__iter__()
-
-
-class Loops(Small):
-    def train_dataloader(self) -> Any:
-        return Looping(Rows(), 4)

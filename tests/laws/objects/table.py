@@ -32,6 +32,7 @@ from laws.objects.hooks import HookedForAStep, HookedLate, TensorHooked, TensorH
 from laws.objects.imported import CountsWhereImported
 from laws.objects.keys import Gathering, Keyed
 from laws.objects.library import Iterated, Numbers, Queued, TellsWorkers
+from laws.objects.loaders import Grades, LoadsLocked, LoadsTailored, Loops
 from laws.objects.optimizers import (
     Cyclic,
     Cyclic2,
@@ -45,7 +46,6 @@ from laws.objects.optimizers import (
     Wrapping,
 )
 from laws.objects.samplers import (
-    Loops,
     Samples,
     SamplesAsked,
     SamplesExpecting,
@@ -120,6 +120,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     ),
     "a stream": ((Streams, None, list), True, "lock"),
     "a loader": ((Loops, None, list), True, "the train loader is a Looping with an __iter__ of its own"),
+    "a loader's iterator": (
+        (LoadsTailored, None, list),
+        True,
+        "the train loader is a Tailored with a _get_iterator of its own",
+    ),
     "a hook that comes": ((HookedLate, None, list), False, r"hooks:doubled in layer\.forward_hooks is new\. A res"),
     "a hook of a tensor that comes": (
         (TensorHookedLate, None, list),
@@ -154,6 +159,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (Small, Opened, list),
         False,
         r"not part of snapshots: .*samplers\.sampler of training\.lock, a lock\. If",
+    ),
+    "of a loader": (
+        (LoadsLocked, None, list),
+        False,
+        r"not part of snapshots: loaders\.training\.lock, a lock\. If",
     ),
     "data of a library": (
         (WritesTensors, OfTensors, list),
@@ -254,7 +264,7 @@ _MODULES: list[type[Small]] = [
         Weighed,
     ),
     *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked),
-    *(Iterated, Numbers, Queued, TellsWorkers, Warming, TakesAnother),
+    *(Iterated, Numbers, Queued, TellsWorkers, Warming, TakesAnother, Grades),
 ]
 
 

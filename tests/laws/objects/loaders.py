@@ -1,0 +1,82 @@
+"""State in loaders."""
+
+import threading
+from typing import Any
+
+import torch
+from laws.objects.small import Rows, Small
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from midstride.engine import CombinedLoader
+
+
+class Looping(DataLoader[Tensor]):
+    """A loader with a way of its own to iterate."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+class Loops(Small):
+    def train_dataloader(self) -> Any:
+        return Looping(Rows(), 4)
+
+
+class Graded(DataLoader[Tensor]):
+    """Reads what it was told to, and has a set that says how much it was told."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data, 4, collate_fn=self.scaled)
+        self.difficulty, self.told = 1.0, [1]
+
+    def scaled(self, rows: list[Tensor]) -> Tensor:
+        return torch.stack(rows) * self.difficulty
+
+
+class Grades(Small):
+    """Tells its loader how hard the next batch is; the loader of a stream too, by an attribute that is new."""
+
+    def build(self) -> None:
+        self.second = DataLoader(Plain(), 4)
+
+    def train_dataloader(self) -> Any:
+        return CombinedLoader([Graded(Rows()), self.second], "min_size")
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch[0] + batch[1], batch_idx)
+
+    def factor(self, batch: Tensor) -> Any:
+        graded = self.trainer.train_dataloader.loaders[0]
+        graded.difficulty *= 1.3
+        graded.told.append(len(graded.told))
+        self.second.phase = sum(graded.told)  # type: ignore[attr-defined]
+        return self.second.phase  # type: ignore[attr-defined]
+
+
+class Plain(IterableDataset[Tensor]):
+    def __iter__(self) -> Any:
+        return iter(Rows().rows)
+
+
+class LockedLoader(DataLoader[Tensor]):
+    def __init__(self) -> None:
+        super().__init__(Rows(), 4)
+        self.lock = threading.Lock()
+
+
+class LoadsLocked(Small):
+    def train_dataloader(self) -> Any:
+        return LockedLoader()
+
+
+class Tailored(DataLoader[Tensor]):
+    """A loader with an iterator of its own."""
+
+    def _get_iterator(self) -> Any:
+        return iter([torch.ones(4, 2)])
+
+
+class LoadsTailored(Small):
+    def train_dataloader(self) -> Any:
+        return Tailored(Rows(), 4)
