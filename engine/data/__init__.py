@@ -25,6 +25,7 @@ seeded_dataset    the user's data set and collate, each given its own random num
                   epoch
 stateful_loader   a DataLoader with a state, for loops that are not the Trainer's
 torch_internals   privates of `torch.utils.data`, named here alone
+worker_data       the data of a loader as its workers have them: as they were when the workers were started
 workers           workers of a loader: started as the user wants, tied to their rank, and told apart when one
                   is lost
 iterable/         streams that go on where they were, by their state or by reading again

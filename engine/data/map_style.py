@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from midstride.engine.data.loader import ResumableLoader
@@ -16,7 +17,9 @@ from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import SeededCollate, SeededDataset, few
+from midstride.engine.data.worker_data import Nodes, WorkerData
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
+from midstride.engine.objects.generators import path_to_module
 from midstride.engine.seeds import mix
 
 __all__ = ["COUNTED", "MapLoader", "limited"]
@@ -87,6 +90,11 @@ class MapLoader(ResumableLoader):
         self._has_numbers = isinstance(order.sequence, InOrder)  # else a sampler may give anything as an index
         self._rng_isolation = RngIsolation()
         self._isolated = self._isolated_reads()
+        self._data = WorkerData(loader)
+        #: what workers, or the pass that is under way, began with; None before the first
+        self._start: Nodes | None = None
+        #: that workers read the module; None if they do not
+        self._acts: str | None = None
         self._loader = self._rebuilt(loader, key)
         self.max_batches = len(self)
         self.batch_size = order.batch_size
@@ -152,10 +160,28 @@ class MapLoader(ResumableLoader):
         """Return what reads `count` batches of `epoch` from batch `start` on."""
         self.order.sequence.open(epoch, resumed=start > 0)
         self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
-        if self._in_main and not self._loader.pin_memory:
-            return self._read_here()
-        with self._rng_isolation:
-            return start_workers(self._loader, f"the {self._what} loader")
+        goes_on = start > 0 or self._loader.persistent_workers
+        with self._data.as_of(self._start if goes_on else None) as self._start:
+            collate: Any = self._loader.collate_fn
+            collate.set_collate(self.source.collate_fn)
+            self._isolated = self._isolated_reads()
+            if self._in_main and not self._loader.pin_memory:
+                return self._read_here()
+            init: Any = self._loader.worker_init_fn
+            init.set_init(self.source.worker_init_fn)
+            with self._rng_isolation:
+                return start_workers(self._loader, f"the {self._what} loader")
+
+    def attach(self, module: nn.Module) -> None:
+        """Leave out, of what workers begin with, what is `module`'s; they are not to read that in training."""
+        self._data = WorkerData(self.source, module)
+        path = None if self._in_main or self._what != "train" else path_to_module(self.source.dataset, module)
+        if path is not None:
+            self._acts = f"the workers of the train loader read the module as it was when they were started ({path})"
+
+    def changed_in_pass(self) -> str | None:
+        """Return why workers that are started now would read other samples; None if they would not."""
+        return self._acts
 
     def _read_here(self) -> Iterator[Any]:
         """Yield what the loader does without workers: of its time a third is a profiler's label and layers for them."""
@@ -201,13 +227,15 @@ class MapLoader(ResumableLoader):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the sampler carries from epoch to epoch, and what was seen of collate."""
-        return {"sampler": self.order.sequence.state_dict(), "random_collate": self._seeds.collate_drew}
+        """Return what the sampler carries over epochs, what was seen of collate, and what workers began with."""
+        start = {} if self._start is None or not self._data.changed_since(self._start) else {"start": self._start}
+        return {"sampler": self.order.sequence.state_dict(), "random_collate": self._seeds.collate_drew, **start}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
         self.order.sequence.load_state_dict(state_dict["sampler"])
         self._seeds.set_collate_drew(state_dict["random_collate"])
+        self._start = state_dict.get("start")
 
     def clone(self) -> "MapLoader":
         """Return a loader that can be given a state while this one is read."""

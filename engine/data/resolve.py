@@ -144,7 +144,7 @@ class LoaderResolver:
             if isinstance(self._module, nn.Module):
                 iterable.attach(self._module)
             return iterable
-        return self._in_lanes(
+        return self._resumable(
             training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
         )
 
@@ -152,9 +152,12 @@ class LoaderResolver:
         if self._settings.lanes is not None and isinstance(loader, DataLoader):
             check_lanes(loader, name, shard=self._options.use_distributed_sampler)
 
-    def _in_lanes(self, loader: MapLoader) -> MapLoader:
+    def _resumable(self, loader: MapLoader) -> MapLoader:
         lanes = self._settings.lanes
-        return loader if lanes is None else LaneLoader.of(loader, lanes)
+        resumable = loader if lanes is None else LaneLoader.of(loader, lanes)
+        if isinstance(self._module, nn.Module):
+            resumable.attach(self._module)
+        return resumable
 
     def evaluation(self, stage: str) -> list[ResumableLoader]:
         """Return the loaders of `stage`, one for each `dataloader_idx`; none if there are none."""
@@ -203,7 +206,7 @@ class LoaderResolver:
             limit=limit,
             rng=rng,
         )
-        return self._in_lanes(exact)
+        return self._resumable(exact)
 
     def _call(self, name: str) -> Any:
         if isinstance(self._owner, type):

@@ -86,6 +86,10 @@ class SeededCollate:
     def __init__(self, collate: Callable[[Any], Any], seeds: SampleSeeder, *, single: bool = False) -> None:
         self.collate, self.seeds, self.single = collate, seeds, single
 
+    def set_collate(self, collate: Callable[[Any], Any]) -> None:
+        """Make batches by `collate`; called before workers are started."""
+        self.collate = collate
+
     def __call__(self, fetched: _FetchedBatch | WorkerFailure) -> Any:
         """Return the batch made of what was fetched."""
         if isinstance(fetched, WorkerFailure):

@@ -21,6 +21,10 @@ class RankBoundWorker:
         self.init = init
         self.rank_pid = os.getpid()
 
+    def set_init(self, init: Callable[[int], None] | None) -> None:
+        """Start the next workers as `init` does."""
+        self.init = init
+
     def __call__(self, worker: int) -> None:
         """Run in the new worker, before it reads anything."""
         if os.getppid() == self.rank_pid:

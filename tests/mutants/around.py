@@ -164,7 +164,7 @@ AROUND = [
     ),
     Mutant(
         "data that torch wraps are not looked at",
-        "engine/training/checkpointing/roots.py",
+        "engine/data/worker_data.py",
         "    elif isinstance(dataset, ConcatDataset):\n",
         "    elif False:\n",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",

@@ -262,6 +262,20 @@ DATA = [
         "unit/runs/test_audit.py::test_what_a_stream_gave_is_compared_with_what_was_trained_on",
     ),
     Mutant(
+        "workers of a pass that goes on have what data hold now",
+        "engine/data/map_style.py",
+        "self._data.as_of(self._start if goes_on else None)",
+        "self._data.as_of(None)",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Forked]",
+    ),
+    Mutant(
+        "a collate_fn that is set anew is left out",
+        "engine/data/map_style.py",
+        "            collate.set_collate(self.source.collate_fn)\n",
+        "",
+        "unit/data/test_worker_data.py::test_a_collate_fn_that_is_set_anew_makes_the_batches_of_the_next_epoch",
+    ),
+    Mutant(
         "the sum of a stream's marks begins anew with a state",
         "engine/data/iterable/shard.py",
         "(saved.digest, saved.total) if saved else (0, 0)",

@@ -162,6 +162,8 @@ class IterableLoader(ResumableLoader):
 
     def changed_in_pass(self) -> str | None:
         """Return why the data set would give other samples if it were read again; None if it would not."""
+        if self._reader.collate is not self.source.collate_fn:
+            return f"{self.name}: its collate_fn was set anew in training, which the next epoch begins with"
         if self._position.had_states:
             return None
         if self._acts is not None:
@@ -205,6 +207,7 @@ class IterableLoader(ResumableLoader):
         self._began_with = self._content()
         self._log_replay(position.batches_to_replay())
         own_process = self._workers and not self._persistent and len(position.read) <= self._workers
+        self._reader.set_collate(self.source.collate_fn)
         self._reader.begin_pass(self.shards, copies=not own_process)
         ended, news = list(position.ended), []
         if all(ended):

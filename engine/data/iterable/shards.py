@@ -41,20 +41,24 @@ class ShardReader(Dataset[Any]):
     def __init__(self, loader: DataLoader[Any], *, key: int, where: str, tries: bool = False) -> None:
         # Not the loader itself: this goes into workers.
         self.dataset: Any = loader.dataset
-        self.collate: Callable[[Any], Any] = loader.collate_fn
         self.init: Callable[[int], None] | None = loader.worker_init_fn
         self.batch_size, self.drop_last, self.key, self.where = loader.batch_size, loader.drop_last, key, where
         #: what `get_worker_info()` shows as the number of workers; 0 where it shows that there are none
         self.shards = 0
         #: whether each shard of each pass reads a copy, or the process has the data set for itself
         self.copies = True
-        # Torch's own draw nothing, and seeding costs as much as they do on small batches.
-        self.collate_draws = self.collate not in (default_collate, default_convert)
+        self.set_collate(loader.collate_fn)
         self.tries = tries
         self._uncopied = False
         self._is_live = False
         self._trial: Trial | None = None
         self._open: dict[int, Shard] = {}
+
+    def set_collate(self, collate: Callable[[Any], Any]) -> None:
+        """Make batches by `collate`; called before workers are started."""
+        self.collate = collate
+        # Torch's own draw nothing, and seeding costs as much as they do on small batches.
+        self.collate_draws = collate not in (default_collate, default_convert)
 
     def read_live(self) -> None:
         """Read the data set itself and once, since reading acts on the module in training."""

@@ -9,6 +9,12 @@ __all__ = ["DataChanges"]
 
 log = logging.getLogger(__name__)
 
+#: of loaders of data sets with a length, and of streams
+_WAYS_OUT = {
+    True: "with num_workers=0 they are taken anywhere",
+    False: "a data set with state_dict and load_state_dict is taken up anywhere",
+}
+
 
 class DataChanges:
     """Says where snapshots may be taken: anywhere, until data change that a resumed run would have to read again.
@@ -23,7 +29,7 @@ class DataChanges:
     def allow_snapshot(self) -> bool:
         """Return whether a run can go on from here; every rank calls this at the same boundary."""
         progress, loader = self._context.progress, self._context.loaders.training
-        if progress.at_end or progress.batch == 0 or loader.is_sized:
+        if progress.at_end or progress.batch == 0 or (loader.is_sized and loader.changed_in_pass() is None):
             return True
         self._asked += not self._found
         if not self._found and is_looked_at(self._asked):
@@ -32,7 +38,7 @@ class DataChanges:
             if found and self._context.world.is_first:
                 log.warning(
                     "%s. A run that dies inside an epoch could not read the rest of it again, so snapshots are taken "
-                    "at the ends of epochs only; a data set with state_dict and load_state_dict is taken up anywhere",
-                    found[0],
+                    "at the ends of epochs only; %s",
+                    *(found[0], _WAYS_OUT[loader.is_sized]),
                 )
         return not self._found

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.data.sampler_state import values_beside
+from midstride.engine.data.worker_data import loader_attributes, users_data
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.code_state import class_and_global_state
@@ -24,8 +25,6 @@ __all__ = ["objects_of", "unsaved_state_monitor"]
 
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
-#: of a loader, what torch keeps in each
-_OF_LOADERS = frozenset(vars(DataLoader(TensorDataset())))
 #: modules whose classes code counts in
 _COUNTED_IN = frozenset(
     {
@@ -95,19 +94,8 @@ def _data_of(fit_loaders: FitLoaders, source: object) -> dict[str, Any]:
     """Return the objects of the user's that data are read from in the main process, by name."""
     found: dict[str, Any] = {"module": source} if isinstance(source, DataModule) else {}
     for name, loader in _loaders(fit_loaders).items():
-        found |= _users_data(name, getattr(loader, "dataset", None))
+        found |= users_data(name, getattr(loader, "dataset", None))
     return found
-
-
-def _users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
-    """Yield `dataset`, or those that torch's Subset and ConcatDataset read for it, where they are the user's."""
-    if isinstance(dataset, Subset):
-        yield from _users_data(f"{name}/dataset", dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for number, inner in enumerate(dataset.datasets):
-            yield from _users_data(f"{name}/datasets/{number}", inner)
-    elif is_user_class(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
-        yield name, dataset
 
 
 class _SamplerValues:
@@ -148,11 +136,10 @@ class _SamplerValues:
 
 
 def _loader_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
-    """Yield what loaders hold beside what torch keeps in each."""
+    """Yield what users set on loaders."""
     for name, loader in _loaders(fit_loaders).items():
         if isinstance(loader, DataLoader):
-            beside = {key: value for key, value in vars(loader).items() if key not in _OF_LOADERS}
-            yield Root("loaders", name, beside, loader, is_setup=True, is_data=True)
+            yield Root("loaders", name, loader_attributes(loader), loader, is_setup=True, is_data=True)
 
 
 def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:

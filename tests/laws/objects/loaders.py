@@ -80,3 +80,48 @@ class Tailored(DataLoader[Tensor]):
 class LoadsTailored(Small):
     def train_dataloader(self) -> Any:
         return Tailored(Rows(), 4)
+
+
+class Forked(Small):
+    """Changes data and collate_fn while workers read: they have them as they were when the epoch began."""
+
+    persistent = False
+
+    def build(self) -> None:
+        self.loader = DataLoader(
+            Rows(), 8, shuffle=True, num_workers=1, collate_fn=torch.stack, persistent_workers=self.persistent
+        )
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+    def factor(self, batch: Tensor) -> Any:
+        rows: Any = self.loader.dataset
+        rows.scale *= 1.3
+        rows.seen = [*getattr(rows, "seen", []), rows.scale]
+        self.loader.collate_fn = stacked if int(self.global_step) else torch.stack
+        return 1.0
+
+
+class ForkedOnce(Forked):
+    """Workers that stay have what the run began with."""
+
+    persistent = True
+
+
+def stacked(rows: list[Tensor]) -> Tensor:
+    return torch.stack(rows) + 1
+
+
+class OfModule(Rows):
+    def __init__(self, module: Small) -> None:
+        super().__init__()
+        self.module = module
+
+    def __getitem__(self, index: int) -> Tensor:
+        return super().__getitem__(index) + self.module.layer.weight.detach()[0]
+
+
+class ReadsItselfInWorkers(Small):
+    def train_dataloader(self) -> Any:
+        return DataLoader(OfModule(self), 4, num_workers=1)

@@ -32,7 +32,15 @@ from laws.objects.hooks import HookedForAStep, HookedLate, TensorHooked, TensorH
 from laws.objects.imported import CountsWhereImported
 from laws.objects.keys import Gathering, Keyed
 from laws.objects.library import Iterated, Numbers, Queued, TellsWorkers
-from laws.objects.loaders import Grades, LoadsLocked, LoadsTailored, Loops
+from laws.objects.loaders import (
+    Forked,
+    ForkedOnce,
+    Grades,
+    LoadsLocked,
+    LoadsTailored,
+    Loops,
+    ReadsItselfInWorkers,
+)
 from laws.objects.optimizers import (
     Cyclic,
     Cyclic2,
@@ -165,6 +173,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         False,
         r"not part of snapshots: loaders\.training\.lock, a lock\. If",
     ),
+    "workers that read the module": (
+        (ReadsItselfInWorkers, None, list),
+        False,
+        r"the workers of the train loader read the module as it was when they were started \(module\)\. A run",
+    ),
     "data of a library": (
         (WritesTensors, OfTensors, list),
         False,
@@ -264,7 +277,7 @@ _MODULES: list[type[Small]] = [
         Weighed,
     ),
     *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked),
-    *(Iterated, Numbers, Queued, TellsWorkers, Warming, TakesAnother, Grades),
+    *(Iterated, Numbers, Queued, TellsWorkers, Warming, TakesAnother, Grades, Forked, ForkedOnce),
 ]
 
 

@@ -1,0 +1,128 @@
+"""The data of a loader as its workers have them: as they were when the workers were started.
+
+What training changes of a data set, a loader or a collate_fn later, workers do not see before they are started anew.
+Those of a run that goes on inside an epoch are started with what those before them had.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from midstride.engine.code_origin import is_user_class
+from midstride.engine.objects.containers import MISSING
+from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.graph_restore import GraphRestore
+from midstride.engine.state.differences import differences, same_key_order
+from midstride.engine.state.nodes import Instance
+
+__all__ = ["Nodes", "WorkerData", "loader_attributes", "users_data"]
+
+#: attributes by the path of their owner and by name, as nodes
+Nodes = dict[str, dict[str, Any]]
+#: of a loader, what torch keeps in each and no user sets anew
+_OF_LOADERS = frozenset(vars(DataLoader(TensorDataset()))) - {"collate_fn", "worker_init_fn"}
+
+
+def loader_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what a loader holds that users set, and may set anew."""
+    return {name: value for name, value in vars(loader).items() if name not in _OF_LOADERS}
+
+
+def users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
+    """Yield `dataset`, or those that torch's Subset and ConcatDataset read for it, where they are the user's."""
+    if isinstance(dataset, Subset):
+        yield from users_data(f"{name}/dataset", dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for number, inner in enumerate(dataset.datasets):
+            yield from users_data(f"{name}/datasets/{number}", inner)
+    elif is_user_class(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
+        yield name, dataset
+
+
+class WorkerData:
+    """What workers copy when they are started; without any, the functions that a pass goes on with.
+
+    Args:
+        loader: whose workers they are.
+        module: which data may hold, and other parts of the state keep.
+    """
+
+    def __init__(self, loader: DataLoader[Any], module: nn.Module | None = None) -> None:
+        self._loader, self._module = loader, module
+        #: functions may be replaced in training, and only those of the user's files are found by their names
+        self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
+
+    def changed_since(self, start: Nodes) -> bool:
+        """Return whether workers that are started now would have something else than those of `start`."""
+        now = {path: nodes for path, nodes in self._nodes().items() if path in start}
+        then = {path: start[path] for path in now}  # the number of workers may have changed, and with it the owners
+        return bool(differences(then, now)) or not same_key_order(then, now)
+
+    @contextmanager
+    def as_of(self, start: Nodes | None) -> Iterator[Nodes]:
+        """Give the data what they held at `start` within the block, in place; None: they stay as they are.
+
+        Yields:
+            what they hold there.
+        """
+        now, owners = copy.deepcopy(self._nodes()), self._owners()
+        if start is None or not self.changed_since(start):
+            yield now
+            return
+        self._fill(start)
+        try:
+            yield start
+        finally:
+            for path, (owner, own) in self._owners().items():
+                for name in own.keys() - owners[path][1].keys():
+                    del vars(owner)[name]
+                vars(owner).update(owners[path][1])
+            self._fill(now)
+
+    def _owners(self) -> dict[str, tuple[Any, dict[str, Any]]]:
+        """Return those whose attributes are copied, by path, with the attributes."""
+        own = {"loader": (self._loader, loader_attributes(self._loader))}
+        if not self._loader.num_workers:
+            return own
+        data: dict[str, Dataset[Any]] = dict(users_data("data set", self._loader.dataset))
+        return own | {path: (owner, dict(vars(owner))) for path, owner in data.items()}
+
+    def _anchors(self) -> dict[str, object]:
+        named: dict[str, object] = {path: owner for path, (owner, _) in self._owners().items()}
+        return named if self._module is None else named | {"module": self._module}
+
+    def _nodes(self) -> Nodes:
+        walk = self._walk()
+        return {path: walk.root_attributes(own, path, is_small=True) for path, (_, own) in self._owners().items()}
+
+    def _walk(self) -> GraphWalk:
+        return GraphWalk({id(value): name for name, value in self._anchors().items()}, {})
+
+    def _fill(self, nodes: Nodes) -> None:
+        walk, owners = self._walk(), self._owners()
+        for path, (_, own) in owners.items():
+            walk.root_attributes(own, path, is_small=True)
+        filling = GraphRestore(walk, self._anchors(), torch.device("cpu"))
+        for path, (owner, own) in owners.items():
+            if path not in nodes:
+                continue
+            wanted = copy.deepcopy(nodes[path])
+            for name, node in wanted.items():
+                live = own.get(name, MISSING)
+                if (built := self._built.get(name)) is not None and path == "loader" and _is_of_kind(built, node):
+                    live = built
+                value = filling.put(node, live, f"{path}/{name}")
+                if value is not MISSING:
+                    vars(owner)[name] = value
+            for name in own.keys() - wanted.keys():
+                del vars(owner)[name]
+
+
+def _is_of_kind(value: object, node: Any) -> bool:
+    found = GraphWalk({}, {}).node(value, "")
+    return isinstance(node, Instance) and isinstance(found, Instance) and found.kind == node.kind

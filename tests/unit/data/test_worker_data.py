@@ -1,0 +1,77 @@
+"""What is set on loaders and data in training reaches the next epoch; a pass that goes on has what it began with."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from midstride.engine.data.dataloader_order import training_loader
+from midstride.engine.data.iterable.loader import IterableLoader
+from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.world import World
+
+
+class Ones(Dataset[Tensor]):
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((), self.scale)
+
+
+class Streamed(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.ones(8))
+
+
+def negated(rows: list[Tensor]) -> Tensor:
+    return -torch.stack(rows)
+
+
+def resumable(loader: DataLoader[Any]) -> ResumableLoader:
+    if isinstance(loader.dataset, IterableDataset):
+        return IterableLoader(loader, name="the training loader", key=1, limit=1.0)
+    return training_loader(loader, World(rank=0, size=1), seed=5, shard=False, limit=1.0)
+
+
+def sums(loader: ResumableLoader, epoch: int, start: int = 0) -> list[float]:
+    return [float(batch.sum()) for batch in loader.batches(epoch, start)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("data", [Ones, Streamed])
+def test_a_collate_fn_that_is_set_anew_makes_the_batches_of_the_next_epoch(data: Any, workers: int) -> None:
+    loader: DataLoader[Any] = DataLoader(data(), 4, num_workers=workers)
+    read = resumable(loader)
+
+    batches = read.batches(0)
+    first = float(next(batches).sum())
+    loader.collate_fn = negated
+
+    assert [first, *(float(batch.sum()) for batch in batches)] == [4.0, 4.0]
+    assert sums(read, 1) == [-4.0, -4.0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_goes_on_with_what_its_workers_began_with_at_any_number_of_workers(workers: int) -> None:
+    data, resumed = Ones(), Ones()
+    read = resumable(DataLoader(data, 4, num_workers=1))
+    batches = read.batches(0)
+    next(batches)
+    data.scale = 2.0
+    state = read.state_dict()
+    assert [float(batch.sum()) for batch in batches] == [4.0]
+
+    resumed.scale, resumed.later = 2.0, 1  # type: ignore[attr-defined]  # set in training, too
+    again = resumable(DataLoader(resumed, 4, num_workers=workers))
+    again.load_state_dict(state)
+
+    assert sums(again, 0, 1) == [4.0 if workers else 8.0]  # without workers data are what they are
+    assert vars(resumed) == {"scale": 2.0, "later": 1}
+    assert sums(again, 1) == [8.0, 8.0]
