@@ -66,18 +66,18 @@ def _wait_until_known(host: str, what: str) -> None:
     Raises:
         WorldError: it has not learned one in a minute.
     """
-    until, has_said = time.monotonic() + _KNOWN_S, False
+    until: float | None = None
     while True:
         try:
             socket.getaddrinfo(host, None)
         except OSError as error:
             why = f"no address is known for {host} ({what}), where the ranks meet: {error.strerror}"
-            if time.monotonic() > until:
+            if until is None:
+                print(f"{why}; waiting for {_KNOWN_S:.0f} s", file=sys.stderr, flush=True)
+                until = time.monotonic() + _KNOWN_S  # to look it up may have taken seconds itself
+            elif time.monotonic() > until:
                 way_out = "let that name resolve on every node, or hand all processes an address in MASTER_ADDR"
                 raise WorldError(f"{why}; {way_out}, and a free port there in MASTER_PORT") from error
-            if not has_said:
-                print(f"{why}; waiting for {_KNOWN_S:.0f} s", file=sys.stderr, flush=True)
-            has_said = True
             time.sleep(_KNOWN_S / 100)
         else:
             return
