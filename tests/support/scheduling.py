@@ -13,9 +13,8 @@ AUTOMATED = (f"{FLOWS}test_deployment.py", f"{FLOWS}test_self_hosted.py")
 class Scheduling(LoadFileScheduling):
     """A file's tests run in one worker, which makes what they share once; most flows are dealt one by one.
 
-    Flows wait more than they compute, so one worker runs them beside all else, with the one Prefect server there is.
-    Others join in when nothing else is left: where Prefect's threads have run, what is forked (workers, lives of a
-    check) ends with code 1.
+    Flows wait more than they compute, so one worker runs them beside all else. Others join in when nothing else is
+    left: where Prefect's threads have run, what is forked (workers, lives of a check) ends with code 1.
     """
 
     _of_flows: WorkerController | None = None
