@@ -1,6 +1,21 @@
-"""`python -m midstride.flows`: the command line `midstride`."""
+"""The command line `midstride`, also as `python -m midstride.flows`."""
 
-from midstride.flows.cli import main
+import sys
+from typing import NoReturn
+
+from midstride.engine.launch.early_imports import early_imports
+from midstride.engine.processes.preload import collector_paused
+
+__all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """Run the command line; what trains imports torch in a process of its own meanwhile."""
+    with early_imports(sys.argv[1:]):
+        with collector_paused():
+            from midstride.flows.cli import main as run_command_line
+        run_command_line()
+
 
 if __name__ == "__main__":
     main()

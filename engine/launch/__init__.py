@@ -1,5 +1,7 @@
 """A world of processes from its start to its end.
 
+early_imports     the fork server of a command that trains, started before the command line itself is imported:
+                  torch takes longer
 elastic_ranks     the ranks of torch's elastic agent as forks of it: torch is imported once, not by each of them
 horovod_rank      a rank under horovodrun: `python -m midstride.engine.launch.horovod_rank SESSION`
 horovodrun_agent  horovodrun, without the traceback it ends with
