@@ -26,9 +26,11 @@ class Exchange(Protocol):
 
     def is_completed(self) -> bool:
         """Return whether the sum is there."""
+        ...
 
     def wait(self) -> object:
         """Return when it is."""
+        ...
 
 
 class GradientBuckets:

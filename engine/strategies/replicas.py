@@ -57,7 +57,7 @@ def run_on_replicas(
 def _tensors(module: nn.Module, devices: Sequence[torch.device]) -> list[dict[int, Tensor]]:
     """For each device, the module's parameters and buffers there, by the id of the module's own."""
     parameters, buffers = list(module.parameters()), list(module.buffers())
-    broadcast: Any = _Broadcast.apply
+    broadcast: Callable[..., tuple[Tensor, ...]] = _Broadcast.apply
     copies = iter(broadcast(list(devices), *parameters) if parameters else ())
     tensors = [{id(p): next(copies) for p in parameters} for _ in devices]
     for number, device in enumerate(devices):
