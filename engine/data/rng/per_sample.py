@@ -17,6 +17,7 @@ from itertools import compress
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.fast_state import SEED, RngReading, read_rng, rng_changed
@@ -25,6 +26,7 @@ from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.generators import Generator, find_generators, get_state, seeder, set_state
 from midstride.engine.seeds import mix
+from midstride.engine.trees import convert
 
 __all__ = ["IsolatedReads", "Rng", "SampleSeeder"]
 
@@ -257,7 +259,8 @@ def _read(dataset: Any, indices: list[Any]) -> list[Any]:
 
 def _copied(samples: Any) -> Any:
     try:
-        return copy.deepcopy(samples)
+        # A tensor is often a view of all the data, and a deep copy of one copies what it is a view of.
+        return copy.deepcopy(convert(samples, Tensor.clone))
     except Exception:  # they hold what cannot be copied, and collate may take from them what a second one would miss
         return None
 
