@@ -78,10 +78,11 @@ def _saving(hook: Method) -> Method:
     """Show `on_save_checkpoint` what Lightning's checkpoint has; what it adds is kept, and the weights whole."""
 
     @wraps(hook)
-    def called(self: Any, checkpoint: dict[str, Any]) -> None:
-        given = checkpoint_of(self, self.state_dict())
+    def called(self: Any, *owners: Any) -> None:
+        *before, checkpoint = owners
+        given = _shown(before[1] if before else self)
         whole = {**checkpoint, **given}
-        hook(self, whole)
+        hook(self, *before, whole)
         checkpoint.update({key: value for key, value in whole.items() if key not in given})
 
     return called
@@ -89,7 +90,17 @@ def _saving(hook: Method) -> Method:
 
 def _loading(hook: Method) -> Method:
     """Show `on_load_checkpoint` what Lightning's checkpoint has; the module has its weights back by then."""
-    return wraps(hook)(lambda self, checkpoint: hook(self, {**checkpoint, **checkpoint_of(self, self.state_dict())}))
+
+    @wraps(hook)
+    def called(self: Any, *owners: Any) -> None:
+        *before, checkpoint = owners
+        hook(self, *before, {**checkpoint, **_shown(before[1] if before else self)})
+
+    return called
+
+
+def _shown(module: Any) -> dict[str, Any]:
+    return checkpoint_of(module, module.state_dict())
 
 
 _WRAPPERS: dict[str, Callable[[Method], Method]] = {

@@ -162,6 +162,16 @@ class Callback:
     ) -> None:
         """After each batch of a prediction."""
 
+    def on_save_checkpoint(
+        self, trainer: "TrainerInterface", module: "TrainingModule", checkpoint: dict[str, Any]
+    ) -> None:
+        """Put into `checkpoint`, which is the module's too, what `state_dict` does not say."""
+
+    def on_load_checkpoint(
+        self, trainer: "TrainerInterface", module: "TrainingModule", checkpoint: dict[str, Any]
+    ) -> None:
+        """Take back what `on_save_checkpoint` put in."""
+
 
 class Callbacks:
     """All callbacks of a Trainer as one part of a run's state, each under its class's name."""

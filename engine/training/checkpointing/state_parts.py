@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from midstride.engine.modules.callbacks import Callbacks
+from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.module_state import NonPersistentBuffers
 from midstride.engine.modules.structure import ModuleStructure
@@ -17,7 +18,6 @@ from midstride.engine.state.stateful import Stateful, rank0_state
 from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.training.checkpointing.roots import objects_of
 from midstride.engine.training.context import EvaluationContext, FitContext
-from midstride.engine.user_code import call_user_code
 
 __all__ = ["Gradients", "devices_of", "state_parts", "upgrade"]
 
@@ -46,7 +46,7 @@ def state_parts(context: FitContext) -> dict[str, Stateful]:
         "modes": context.modes,
         "buffers": NonPersistentBuffers(context.module),
         "objects": objects_of(context),
-        "user": UserState(context.module),
+        "user": UserState(context.hooks),
         "generators": Generators(context.generator, alike=context.lanes is not None, devices=devices_of(context)),
     }
 
@@ -82,20 +82,21 @@ class Gradients:
 
 
 class UserState:
-    """What the user's `on_save_checkpoint` puts in."""
+    """What `on_save_checkpoint` of the callbacks and of the module puts in."""
 
-    def __init__(self, module: TrainingModule) -> None:
-        self._module = module
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
 
     def state_dict(self) -> dict[str, Any]:
-        """Ask the module for it."""
+        """Ask them for it."""
         state: dict[str, Any] = {}
-        call_user_code(f"{type(self._module).__name__}.on_save_checkpoint", self._module.on_save_checkpoint, state)
+        self._hooks.call("on_save_checkpoint", state)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give it back to the module."""
-        call_user_code(f"{type(self._module).__name__}.on_load_checkpoint", self._module.on_load_checkpoint, state_dict)
+        """Give it back to them, to the module first."""
+        self._hooks.call("on_load_checkpoint", state_dict, of="module")
+        self._hooks.call("on_load_checkpoint", state_dict, of="callbacks")
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return rank 0's."""

@@ -155,3 +155,25 @@ def test_a_saved_checkpoint_is_what_lightnings_class_loads(tmp_path: Path) -> No
     loaded = Weighed.load_from_checkpoint(tmp_path / "new" / "weights.ckpt", lr=0.5)
     assert (loaded.mine, dict(loaded.hparams)) == (2, {"hidden": 5, "lr": 0.5})
     assert all(map(torch.equal, loaded.state_dict().values(), module.state_dict().values()))
+
+
+LOADED: list[Any] = []
+
+
+class Noting(L.Callback):
+    """Has its say in checkpoints."""
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["noted"] = {"step": trainer.global_step, "weights": len(checkpoint["state_dict"])}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        LOADED.append((checkpoint["global_step"], checkpoint["noted"]))
+
+
+def test_callbacks_have_their_say_in_checkpoints(tmp_path: Path) -> None:
+    LOADED.clear()
+    options: dict[str, Any] = {"snapshots": {"every_steps": 1}, "accept_change": ["max_epochs"]}
+    for epochs in (1, 2):
+        trainer = Trainer(max_epochs=epochs, callbacks=Noting(), **options)
+        trainer.fit(module := style.AutoEncoder(), style.loader(8), run=tmp_path / "run")
+    assert LOADED[-1] == (2, {"step": 2, "weights": len(module.state_dict())})
