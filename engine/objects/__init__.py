@@ -1,5 +1,6 @@
 """The object graph: what Python objects hold, taken once by identity and put back in place.
 
+attribute_restore  the attributes of a live object, put back as a node says, and the class it is of
 attributes         the attributes of an object, wherever its class keeps them
 code_changes       what the code of an attempt builds, beside what that of the snapshot's attempt built: it may have
                    been mended since
@@ -8,6 +9,8 @@ container_writers  how containers are described, and what nothing is known of bu
 containers         how values, tensors and containers are put back: a filler for each type of node
 digest             A digest of what a module, its data, their classes and their files' globals hold at the end of a
                    training
+function_code      what tells functions of one name apart, such as two lambdas that one method makes: their code
+functions          how functions, methods, partials and weak references are put back
 generators         generators that an object holds: found where a reader of its code would find them, seeded like the
                    main ones
 graph              what a run's state is made of beyond weights, taken once, by identity

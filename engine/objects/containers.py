@@ -66,8 +66,12 @@ class Filler(Protocol):
         """Return the object that stands at a path or is kept by another part; MISSING if none does."""
         ...
 
-    def find_function(self, kind: str) -> types.FunctionType | None:
-        """Return the function called `kind` in a snapshot, where there is one such."""
+    def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
+        """Return the function called `kind` in a snapshot, with that digest of its code, where there is one such."""
+        ...
+
+    def read_back(self) -> None:
+        """Note that the live objects will be described in another way than the nodes say."""
         ...
 
     def give_up(self, path: str, was: str, live: Any) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import INTERNAL, members_of
 from midstride.engine.objects.code_state import class_and_global_state, is_data
+from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
 from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name
 from midstride.engine.objects.python_objects import ITERATORS, parts_of_iterator
@@ -125,7 +126,7 @@ def _describe_position(value: Any) -> str | None:
     if isinstance(value, ContextVar):
         return repr(value.get(None))
     if isinstance(value, types.FunctionType):
-        return kind_text(value.__module__, value.__qualname__)
+        return " ".join(filter(None, (kind_text(value.__module__, value.__qualname__), code_digest(value))))
     if isinstance(value, itertools.count) or kind_name(type(value)) in VALUES:
         return repr(value)
     return f"{value.__length_hint__()} items left" if hasattr(value, "__length_hint__") else None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from midstride.engine.objects.code_changes import CodeChange
 from midstride.engine.objects.containers import KINDS, MISSING
+from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.instances import FORMS
 from midstride.engine.objects.plain_values import PLAIN, kind_name
@@ -91,11 +92,19 @@ class GraphRestore:
         """Return the object that stands at a path of this tree, or is kept by another part; MISSING if none does."""
         return self._made.get(name, self._known.get(name, MISSING))
 
-    def find_function(self, kind: str) -> types.FunctionType | None:
-        """Return the function called `kind`: the one that was built so, wherever, or one of the user's modules."""
+    def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
+        """Return the function called `kind`: the one that was built so, wherever, or one of the user's modules.
+
+        Of several it is the one whose code has the digest `code`.
+        """
         built = {id(value): value for value in self._known.values() if isinstance(value, types.FunctionType)}
         found = [value for value in built.values() if kind_text(value.__module__, value.__qualname__) == kind]
+        found = [value for value in found if code_digest(value) == code] if code is not None else found
         return found[0] if len(found) == 1 else user_function(kind)
+
+    def read_back(self) -> None:
+        """Note that the live objects will be described in another way than the nodes say."""
+        self.is_old = True
 
     def give_up(self, path: str, was: str, live: Any) -> Any:
         """Note that what stood at `path` cannot be brought back; return what stays there, which may be MISSING."""

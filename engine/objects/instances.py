@@ -4,15 +4,12 @@ import copy
 import itertools
 import random
 import re
-import sys
-import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from functools import partial
 from pathlib import PosixPath, PurePosixPath
 from typing import Any
 from uuid import UUID
@@ -20,11 +17,8 @@ from uuid import UUID
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from midstride.engine.code_origin import is_user_class
-from midstride.engine.objects.attributes import state_attributes
+from midstride.engine.objects.attribute_restore import class_called, fill_attributes
 from midstride.engine.objects.containers import (
     MISSING,
     Filler,
@@ -34,6 +28,7 @@ from midstride.engine.objects.containers import (
     on_device,
     with_gradient,
 )
+from midstride.engine.objects.functions import fill_function, fill_method, fill_partial, fill_weak
 from midstride.engine.objects.generators import Generator, set_state
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.hashed_items import fill_keyed, keyed, members
@@ -45,7 +40,7 @@ from midstride.engine.objects.python_objects import (
     parts_of_iterator,
 )
 from midstride.engine.state.codec import differences
-from midstride.engine.state.nodes import Instance, fill_set, kind_text
+from midstride.engine.state.nodes import Instance, fill_set
 
 __all__ = ["FORMS"]
 
@@ -61,8 +56,6 @@ _TORCH = (
     *(torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams),
 )
 _VALUES.update(dict.fromkeys((kind_name(type(v)) for v in _TORCH), {str(v): v for v in _TORCH}.__getitem__))
-#: of torch's classes, those of which objects are made anew
-_MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
 _GENERATORS: dict[str, Callable[[], Any]] = {
     **{kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState)},
     kind_name(np.random.Generator): np.random.default_rng,
@@ -95,53 +88,7 @@ def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         spawned = {"pool_size": seeds.pool_size, "n_children_spawned": node.state["spawned"]}
         bits.__setstate__((bits.state, np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key, **spawned)))
     if "attributes" in node.state:
-        _fill_attributes(filling, node.state["attributes"], live, path)
-    return live
-
-
-def _function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    if not isinstance(live, types.FunctionType) or kind_text(live.__module__, live.__qualname__) != node.kind:
-        found = filling.find_function(node.kind)
-        if not filling.use(found, path, fits=found is not None):
-            return filling.give_up(path, node.kind, live)
-        live = found
-    filling.set(live, path)
-    cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))
-    for name, child in node.state.get("cells", {}).items():
-        cell = cells.get(name, types.CellType())
-        before = cell.cell_contents if cell != types.CellType() else MISSING
-        after = filling.put(child, before, step(path, name))
-        if after is not before and after is not MISSING:
-            cell.cell_contents = after
-    for name in node.state.keys() & {"__defaults__", "__kwdefaults__"}:
-        before = getattr(live, name)
-        after = filling.put(node.state[name], before, step(path, name))
-        if after is not before:
-            setattr(live, name, after)
-    return live
-
-
-def _method(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    is_method = isinstance(live, (types.MethodType, types.BuiltinMethodType))
-    owner = filling.put(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
-    name = node.kind.rpartition(".")[2]
-    if is_method and live.__name__ == name and live.__self__ is owner:
-        return live
-    method = getattr(owner, name, None)
-    if not isinstance(method, (types.MethodType, types.BuiltinMethodType)) or method.__self__ is not owner:
-        return filling.give_up(path, node.kind, live)
-    return method
-
-
-def _partial(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    fits = type(live) is partial
-    before = {name: getattr(live, name) if fits else MISSING for name in ("func", "args", "keywords")}
-    after = {name: filling.put(node.state[name], before[name], step(path, name)) for name in before}
-    if not callable(after["func"]):
-        return filling.give_up(path, node.kind, live)
-    if not filling.use(live, path, fits=fits):
-        return filling.set(partial(after["func"], *after["args"], **after["keywords"]), path)
-    live.__setstate__((after["func"], after["args"], after["keywords"], vars(live)))
+        fill_attributes(filling, node.state["attributes"], live, path)
     return live
 
 
@@ -168,20 +115,8 @@ def _cursor(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     return live
 
 
-def _class(kind: str, live: Any, base: type) -> Any:
-    """Return the class called `kind`: that of the live object, or a loaded one of the user's; None if there is none."""
-    if live is not MISSING and kind_name(type(live)) == kind:
-        return type(live)
-    module, _, name = kind.partition(":")
-    found: Any = sys.modules.get(module)
-    for inner in name.split("."):
-        found = getattr(found, inner, None)
-    known = isinstance(found, type) and issubclass(found, base)
-    return found if known and (is_user_class(found) or issubclass(found, _MADE_ANEW)) else None
-
-
 def _enum(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    kind = _class(node.kind, live, Enum)
+    kind = class_called(node.kind, live, Enum)
     if kind is not None and "value" in node.state:
         return kind(node.state["value"])
     if kind is None or node.state["name"] not in kind.__members__:
@@ -190,7 +125,7 @@ def _enum(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 
 def _named_tuple(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    kind = _class(node.kind, live, tuple)
+    kind = class_called(node.kind, live, tuple)
     if kind is None:
         return filling.give_up(path, node.kind, live)
     items = items_of(filling, node.state["items"], live if type(live) is kind else (), path)
@@ -200,13 +135,13 @@ def _named_tuple(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 
 def _derived(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    kind = _class(node.kind, live, object)
+    kind = class_called(node.kind, live, object)
     plain = filling.put(node.state["base"], MISSING, step(path, "base"))
     base: Any = type(plain)
     if kind is None or not issubclass(kind, base):
         return filling.give_up(path, node.kind, live)
     made = filling.set(base.__new__(kind, plain), path)
-    _fill_attributes(filling, node.state["attributes"], made, path)
+    fill_attributes(filling, node.state["attributes"], made, path)
     return made
 
 
@@ -218,30 +153,13 @@ def _value(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 def _object(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if not filling.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
-        live = filling.set(_fresh(_class(node.kind, live, object)), path)
+        live = filling.set(_fresh(class_called(node.kind, live, object)), path)
         if live is None:
             return filling.give_up(path, node.kind, MISSING)
-    _fill_attributes(filling, node.state["attributes"], live, path)
+    fill_attributes(filling, node.state["attributes"], live, path)
     if "items" in node.state:
         _fill_base(filling, node.state["items"], live, step(path, "items"))
     return live
-
-
-def _fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str) -> None:
-    before = state_attributes(live)
-    for name, child in nodes.items():
-        if filling.change.drops(path, name) or filling.change.replaces(path, name, child):
-            filling.skip(child, step(path, name))
-            continue
-        after = filling.put(child, before.get(name, MISSING), step(path, name))
-        if after is not before.get(name, MISSING) and after is not MISSING:
-            try:
-                _set_attribute(live, name, after)
-            except AttributeError:  # its class has no room for it, or a property there
-                filling.give_up(step(path, name), "set", MISSING)
-    for name in before.keys() - nodes.keys():
-        if not filling.change.adds(path, name):
-            object.__delattr__(live, name)
 
 
 def _fresh(kind: Any) -> Any:
@@ -252,14 +170,6 @@ def _fresh(kind: Any) -> Any:
     if isinstance(made, nn.Module):
         nn.Module.__init__(made)
     return made
-
-
-def _set_attribute(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute past any `__setattr__`."""
-    if name in getattr(owner, "__dict__", {}) or isinstance(owner, nn.Module):
-        vars(owner)[name] = value
-    else:
-        object.__setattr__(owner, name, value)
 
 
 def _fill_base(filling: Filler, node: Any, live: Any, path: str) -> None:
@@ -310,9 +220,10 @@ def _large(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 
 FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
-    **{"object": _object, "generator": _generator, "set": _set, "function": _function, "method": _method},
+    **{"object": _object, "generator": _generator, "set": _set, "function": fill_function, "method": fill_method},
     **{
-        "partial": _partial,
+        "partial": fill_partial,
+        "weak": fill_weak,
         "derived": _derived,
         "count": _count,
         "iterator": fill_iterator,

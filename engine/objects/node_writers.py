@@ -5,6 +5,7 @@ import itertools
 import random
 import sys
 import types
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,7 @@ from midstride.engine.objects.container_writers import (
     set_node,
     tuple_node,
 )
+from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.generators import get_state
 from midstride.engine.objects.plain_values import (
     PLAIN,
@@ -116,7 +118,8 @@ def _generator(walk: Walk, value: Any, path: str) -> Any:
 def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
     walk.meet(value, path)
     kind = kind_text(value.__module__, value.__qualname__)
-    walk.constants[path] = kind
+    digest = code_digest(value)
+    walk.constants[path] = kind if digest is None else f"{kind} {digest}"
     walk.functions.add(path)
     if not is_user_file(value.__code__.co_filename):
         return Instance("function", kind)
@@ -130,7 +133,8 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
         for name in ("__defaults__", "__kwdefaults__")
         if not _is_constant(getattr(value, name))
     }
-    return Instance("function", kind, {**({"cells": cells} if cells else {}), **defaults})
+    code = {"code": digest} if digest is not None else {}
+    return Instance("function", kind, {**code, **({"cells": cells} if cells else {}), **defaults})
 
 
 def _is_constant(defaults: Any) -> bool:
@@ -155,7 +159,19 @@ def _method(walk: Walk, value: types.MethodType | types.BuiltinMethodType, path:
 def _partial(walk: Walk, value: partial[Any], path: str) -> Any:
     walk.meet(value, path)
     held = {"func": value.func, "args": value.args, "keywords": value.keywords}
-    return instance_of(value, "partial", **{n: walk.node(item, step(path, n)) for n, item in held.items()})
+    node = instance_of(value, "partial", **{n: walk.node(item, step(path, n)) for n, item in held.items()})
+    if attributes := walk.attributes(vars(value), path):
+        node.state["attributes"] = attributes
+    return node
+
+
+def _weak(walk: Walk, value: Any, path: str) -> Any:
+    """Describe a weak reference by what it refers to, which something else keeps alive."""
+    if value.__callback__ is not None:
+        return opaque_node(walk, value, path)
+    walk.meet(value, path)
+    target = value()
+    return instance_of(value, "weak", **({} if target is None else {"of": walk.node(target, step(path, "of"))}))
 
 
 def _count(walk: Walk, value: Any, path: str) -> Any:
@@ -237,7 +253,7 @@ _WRITERS: dict[type, Writer] = {
     **dict.fromkeys((dict, OrderedDict, Counter, defaultdict), dict_node),
     **dict.fromkeys((type(iter([])), type(iter(())), type(iter(range(0)))), _cursor),
     **{types.FunctionType: _function, types.MethodType: _method, types.BuiltinMethodType: _method},
-    **{partial: _partial, bytearray: bytes_node},
+    **{partial: _partial, weakref.ref: _weak, bytearray: bytes_node},
 }
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -258,6 +274,8 @@ def _writer(kind: type) -> Writer:
         return _named_tuple if hasattr(kind, "_fields") and is_user_class(kind) else opaque_node
     if issubclass(kind, (*CONSTANT, Tensor, IterableDataset)):
         return opaque_node
+    if issubclass(kind, partial) and not _is_library(kind):
+        return _partial
     if issubclass(kind, nn.Module) or not _is_library(kind):
         return _derived if issubclass(kind, _BASES) else _object
     is_ours = kind_name(kind).startswith("midstride.engine")  # kept elsewhere in the state

@@ -12,12 +12,13 @@ from torch.utils.data import Dataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
+from midstride.engine.objects.attribute_restore import class_called
 from midstride.engine.objects.attributes import INTERNAL
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
-from midstride.engine.objects.plain_values import PLAIN
+from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
 from midstride.engine.objects.unwritable import Unwritable, few, shown
 from midstride.engine.state.differences import differences, same_key_order
@@ -112,6 +113,7 @@ class Objects:
         self._roots, self._anchors, self._device = roots, anchors, device
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}
+        self._classes: dict[str, str] = {}
         self._code: Built = {}
         self._unwritable = Unwritable()
         #: what is in no snapshot and is watched, by path: large data, and data sets of libraries; as of the last walk
@@ -132,6 +134,7 @@ class Objects:
         for root in roots:
             nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
             self._built[root.path] = set(root.values)
+            self._classes[root.path] = kind_name(type(root.owner))
             if root.owner is None or is_user_class(type(root.owner)):
                 built = built_by(nodes, root.path)
                 # of what every attempt sets up anew, such as a number of workers, the names alone
@@ -152,7 +155,10 @@ class Objects:
         walk, roots = self._walk()
         state: Nodes = {}
         deleted: list[list[str]] = []
+        classes = {}
         for root in roots:
+            if (kind := kind_name(type(root.owner))) != self._classes.get(root.path, kind):
+                classes[root.path] = kind
             nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
             if root.is_setup or root.is_data:
                 nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
@@ -163,7 +169,8 @@ class Objects:
         self._unwritable.tell_replaced(walk, [root.path for root in roots])
         self._hooks.compare(_hooks_of(roots))
         self.watched, self.kinds = _watched(walk), _kinds(walk)
-        return {**state, **({"deleted": deleted} if deleted else {}), "built": self._code}
+        others = {"deleted": deleted, "classes": classes}
+        return {**state, **{name: value for name, value in others.items() if value}, "built": self._code}
 
     def _as_set_up(self, path: str, node: Any) -> bool:
         before = self._setup.get(path, MISSING)
@@ -177,15 +184,18 @@ class Objects:
         """Put every attribute back, in place wherever an object is there to take it."""
         is_old = state_dict.pop("is_old", False)
         change = CodeChange(self._code, as_saved(state_dict.pop("built", {})))
+        lost = self._set_classes(state_dict.get("classes", {}))
         walk, roots = self._walk()
         saved = [self._saved(root, state_dict, walk) for root in roots]
         filling = GraphRestore(walk, self._anchors(), self._device, change)
+        filling.stale.update(lost)
         for root, nodes in zip(roots, saved, strict=True):
             self._fill(root, nodes, filling)
             if root.owner is not None:
                 self._take_away(root, nodes, state_dict.get("deleted", []), change)
         paths = {root.path for root in roots}
-        for path in [f"{group}/{name}" for group in state_dict.keys() - {"deleted"} for name in state_dict[group]]:
+        groups = state_dict.keys() - {"deleted", "classes"}
+        for path in [f"{group}/{name}" for group in groups for name in state_dict[group]]:
             if path.rstrip("/") not in paths:
                 change.lose(path)
         self._code = change.after({root.path: nodes for root, nodes in zip(roots, saved, strict=True)})
@@ -194,6 +204,20 @@ class Objects:
         now = self.state_dict() if is_other else {**state_dict, "built": self._code}
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
+
+    def _set_classes(self, classes: Mapping[str, str]) -> dict[str, str]:
+        """Give owners the class that training gave them, or that they are built with; return what could not be so."""
+        lost = {}
+        for root in [*self._roots()]:
+            now = kind_name(type(root.owner))
+            wanted = classes.get(root.path, self._classes.get(root.path, now))
+            if now == wanted:
+                continue
+            try:
+                object.__setattr__(root.owner, "__class__", class_called(wanted, MISSING, object))
+            except TypeError:  # there is none, or objects of it are laid out otherwise
+                lost[f"{root.path}/__class__"] = f"{wanted}, now {now}"
+        return lost
 
     def _fill(self, root: Root, nodes: dict[str, Any], filling: GraphRestore) -> None:
         for name, node in nodes.items():

@@ -74,9 +74,10 @@ class Unwritable:
         for path, kind in now.items():
             if path.startswith("hooks") or before.get(path, kind if path in self._reported else None) == kind:
                 continue
-            is_found = path in walk.functions and (known[kind] == 1 or user_function(kind) is not None)
+            name, _, code = kind.partition(" ")  # of functions that share their name with others
+            is_found = path in walk.functions and (known[kind] == 1 or user_function(name) is not None)
             if not is_found and _add(self._reported, f"now {kind} in {_owner(path, roots)}"):
-                lines.append(f"{shown(path)} (now {kind})")
+                lines.append(f"{shown(path)} (now {name}{', of other code' if code else ''})")
         if lines:
             log.warning(
                 "set in training to what no snapshot can hold: %s. A resumed run has there what it is built with: set "

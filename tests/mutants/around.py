@@ -170,6 +170,20 @@ AROUND = [
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",
     ),
     Mutant(
+        "the class that training gives an object is no state",
+        "engine/objects/object_state.py",
+        "                classes[root.path] = kind\n",
+        "                pass\n",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Reclassed]",
+    ),
+    Mutant(
+        "two lambdas of a method are one",
+        "engine/objects/function_code.py",
+        '    if "<" not in function.__qualname__:\n',
+        "    if True:\n",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[ChoosesLambdas]",
+    ),
+    Mutant(
         "what a loader of the user's holds is no state",
         "engine/training/checkpointing/roots.py",
         "        yield from _loader_roots(context.loaders)\n",

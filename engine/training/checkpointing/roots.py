@@ -50,11 +50,12 @@ def objects_of(context: FitContext) -> Objects:
     """
     data = _data_of(context.loaders, context.source)
     samplers = _SamplerValues(context.loaders)
+    callbacks = Callbacks(context.callbacks).by_name
 
     def roots() -> Iterator[Root]:
         yield from module_roots(context.module)
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
-        yield from _callback_roots(context)
+        yield from _callback_roots(callbacks)
         for name, owner in data.items():
             yield Root("data", name, dict(vars(owner)), owner, is_setup=True, is_data=True)
         yield from _loader_roots(context.loaders)
@@ -166,11 +167,12 @@ def _resumable_leaves(resumable: Any) -> list[Any]:
     return [leaf for leaf in found if getattr(leaf, "source", None) is not None]
 
 
-def _callback_roots(context: FitContext) -> Iterator[Root]:
-    """Yield what callbacks hold that have no `state_dict` of their own."""
-    for name, callback in Callbacks(context.callbacks).by_name.items():
-        if is_user_class(type(callback)) and type(callback).state_dict is Callback.state_dict:
-            yield Root("callbacks", name, dict(vars(callback)), callback, is_setup=True)
+def _callback_roots(callbacks: Mapping[str, Callback]) -> Iterator[Root]:
+    """Yield what callbacks of the user's hold, but for those that have a `state_dict` of their own."""
+    for name, callback in callbacks.items():
+        if is_user_class(type(callback)):
+            is_kept = type(callback).state_dict is not Callback.state_dict
+            yield Root("callbacks", name, {} if is_kept else dict(vars(callback)), callback, is_setup=True)
 
 
 def _optimizer_roots(context: FitContext) -> Iterator[Root]:

@@ -1,6 +1,8 @@
 """Functions that training chooses, moves and makes."""
 
 import types
+import weakref
+from functools import partial
 from typing import Any
 
 from laws.objects.small import Small
@@ -42,6 +44,38 @@ class Chooses(Small):
         return self.act(self.acts[0]() + self.by_name["now"]())
 
 
+class ChoosesLambdas(Small):
+    """Functions of one name change places: two lambdas, two that are made by another."""
+
+    def build(self) -> None:
+        self.act, self.other = (lambda: 1.0), (lambda: 3.0)
+        self.by_name = {"now": times(2.0), "then": times(5.0)}
+        self.late: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.act, self.other = self.other, self.act
+        self.by_name["now"] = self.by_name["then"]
+        self.late = self.late or self.other
+        return self.by_name["now"](self.act() + self.late())
+
+
+def times(factor: float) -> Any:
+    if factor > 4:
+        return lambda value: value * factor + 1
+    return lambda value: value * factor
+
+
+class ChoosesLate(Small):
+    """A lambda is made in training that has the name of one that was built."""
+
+    def build(self) -> None:
+        self.act = times(2.0)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.act = times(5.0)
+        return self.act(1.0)
+
+
 class Appends(Small):
     """A list gets another function at every step."""
 
@@ -75,3 +109,53 @@ class Linked(Small):
     def factor(self, batch: Tensor) -> Any:
         self.newest = (float(batch.sum()), self.newest)
         return 1.0
+
+
+def scaled(by: list[float]) -> float:
+    by.append(by[-1] * 1.1)
+    return sum(by)
+
+
+class Counter(partial[float]):
+    calls = 0
+
+    def __call__(self, /, *arguments: Any, **named: Any) -> float:
+        self.calls += 1
+        return super().__call__(*arguments, **named) * self.calls
+
+
+class Partials(Small):
+    """Attributes of a partial, and a class derived from it; one that is new."""
+
+    def build(self) -> None:
+        self.plain, self.counter = partial(scaled, [1.0]), Counter(scaled, [2.0])
+        self.plain.calls = 0  # type: ignore[attr-defined]
+        self.late: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.plain.calls += 1  # type: ignore[attr-defined]
+        self.late = self.late or Counter(scaled, [3.0])
+        return self.plain() * self.plain.calls + self.counter() + self.late()  # type: ignore[attr-defined]
+
+
+class Node:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Weak(Small):
+    """Weak references: to another object, to one that is gone, and one that is new."""
+
+    def build(self) -> None:
+        self.nodes = [Node(1.0), Node(2.0), Node(3.0)]
+        self.newest, self.last = weakref.ref(self.nodes[0]), weakref.ref(self.nodes[2])
+        self.late: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.newest = weakref.ref(self.nodes[1])
+        self.late = weakref.ref(self.nodes[0])
+        del self.nodes[2:]
+        found: Any = self.newest()
+        found.value *= 1.1
+        self.late().value += 1
+        return found.value + self.nodes[0].value + (self.last() is None)

@@ -10,6 +10,8 @@ from laws.objects.small import Rows, Small
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from midstride.engine import Callback
+
 
 class Growing(Small):
     """A buffer that grows, and one that is registered in training."""
@@ -106,3 +108,45 @@ class Tied(Small):
     def factor(self, batch: Tensor) -> Any:
         self.two.weight = self.one.weight
         return 1 + self.two(self.one(batch)).square().mean()
+
+
+class Halving(nn.Linear):
+    share = 0.5
+
+
+class Doubling(Halving):
+    share = 2.0
+
+
+class Louder(Rows):
+    def __getitem__(self, index: int) -> Tensor:
+        return super().__getitem__(index) * 3
+
+
+class Reclassed(Small):
+    """A layer and a data set become of another class, and the layer goes back."""
+
+    def build(self) -> None:
+        self.inner: nn.Module = Halving(2, 2)
+        self.plain, self.rows = nn.Sequential(nn.ReLU()), Rows()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.inner.__class__ = Doubling if self.global_step < 4 else Halving
+        self.plain[0].__class__ = nn.Tanh
+        self.rows.__class__ = Louder
+        return self.inner.share + self.plain(batch).mean()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, 4, shuffle=True)
+
+
+class Rising(Callback):
+    factor = 1.0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.__class__ = Risen
+        trainer.optimizers[0].param_groups[0]["lr"] *= self.factor
+
+
+class Risen(Rising):
+    factor = 1.5

@@ -26,7 +26,7 @@ from laws.objects.code import (
 )
 from laws.objects.derived import Derived, Leaf, Plain
 from laws.objects.files import CountsInHelper, CountsOnClassOfHelper, DrawsInHelper, SwapsInHelper
-from laws.objects.functions import Appends, Chooses, Linked, Patched
+from laws.objects.functions import Appends, Chooses, ChoosesLambdas, ChoosesLate, Linked, Partials, Patched, Weak
 from laws.objects.generators import Generators, Iterators, OfClass, OfFunctions, Teacher
 from laws.objects.hooks import HookedForAStep, HookedLate, TensorHooked, TensorHookedLate, Unhooked
 from laws.objects.imported import CountsWhereImported
@@ -63,7 +63,7 @@ from laws.objects.samplers import (
     Weighed,
 )
 from laws.objects.small import Small
-from laws.objects.structure import Averaged, Growing, LateUnderValidation, Listed, Moved, Tied
+from laws.objects.structure import Averaged, Growing, LateUnderValidation, Listed, Moved, Reclassed, Rising, Tied
 from laws.objects.surroundings import (
     ActsOtherwise,
     Counting,
@@ -140,6 +140,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         r"hooks:TensorHookedLate\S+<lambda> in tensor layer\.weight\.backward_hooks is new\. A res",
     ),
     "functions that are appended": ((Appends, None, list), False, r"set in training to .* module\.acts\.0 \(now "),
+    "a function of another's name": (
+        (ChoosesLate, None, list),
+        False,
+        r"set in training to .* module\.act \(now \S+:times.<locals>.<lambda>, of other code\)",
+    ),
     "a method of its own": (
         (Patched, None, list),
         False,
@@ -277,7 +282,21 @@ _MODULES: list[type[Small]] = [
         Weighed,
     ),
     *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked),
-    *(Iterated, Numbers, Queued, TellsWorkers, Warming, TakesAnother, Grades, Forked, ForkedOnce),
+    *(
+        Iterated,
+        Numbers,
+        Queued,
+        TellsWorkers,
+        Warming,
+        TakesAnother,
+        Grades,
+        Forked,
+        ForkedOnce,
+        ChoosesLambdas,
+        Reclassed,
+        Partials,
+        Weak,
+    ),
 ]
 
 
@@ -286,6 +305,7 @@ KEPT: dict[str, Made] = {kind.__name__: (kind, None, list) for kind in _MODULES}
 
 KEPT |= {
     "callback": (Small, None, lambda: [Forgetful()]),
+    "the class of a callback": (Small, None, lambda: [Rising()]),
     "data of the module": (Watching, None, lambda: [Curriculum()]),
     "data": (Telling, Counting, list),
     "an order in data": (Reordered, None, list),

@@ -1,0 +1,56 @@
+"""The attributes of a live object, put back as a node says, and the class it is of."""
+
+import sys
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from midstride.engine.code_origin import is_user_class
+from midstride.engine.objects.attributes import state_attributes
+from midstride.engine.objects.containers import MISSING, Filler
+from midstride.engine.objects.plain_values import kind_name, step
+
+__all__ = ["class_called", "fill_attributes"]
+
+#: of torch's classes, those of which objects are made anew
+_MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
+
+
+def class_called(kind: str, live: Any, base: type) -> Any:
+    """Return the class called `kind`: that of the live object, or a loaded one of the user's; None if there is none."""
+    if live is not MISSING and kind_name(type(live)) == kind:
+        return type(live)
+    module, _, name = kind.partition(":")
+    found: Any = sys.modules.get(module)
+    for inner in name.split("."):
+        found = getattr(found, inner, None)
+    known = isinstance(found, type) and issubclass(found, base)
+    return found if known and (is_user_class(found) or issubclass(found, _MADE_ANEW)) else None
+
+
+def fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str) -> None:
+    """Let a live object have the attributes that `nodes` describe, each filled in the one that it has."""
+    before = state_attributes(live)
+    for name, child in nodes.items():
+        if filling.change.drops(path, name) or filling.change.replaces(path, name, child):
+            filling.skip(child, step(path, name))
+            continue
+        after = filling.put(child, before.get(name, MISSING), step(path, name))
+        if after is not before.get(name, MISSING) and after is not MISSING:
+            try:
+                _set_attribute(live, name, after)
+            except AttributeError:  # its class has no room for it, or a property there
+                filling.give_up(step(path, name), "set", MISSING)
+    for name in before.keys() - nodes.keys():
+        if not filling.change.adds(path, name):
+            object.__delattr__(live, name)
+
+
+def _set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute past any `__setattr__`."""
+    if name in getattr(owner, "__dict__", {}) or isinstance(owner, nn.Module):
+        vars(owner)[name] = value
+    else:
+        object.__setattr__(owner, name, value)
