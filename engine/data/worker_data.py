@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from midstride.engine.code_origin import is_user_class
+from midstride.engine.errors import NotExact
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
@@ -74,7 +75,13 @@ class WorkerData:
         if start is None or not self.changed_since(start):
             yield now
             return
-        self._fill(start)
+        try:
+            self._fill(start)
+        except Exception as error:
+            raise NotExact(
+                "the snapshot says what the workers of a loader began with, and the data cannot take it: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         try:
             yield start
         finally:

@@ -3,6 +3,7 @@
 import types
 import weakref
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 from midstride.engine.objects.attribute_restore import class_called, fill_attributes
@@ -48,7 +49,8 @@ def fill_method(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     name = node.kind.rpartition(".")[2]
     if is_method and live.__name__ == name and live.__self__ is owner:
         return live
-    method = getattr(owner, name, None)
+    # a path that a file names could do what the code does not
+    method = None if isinstance(owner, PurePath) else getattr(owner, name, None)
     if not isinstance(method, (types.MethodType, types.BuiltinMethodType)) or method.__self__ is not owner:
         return filling.give_up(path, node.kind, live)
     return method
@@ -76,6 +78,8 @@ def fill_weak(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if "of" not in node.state:  # nothing kept alive what it referred to
         return live if type(live) is weakref.ref and before is None else filling.set(weakref.ref(_Gone()), path)
     after = filling.put(node.state["of"], MISSING if before is None else before, step(path, "of"))
+    if after is MISSING:
+        return filling.give_up(path, node.kind, live)
     try:
         return live if after is before else filling.set(weakref.ref(after), path)
     except TypeError:  # of a class that has no room for one

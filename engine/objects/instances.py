@@ -107,11 +107,9 @@ def _cursor(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if not (fits and source is under and filling.use(live, path, fits=True)):
         live = filling.set(iter(source), path)
     position = node.state["place"]
-    if position is None:
-        for _ in live:
-            pass
-    else:
-        live.__setstate__(position)
+    live.__setstate__(len(source) if position is None else position)
+    if position is None:  # read to its end, however long that was
+        next(live, None)
     return live
 
 

@@ -3,6 +3,7 @@
 import array
 import ctypes
 import itertools
+import math
 import multiprocessing.sharedctypes
 import warnings
 from typing import Any
@@ -120,6 +121,8 @@ def object_array_node(walk: Walk, value: Any, path: str) -> Any:
 def fill_object_array(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     """Put back an array of objects, in place where it has the same shape."""
     shape = tuple(node.state["shape"])
+    if math.prod(shape) != len(node.state["items"]):
+        return filling.give_up(path, node.kind, live)
     is_array = isinstance(live, np.ndarray) and live.dtype == object
     before = live.ravel().tolist() if is_array else ()
     fits = is_array and live.shape == shape and live.flags.writeable

@@ -83,11 +83,11 @@ class SnapshotCatalog:
             except SnapshotUnreadable as error:
                 unreadable[name] = error
             except SnapshotDamaged as error:
-                self._leave(name, error)
+                self.leave(name, str(error))
         if unreadable and good is None:
             raise next(iter(unreadable.values()))
         for name, reason in unreadable.items():
-            self._leave(name, reason)
+            self.leave(name, str(reason))
         return good
 
     def _verified(self, name: str, files: Collection[str], lineage: Lineage) -> Snapshot | None:
@@ -111,10 +111,11 @@ class SnapshotCatalog:
             self._store.size(path)
             raise SnapshotUnreadable(f"{self._store.url}/{path} cannot be read: it is no folder")
 
-    def _leave(self, name: str, error: SnapshotDamaged) -> None:
-        log.warning("snapshot %s is set aside, an older one is taken: %s", name, error)
+    def leave(self, name: str, reason: str) -> None:
+        """Set a snapshot aside with a warning, since no run can go on from it."""
+        log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
         try:
-            self.set_aside(name, str(error))
+            self.set_aside(name, reason)
         except OSError as refused:  # there is no folder, or none that can be written: it is not taken all the same
             log.warning("snapshot %s cannot be marked as set aside: %s", name, refused)
 

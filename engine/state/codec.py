@@ -310,7 +310,10 @@ class _Decoder:
         return found
 
     def instance(self, node: dict[str, Any]) -> Instance:
-        return Instance(node["form"], stable_kind(node["kind"]), self.value(node["state"]))
+        form, kind, state = node["form"], node["kind"], self.value(node["state"])
+        if (type(form), type(kind), type(state)) != (str, str, dict):
+            raise TypeError("an instance has a form, a kind and a state")
+        return Instance(form, stable_kind(kind), state)
 
     def array(self, node: dict[str, Any]) -> np.ndarray[Any, Any]:
         dtype = dtype_of(self.value(node["dtype"]))

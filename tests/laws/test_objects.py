@@ -17,6 +17,7 @@ import torch
 from laws.mended import MENDED
 from laws.objects.table import KEPT, NAMED
 from laws.objects.unsaved import LockedByRank
+from support.hostile_files import Parts
 
 from midstride.engine import Trainer
 from midstride.engine.errors import UserError
@@ -177,6 +178,18 @@ def test_a_run_goes_on_when_its_code_was_mended(name: str, tmp_path: Path, caplo
     assert len(re.findall(words, caplog.text)) == 1
     assert {name: getattr(module, name, None) for name in held} == held
     assert [record for record in caplog.records[again:] if "the code builds" in record.getMessage()] == []
+
+
+def test_a_snapshot_that_says_what_no_version_writes_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(KEPT["Private"], tmp_path / "whole")
+    run = cut(tmp_path / "whole", tmp_path / "run")
+    parts = Parts(max((run / "snapshots").iterdir()))
+    parts.part["tree"]["progress"] = {"$": "nothing"}
+    parts.write()
+
+    train(KEPT["Private"], run)
+
+    assert len(re.findall("is set aside, an older one is taken: .* is not what this version writes", caplog.text)) == 1
 
 
 @pytest.mark.parametrize("name", ["Private", "Generators"])

@@ -79,7 +79,7 @@ class RunStore:
             if not faults:
                 self._on_rank0(lambda: self._warn_of_damages(snapshot))
                 return snapshot, tree
-            self._on_rank0(partial(self._catalog.set_aside, snapshot, faults[0]))
+            self._on_rank0(partial(self._catalog.leave, snapshot.name, faults[0]))
         return None
 
     def _warn_of_damages(self, snapshot: Snapshot) -> None:

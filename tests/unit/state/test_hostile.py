@@ -48,6 +48,10 @@ def _told_larger(parts: Parts) -> None:
 
 #: what is done on purpose -> part of the words
 ATTACKS: dict[str, tuple[Callable[[Parts], object], str]] = {
+    "an instance without a state": (
+        lambda parts: parts.part["tree"].update(x={"$": "instance", "form": "weak", "kind": "m:A", "state": "eval"}),
+        "an instance has a form, a kind and a state",
+    ),
     "a scalar that is a pointer": (
         lambda parts: parts.part["tree"].update(x={"$": "scalar", "dtype": "|O", "bytes": "41" * 8}),
         "no dtype of plain values",
