@@ -5,6 +5,7 @@ Those of a run that goes on inside an epoch are started with what those before t
 """
 
 import copy
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,9 +58,14 @@ class WorkerData:
         self._loader, self._module = loader, module
         #: functions may be replaced in training, and only those of the user's files are found by their names
         self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
+        #: what was last found, and the attributes that it was found in, if those hold nothing that can change
+        self._last: tuple[Nodes, dict[str, Any]] | None = None
 
     def changed_since(self, start: Nodes) -> bool:
         """Return whether workers that are started now would have something else than those of `start`."""
+        # A state may be taken at every step, and a walk takes as long as a small batch.
+        if self._last is not None and self._last[0] is start and _are(self._last[1], loader_attributes(self._loader)):
+            return False
         now = {path: nodes for path, nodes in self._nodes().items() if path in start}
         then = {path: start[path] for path in now}  # the number of workers may have changed, and with it the owners
         return bool(differences(then, now)) or not same_key_order(then, now)
@@ -73,6 +79,8 @@ class WorkerData:
         """
         now, owners = copy.deepcopy(self._nodes()), self._owners()
         if start is None or not self.changed_since(start):
+            own = loader_attributes(self._loader)
+            self._last = None if self._loader.num_workers or not all(map(_is_fixed, own.values())) else (now, own)
             yield now
             return
         try:
@@ -128,6 +136,18 @@ class WorkerData:
                     vars(owner)[name] = value
             for name in own.keys() - wanted.keys():
                 del vars(owner)[name]
+
+
+def _are(attributes: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Return whether two objects have the same attributes, by identity."""
+    return attributes.keys() == others.keys() and all(others[name] is value for name, value in attributes.items())
+
+
+def _is_fixed(value: object) -> bool:
+    """Return whether nothing in `value` can change: it is None, or a function that closes over nothing."""
+    held = ("__closure__", "__defaults__", "__kwdefaults__")
+    is_function = isinstance(value, types.FunctionType)
+    return value is None or (is_function and not any(getattr(value, name) for name in held))
 
 
 def _is_of_kind(value: object, node: Any) -> bool:

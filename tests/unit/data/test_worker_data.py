@@ -75,3 +75,16 @@ def test_a_pass_goes_on_with_what_its_workers_began_with_at_any_number_of_worker
     assert sums(again, 0, 1) == [4.0 if workers else 8.0]  # without workers data are what they are
     assert vars(resumed) == {"scale": 2.0, "later": 1}
     assert sums(again, 1) == [8.0, 8.0]
+
+
+def test_a_state_of_a_loader_that_holds_nothing_walks_through_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of one's own may take one at every step."""
+    loader: DataLoader[Any] = DataLoader(Ones(), 4)
+    read = resumable(loader)
+    batches = read.batches(0)
+    next(batches)
+    with monkeypatch.context() as patch:
+        patch.setattr("midstride.engine.data.worker_data.GraphWalk", None)
+        assert "start" not in read.state_dict()
+    loader.collate_fn = negated
+    assert "start" in read.state_dict()
