@@ -38,6 +38,7 @@ def test_retry_in_the_ui_resumes_the_example_exactly(example: Path, site: Site, 
         screen.retry()
         wait_for(lambda: run.state != "Failed", "Retry to reach the server", 300)
         run.reaches("Completed")
+        screen.show(run.id)  # anew: a page that stands open draws the graph rarely
         screen.tab("Task Runs")
         screen.sees("1 Cached")
         screen.search("prepare data")
