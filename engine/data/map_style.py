@@ -89,7 +89,6 @@ class MapLoader(ResumableLoader):
         self._in_main = loader.num_workers == 0
         self._has_numbers = isinstance(order.sequence, InOrder)  # else a sampler may give anything as an index
         self._rng_isolation = RngIsolation()
-        self._isolated = self._isolated_reads()
         self._data = WorkerData(loader)
         #: what workers, or the pass that is under way, began with; None before the first
         self._start: Nodes | None = None
@@ -164,7 +163,9 @@ class MapLoader(ResumableLoader):
         with self._data.as_of(self._start if goes_on else None) as self._start:
             collate: Any = self._loader.collate_fn
             collate.set_collate(self.source.collate_fn)
-            self._isolated = self._isolated_reads()
+            self._isolated = IsolatedReads(
+                self._seeds, self._rng_isolation, self.source.dataset, self.source.collate_fn
+            )
             if self._in_main and not self._loader.pin_memory:
                 return self._read_here()
             init: Any = self._loader.worker_init_fn
@@ -242,11 +243,7 @@ class MapLoader(ResumableLoader):
         clone = copy.copy(self)
         clone.order = self.order.clone()
         clone._seeds = copy.copy(self._seeds)
-        clone._isolated = clone._isolated_reads()
         return clone
-
-    def _isolated_reads(self) -> IsolatedReads:
-        return IsolatedReads(self._seeds, self._rng_isolation, self.source.dataset, self.source.collate_fn)
 
     def _rebuilt(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:
         batches: Any = self._sampler

@@ -33,9 +33,6 @@ _REFUSED = {
 }
 
 
-_GIVEN = "give it to Trainer(...)"
-
-
 def _is_ours(name: str) -> bool:
     return (not name.startswith("_") and hasattr(TrainerInterface, name)) or name in TrainerInterface.__annotations__
 
@@ -70,7 +67,9 @@ class LightningTrainer:
         elif name != "optimizers" and (
             name in TrainerOptions.model_fields or name in _ALWAYS or _is_ours(name) or hasattr(type(self), name)
         ):
-            raise AttributeError(f"trainer.{name} cannot be set here, as every attempt has to find it alike: {_GIVEN}")
+            raise AttributeError(
+                f"trainer.{name} cannot be set here, as every attempt has to find it alike: give it to Trainer(...)"
+            )
         else:
             setattr(self._trainer, name, value)
 

@@ -58,16 +58,19 @@ class GradientBuckets:
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._hooked: set[int] = set()
         self._running: _Plan | None = None
+        #: that of the last backward pass, until its gradients are averaged
+        self._pending: _Plan | None = None
 
     @contextmanager
     def backward(self, parameters: Iterable[Tensor]) -> Iterator[None]:
-        """Send what a backward pass within completes; `average` of the same parameters has to follow."""
+        """Send what a backward pass within completes; `average`, which has to follow, is of the same parameters."""
         plan = self._running = self._plan(parameters)
         plan.begin()
         try:
             yield
         finally:
             self._running = None
+        self._pending = plan
 
     @torch.no_grad()
     def average(self, parameters: Iterable[Tensor]) -> None:
@@ -76,7 +79,7 @@ class GradientBuckets:
         Raises:
             NotExact: one changed after it had been sent.
         """
-        plan = self._plan(parameters)
+        plan, self._pending = self._pending or self._plan(parameters), None
         plan.check()
         has = [parameter.grad is not None for parameter in plan.parameters]
         used = None if self._anywhere is None else self._anywhere(has)

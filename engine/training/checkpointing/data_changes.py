@@ -39,6 +39,7 @@ class DataChanges:
                 log.warning(
                     "%s. A run that dies inside an epoch could not read the rest of it again, so snapshots are taken "
                     "at the ends of epochs only; %s",
-                    *(found[0], _WAYS_OUT[loader.is_sized]),
+                    found[0],
+                    _WAYS_OUT[loader.is_sized],
                 )
         return not self._found
