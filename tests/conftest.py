@@ -59,11 +59,8 @@ SLOW_UNITS = {
     *("test_app.py", "test_audit.py", "test_build.py", "test_digits.py", "test_docs.py", "test_formats.py"),
     *("test_packaging.py", "test_portability.py", "test_resume_check.py", "test_runs.py"),
 }
-#: folders in the order in which they are dealt, what takes longest first; where Prefect's threads run, what is forked
-#: (workers, lives of a check) ends with code 1, so flows are last
+#: folders in the order in which they are dealt: what takes longest first, flows last (see `support.scheduling`)
 ORDER = ("laws", "faults", "distributed", "unit", "flows")
-#: files that share automations of the server, and so a worker
-AUTOMATED = ("tests/flows/test_deployment.py", "tests/flows/test_self_hosted.py")
 #: tests that press buttons
 UI = Path(__file__).parent / "ui"
 #: where this run of the tests keeps its files
@@ -95,23 +92,15 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """One more than there are cores: tests wait for servers and for processes to start and end."""
+    """One more than there are cores, as tests wait for what they start to come and go, and one for the flows."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+    return min(len(os.sched_getaffinity(0)) + 2, MOST_WORKERS)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Run a file's tests in one worker, which makes what they share once; most flows one by one."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            if file in AUTOMATED:
-                return AUTOMATED[0]
-            return nodeid if file.startswith("tests/flows/") else file
+    from support.scheduling import Scheduling
 
     return Scheduling(config, log)
 
@@ -132,7 +121,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort by folders, and mark what is fast."""
     folders = {item: item.path.relative_to(config.rootpath).parts for item in items}
-    items.sort(key=lambda item: (_folder_number(folders[item]), not item.nodeid.startswith(AUTOMATED)))
+    items.sort(key=lambda item: _folder_number(folders[item]))
     for item in items:
         if "unit" in folders[item] and item.path.name not in SLOW_UNITS and "s3" not in f"{item.nodeid} {_uses(item)}":
             item.add_marker("fast")
