@@ -17,7 +17,7 @@ from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import SeededCollate, SeededDataset, few
-from midstride.engine.data.worker_data import Nodes, WorkerData
+from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.objects.generators import path_to_module
 from midstride.engine.seeds import mix
@@ -89,9 +89,7 @@ class MapLoader(ResumableLoader):
         self._in_main = loader.num_workers == 0
         self._has_numbers = isinstance(order.sequence, InOrder)  # else a sampler may give anything as an index
         self._rng_isolation = RngIsolation()
-        self._data = WorkerData(loader)
-        #: what workers, or the pass that is under way, began with; None before the first
-        self._start: Nodes | None = None
+        self._data = WorkerData(loader, copies=not self._in_main)
         #: that workers read the module; None if they do not
         self._acts: str | None = None
         self._loader = self._rebuilt(loader, key)
@@ -159,8 +157,7 @@ class MapLoader(ResumableLoader):
         """Return what reads `count` batches of `epoch` from batch `start` on."""
         self.order.sequence.open(epoch, resumed=start > 0)
         self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
-        goes_on = start > 0 or self._loader.persistent_workers
-        with self._data.as_of(self._start if goes_on else None) as self._start:
+        with self._data.as_begun(goes_on=start > 0):
             collate: Any = self._loader.collate_fn
             collate.set_collate(self.source.collate_fn)
             self._isolated = IsolatedReads(
@@ -171,11 +168,11 @@ class MapLoader(ResumableLoader):
             init: Any = self._loader.worker_init_fn
             init.set_init(self.source.worker_init_fn)
             with self._rng_isolation:
-                return start_workers(self._loader, f"the {self._what} loader")
+                return start_workers(self._loader, f"the {self._what} loader", stay=self._data.stays)
 
     def attach(self, module: nn.Module) -> None:
         """Leave out, of what workers begin with, what is `module`'s; they are not to read that in training."""
-        self._data = WorkerData(self.source, module)
+        self._data = WorkerData(self.source, module, copies=not self._in_main)
         path = None if self._in_main or self._what != "train" else path_to_module(self.source.dataset, module)
         if path is not None:
             self._acts = f"the workers of the train loader read the module as it was when they were started ({path})"
@@ -229,20 +226,23 @@ class MapLoader(ResumableLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the sampler carries over epochs, what was seen of collate, and what workers began with."""
-        start = {} if self._start is None or not self._data.changed_since(self._start) else {"start": self._start}
-        return {"sampler": self.order.sequence.state_dict(), "random_collate": self._seeds.collate_drew, **start}
+        return {
+            "sampler": self.order.sequence.state_dict(),
+            "random_collate": self._seeds.collate_drew,
+            **self._data.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
         self.order.sequence.load_state_dict(state_dict["sampler"])
         self._seeds.set_collate_drew(state_dict["random_collate"])
-        self._start = state_dict.get("start")
+        self._data.load_state_dict(state_dict)
 
     def clone(self) -> "MapLoader":
         """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)
         clone.order = self.order.clone()
-        clone._seeds = copy.copy(self._seeds)
+        clone._seeds, clone._data = copy.copy(self._seeds), copy.copy(self._data)
         return clone
 
     def _rebuilt(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:

@@ -1,7 +1,7 @@
-"""The data of a loader as its workers have them: as they were when the workers were started.
+"""The data of a loader as its workers have them, or copies that are read: as they were when a pass began.
 
-What training changes of a data set, a loader or a collate_fn later, workers do not see before they are started anew.
-Those of a run that goes on inside an epoch are started with what those before them had.
+What training changes of a data set, a loader or a collate_fn later, they do not see before they are made anew. Those of
+a run that goes on inside an epoch are made of what those before them had.
 """
 
 import copy
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.errors import NotExact
@@ -26,6 +26,7 @@ __all__ = ["Nodes", "WorkerData", "loader_attributes", "users_data"]
 
 #: attributes by the path of their owner and by name, as nodes
 Nodes = dict[str, dict[str, Any]]
+_LOADER = "loader"
 #: of a loader, what torch keeps in each and no user sets anew
 _OF_LOADERS = frozenset(vars(DataLoader(TensorDataset()))) - {"collate_fn", "worker_init_fn"}
 
@@ -36,33 +37,45 @@ def loader_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
-    """Yield `dataset`, or those that torch's Subset and ConcatDataset read for it, where they are the user's."""
+    """Yield `dataset`, or those that torch's own read for it, where they are the user's."""
     if isinstance(dataset, Subset):
         yield from users_data(f"{name}/dataset", dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
+    elif isinstance(dataset, (ConcatDataset, ChainDataset)) and isinstance(dataset.datasets, (list, tuple)):
         for number, inner in enumerate(dataset.datasets):
             yield from users_data(f"{name}/datasets/{number}", inner)
-    elif is_user_class(type(dataset)) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__dict__"):
+    elif is_user_class(type(dataset)) and hasattr(dataset, "__dict__"):
         yield name, dataset
 
 
 class WorkerData:
-    """What workers copy when they are started; without any, the functions that a pass goes on with.
+    """What is copied when a pass begins; where its data are not, the functions that it goes on with.
 
     Args:
-        loader: whose workers they are.
+        loader: whose data they are.
         module: which data may hold, and other parts of the state keep.
+        copies: that copies of the data are read; else they are read as they are, or there is nothing to be copied.
     """
 
-    def __init__(self, loader: DataLoader[Any], module: nn.Module | None = None) -> None:
-        self._loader, self._module = loader, module
+    def __init__(self, loader: DataLoader[Any], module: nn.Module | None = None, *, copies: bool) -> None:
+        self._loader, self._module, self._copies = loader, module, copies
+        #: what the copies that are read were made of; None before the first
+        self._start: Nodes | None = None
+        #: whether that is a state's, which no pass has gone on with yet
+        self._is_loaded = False
+        #: whether each pass goes on with that, since workers stay from pass to pass, or did in the first attempt
+        self.stays = loader.persistent_workers
         #: functions may be replaced in training, and only those of the user's files are found by their names
         self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
         #: what was last found, and the attributes that it was found in, if those hold nothing that can change
         self._last: tuple[Nodes, dict[str, Any]] | None = None
 
-    def changed_since(self, start: Nodes) -> bool:
-        """Return whether workers that are started now would have something else than those of `start`."""
+    def leave_data(self) -> None:
+        """Leave the data as they are from here on, also at the end of a block of `as_begun`: they cannot be copied."""
+        self._copies = False
+        self._start = {path: nodes for path, nodes in (self._start or {}).items() if path == _LOADER}
+
+    def _has_changed(self, start: Nodes) -> bool:
+        """Return whether what is copied now would be something else than `start`."""
         # A state may be taken at every step, and a walk takes as long as a small batch.
         if self._last is not None and self._last[0] is start and _are(self._last[1], loader_attributes(self._loader)):
             return False
@@ -70,18 +83,34 @@ class WorkerData:
         then = {path: start[path] for path in now}  # the number of workers may have changed, and with it the owners
         return bool(differences(then, now)) or not same_key_order(then, now)
 
-    @contextmanager
-    def as_of(self, start: Nodes | None) -> Iterator[Nodes]:
-        """Give the data what they held at `start` within the block, in place; None: they stay as they are.
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the copies were made of, unless the next ones would be made of the same."""
+        start = self._start
+        if self.stays:
+            return {"stays": start or {}}
+        is_kept = start is not None and (self._is_loaded or self._has_changed(start))
+        return {"start": start} if is_kept else {}
 
-        Yields:
-            what they hold there.
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back."""
+        self.stays = "stays" in state_dict
+        self._start = (state_dict["stays"] or None) if self.stays else state_dict.get("start")
+        self._is_loaded = self._start is not None
+
+    @contextmanager
+    def as_begun(self, *, goes_on: bool) -> Iterator[None]:
+        """Give the data within the block what they held when the copies were made that a pass goes on with, in place.
+
+        Args:
+            goes_on: with copies made before; else, but for workers that stay, they are made of the data as they are.
         """
+        start, self._is_loaded = self._start if goes_on or self.stays else None, False
         now, owners = copy.deepcopy(self._nodes()), self._owners()
-        if start is None or not self.changed_since(start):
+        if start is None or not self._has_changed(start):
             own = loader_attributes(self._loader)
-            self._last = None if self._loader.num_workers or not all(map(_is_fixed, own.values())) else (now, own)
-            yield now
+            self._start = now if start is None else start
+            self._last = None if self._copies or not all(map(_is_fixed, own.values())) else (self._start, own)
+            yield
             return
         try:
             self._fill(start)
@@ -91,7 +120,7 @@ class WorkerData:
                 f"{type(error).__name__}: {error}"
             ) from error
         try:
-            yield start
+            yield
         finally:
             for path, (owner, own) in self._owners().items():
                 for name in own.keys() - owners[path][1].keys():
@@ -99,10 +128,17 @@ class WorkerData:
                 vars(owner).update(owners[path][1])
             self._fill(now)
 
+    def left_out(self) -> dict[str, object]:
+        """Return what of the data is large, or nothing that can be kept, by path: `as_begun` leaves it as it is."""
+        walk = self._walk()
+        for path, (_, own) in self._owners().items():
+            walk.root_attributes(own, path, is_small=True)
+        return walk.large | walk.deep | walk.opaque
+
     def _owners(self) -> dict[str, tuple[Any, dict[str, Any]]]:
         """Return those whose attributes are copied, by path, with the attributes."""
-        own = {"loader": (self._loader, loader_attributes(self._loader))}
-        if not self._loader.num_workers:
+        own = {_LOADER: (self._loader, loader_attributes(self._loader))}
+        if not self._copies:
             return own
         data: dict[str, Dataset[Any]] = dict(users_data("data set", self._loader.dataset))
         return own | {path: (owner, dict(vars(owner))) for path, owner in data.items()}
@@ -129,7 +165,7 @@ class WorkerData:
             wanted = copy.deepcopy(nodes[path])
             for name, node in wanted.items():
                 live = own.get(name, MISSING)
-                if (built := self._built.get(name)) is not None and path == "loader" and _is_of_kind(built, node):
+                if (built := self._built.get(name)) is not None and path == _LOADER and _is_of_kind(built, node):
                     live = built
                 value = filling.put(node, live, f"{path}/{name}")
                 if value is not MISSING:

@@ -122,7 +122,7 @@ def _describe(value: Any) -> str | None:
 def _describe_position(value: Any) -> str | None:
     """Return where a file or an iterator stands, what a variable of a context is, or the name of a function."""
     if isinstance(value, io.IOBase):
-        return "closed" if value.closed else f"at byte {value.tell()}" if value.seekable() else "open"
+        return _describe_file(value)
     if isinstance(value, ContextVar):
         return repr(value.get(None))
     if isinstance(value, types.FunctionType):
@@ -130,6 +130,16 @@ def _describe_position(value: Any) -> str | None:
     if isinstance(value, itertools.count) or kind_name(type(value)) in VALUES:
         return repr(value)
     return f"{value.__length_hint__()} items left" if hasattr(value, "__length_hint__") else None
+
+
+def _describe_file(file: io.IOBase) -> str:
+    if file.closed:
+        return "closed"
+    try:
+        # A text whose lines are being read does not tell where it is, what it reads from does.
+        return f"at byte {getattr(file, 'buffer', file).tell()}" if file.seekable() else "open"
+    except (OSError, ValueError):  # one of a library
+        return "open"
 
 
 def _describe_items(value: Collection[Any]) -> str | None:

@@ -24,7 +24,7 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import audit
-from midstride.engine.state.codec import decode, encode
+from midstride.engine.state.codec import decode, differences, encode
 from midstride.engine.testing import run_ranks
 
 SEED = 7
@@ -111,7 +111,7 @@ def test_a_feed_goes_on_from_any_batch(name: str, workers: int) -> None:
         resumed.load_state_dict(state)
         assert same(list(resumed.batches(epoch, number)), expected), f"from epoch {epoch}, batch {number}"
         assert resumed.at_end
-        assert same(resumed.state_dict(), walked[ends[epoch] - 1][2])
+        assert differences(resumed.state_dict(), walked[ends[epoch] - 1][2]) == []
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -165,8 +165,8 @@ AROUND = [
     Mutant(
         "data that torch wraps are not looked at",
         "engine/data/worker_data.py",
-        "    elif isinstance(dataset, ConcatDataset):\n",
-        "    elif False:\n",
+        "isinstance(dataset, (ConcatDataset, ChainDataset)) and",
+        "False and",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",
     ),
     Mutant(

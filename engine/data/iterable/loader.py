@@ -1,5 +1,6 @@
 """Iterable data sets: their position is what was read of each shard, and the state that came with it."""
 
+import copy
 import logging
 import pickle
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardStat
 from midstride.engine.data.iterable.shards import ShardReader
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.rng.isolation import RngIsolation
+from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
@@ -66,24 +68,29 @@ class IterableLoader(ResumableLoader):
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
         self._expected, self._limit = self._limited(_length(loader), limit)
         self._workers = loader.num_workers
-        self._persistent = loader.persistent_workers
         self._rng_isolation = RngIsolation()
         self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
-        #: that reading acts on the module in training; None if it does not
+        self._data = WorkerData(loader, copies=True)
+        #: that reading acts on the module in training, or workers read it; None if not
         self._acts: str | None = None
         self._requests = ShardRequestSampler()
         self._loader = _rebuilt(loader, self._reader, self._requests, key)
         self._position = PassPosition.start(max(1, self.shards))
         self._passes = 0
         self._has_warned = False
-        #: what the data set held when the pass began
+        #: what the data held when the pass began, of what `_data` does not give back
         self._began_with: dict[str, str] = {}
 
     def attach(self, module: nn.Module) -> None:
         """Read the data set itself, and no copies of it, where reading acts on `module`, which trains on it."""
-        if not self.shards and (path := path_to_module(self._reader.dataset, module)) is not None:
+        path = path_to_module(self._reader.dataset, module)
+        is_live = path is not None and not self.shards
+        self._data = WorkerData(self.source, module, copies=not is_live)
+        if is_live:
             self._acts = f"{self.name} acts on the module in training ({path})"
             self._reader.read_live()
+        elif path is not None:
+            self._acts = f"{self.name} reads the module as it was when the epoch began ({path})"
 
     def __len__(self) -> int:
         raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
@@ -116,7 +123,7 @@ class IterableLoader(ResumableLoader):
         number, most = start, self._limit
         if most is not None and number >= most:
             return
-        reading = self._read(epoch, position)
+        reading = self._read(epoch, position, goes_on=start > 0)
         ahead = next(reading, None)
         self._check_first(number, ahead)
         while ahead is not None:
@@ -148,6 +155,7 @@ class IterableLoader(ResumableLoader):
             "totals": list(position.totals),
             "had_states": position.had_states,
             **digests,
+            **self._data.state_dict(),
         }
 
     def read_digest(self) -> int | None:
@@ -162,8 +170,6 @@ class IterableLoader(ResumableLoader):
 
     def changed_in_pass(self) -> str | None:
         """Return why the data set would give other samples if it were read again; None if it would not."""
-        if self._reader.collate is not self.source.collate_fn:
-            return f"{self.name}: its collate_fn was set anew in training, which the next epoch begins with"
         if self._position.had_states:
             return None
         if self._acts is not None:
@@ -176,8 +182,13 @@ class IterableLoader(ResumableLoader):
         return f"{self.name}: {changed} has changed since the epoch began, which reads the data as they were then"
 
     def _content(self) -> dict[str, str]:
-        dataset = self._reader.dataset
-        return users_lines(type(dataset).__name__, dataset)
+        """Return in lines what `_data` does not give back: all of a data set that is read itself."""
+        if self._reader.is_shared:
+            return users_lines(type(self._reader.dataset).__name__, self._reader.dataset)
+        lines: dict[str, str] = {}
+        for path, value in self._data.left_out().items():
+            lines |= users_lines(path.replace("/", "."), value)
+        return lines
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take the position back; the data are read as so many shards as they were then."""
@@ -200,21 +211,28 @@ class IterableLoader(ResumableLoader):
             totals=totals,
             had_states=state_dict.get("had_states", False),
         )
+        self._data.load_state_dict(state_dict)
 
-    def _read(self, epoch: int, position: PassPosition) -> Iterator[ShardBatch]:
-        """Read ahead of `position`, in turn."""
+    def clone(self) -> "IterableLoader":
+        """Return a loader that can be given a state while this one is read."""
+        clone = copy.copy(self)
+        clone._data = copy.copy(self._data)
+        return clone
+
+    def _read(self, epoch: int, position: PassPosition, *, goes_on: bool) -> Iterator[ShardBatch]:
+        """Read ahead of `position`, in turn; `goes_on`: in the middle of a pass."""
         self._passes += 1
-        self._began_with = self._content()
         self._log_replay(position.batches_to_replay())
-        own_process = self._workers and not self._persistent and len(position.read) <= self._workers
-        self._reader.set_collate(self.source.collate_fn)
-        self._reader.begin_pass(self.shards, copies=not own_process)
         ended, news = list(position.ended), []
         if all(ended):
             return
         turns = shard_rotation(position, self._workers)
-        self._requests.begin(self._passes, epoch, position, shard_rotation(position, self._workers))
-        iterator = self._opened()
+        with self._data.as_begun(goes_on=goes_on):
+            iterator = self._opened(epoch, position)
+            if self._reader.is_shared:
+                self._data.leave_data()
+            if self._passes == 1 or not self._data.stays:
+                self._began_with = self._content()
         while not all(ended):
             if self._workers:
                 answer = next_batch(iterator, self._where, epoch)
@@ -231,12 +249,19 @@ class IterableLoader(ResumableLoader):
             yield ShardBatch(answer, shard, tuple(news))
             news.clear()
 
-    def _opened(self) -> Iterator[Any]:
-        """Return what answers what is asked for."""
-        if self._workers or self._loader.pin_memory:
-            with self._rng_isolation:
-                return start_workers(self._loader, self.name)
-        return map(self._reader.__getitem__, self._requests)  # as MapLoader reads here
+    def _opened(self, epoch: int, position: PassPosition) -> Iterator[Any]:
+        """Return what answers what is asked for, of copies that are made now."""
+        reader, requests, workers = self._reader, self._requests, self._workers
+        own_process = workers and not self._data.stays and len(position.read) <= workers
+        reader.set_functions(self.source.collate_fn, self.source.worker_init_fn)
+        reader.begin_pass(self.shards, copies=not own_process)
+        requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
+        with self._rng_isolation:
+            if not workers and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
+                return iter([failure])
+            if workers or self._loader.pin_memory:
+                return start_workers(self._loader, self.name, stay=self._data.stays)
+        return map(reader.__getitem__, requests)  # as MapLoader reads here
 
     def _where(self, epoch: int) -> str:
         return f"\nin epoch {epoch} of {self.name}, after {sum(self._position.read)} batches of this rank"

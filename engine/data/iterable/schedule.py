@@ -100,6 +100,14 @@ class ShardRequestSampler:
         return self._requests
 
     @staticmethod
+    def first_of_each(number: int, epoch: int, position: PassPosition) -> Iterator[ShardRequest]:
+        """Yield what is asked for first of each shard that goes on after `position`."""
+        resumed = _resumed(position)
+        for shard, read in enumerate(position.read):
+            if not position.ended[shard]:
+                yield ShardRequest(number, epoch, shard, read, *resumed.get(shard, (None, None)))
+
+    @staticmethod
     def _of(
         number: int,
         epoch: int,

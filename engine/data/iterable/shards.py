@@ -8,7 +8,7 @@ iterator, and its own random numbers for every batch.
 import copy
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
@@ -41,22 +41,26 @@ class ShardReader(Dataset[Any]):
     def __init__(self, loader: DataLoader[Any], *, key: int, where: str, tries: bool = False) -> None:
         # Not the loader itself: this goes into workers.
         self.dataset: Any = loader.dataset
-        self.init: Callable[[int], None] | None = loader.worker_init_fn
         self.batch_size, self.drop_last, self.key, self.where = loader.batch_size, loader.drop_last, key, where
         #: what `get_worker_info()` shows as the number of workers; 0 where it shows that there are none
         self.shards = 0
         #: whether each shard of each pass reads a copy, or the process has the data set for itself
         self.copies = True
-        self.set_collate(loader.collate_fn)
+        self.set_functions(loader.collate_fn, loader.worker_init_fn)
         self.tries = tries
         self._uncopied = False
         self._is_live = False
         self._trial: Trial | None = None
         self._open: dict[int, Shard] = {}
 
-    def set_collate(self, collate: Callable[[Any], Any]) -> None:
-        """Make batches by `collate`; called before workers are started."""
-        self.collate = collate
+    @property
+    def is_shared(self) -> bool:
+        """Whether the data set itself is read in this process, since it acts on the module or cannot be copied."""
+        return self._is_live or self._uncopied
+
+    def set_functions(self, collate: Callable[[Any], Any], init: Callable[[int], None] | None) -> None:
+        """Make batches by `collate`, of shards that begin with `init`; called before workers are started."""
+        self.collate, self.init = collate, init
         # Torch's own draw nothing, and seeding costs as much as they do on small batches.
         self.collate_draws = collate not in (default_collate, default_convert)
 
@@ -67,6 +71,18 @@ class ShardReader(Dataset[Any]):
     def begin_pass(self, shards: int, *, copies: bool) -> None:
         """Read the next pass as so many shards; called before workers are started."""
         self.shards, self.copies = shards, copies
+
+    def open(self, requests: Iterable[ShardRequest]) -> WorkerFailure | None:
+        """Open shards in this process, of copies of the data set as it is now; return what went wrong."""
+        outer = worker_info()
+        try:
+            for request in requests:
+                self._open[request.shard] = self._opened(request)
+        except EngineError as error:
+            return WorkerFailure(type(error), str(error))
+        finally:
+            set_worker_info(outer)
+        return None
 
     def __getitem__(self, request: ShardRequest | None) -> Any:
         if request is None:
@@ -138,7 +154,7 @@ class ShardReader(Dataset[Any]):
         except Exception as error:
             log.warning(
                 "%s: %s cannot be copied (%s). What it changes in itself while it is read goes on from epoch to epoch, "
-                "and is lost when the run resumes: open files and connections in __iter__, not in __init__.",
+                "and in workers is lost when the run resumes: open files and connections in __iter__, not in __init__.",
                 self.where,
                 type(self.dataset).__name__,
                 error,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from laws.objects.small import Rows, Small
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
 from midstride.engine import CombinedLoader
 
@@ -111,6 +111,80 @@ class ForkedOnce(Forked):
 
 def stacked(rows: list[Tensor]) -> Tensor:
     return torch.stack(rows) + 1
+
+
+class Told(IterableDataset[Tensor]):
+    """A stream that training tells what to give, read by one shard or by several."""
+
+    def __init__(self, shards: int = 0) -> None:
+        self.virtual_shards = shards
+        self.scale, self.told = 1.0, [1.0]
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        for row in Rows().rows[info.id :: info.num_workers] if info else Rows().rows:
+            yield row * self.scale + sum(self.told)
+
+
+class TellsStream(Small):
+    """Tells a stream, in and on it, while it is read: it goes on as it was when the epoch began."""
+
+    def build(self) -> None:
+        self.loader = DataLoader(self.stream(), 4, collate_fn=torch.stack)
+
+    def stream(self) -> Any:
+        return Told()
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+    def factor(self, batch: Tensor) -> Any:
+        told: Any = self.loader.dataset
+        for one in getattr(told, "datasets", [told]):
+            one.scale *= 1.3
+            one.told.append(one.scale)
+            one.later = one.scale
+        self.loader.collate_fn = stacked if int(self.global_step) else torch.stack
+        return 1.0
+
+
+class TellsShards(TellsStream):
+    def stream(self) -> Any:
+        return Told(shards=3)
+
+
+class TellsChain(TellsStream):
+    def stream(self) -> Any:
+        return ChainDataset([Told(), Told()])
+
+
+class TellsStreamOfWorker(TellsStream):
+    """And worker_init_fn is another one from the second epoch on."""
+
+    def build(self) -> None:
+        self.loader = DataLoader(Told(), 8, num_workers=1, collate_fn=torch.stack)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.loader.worker_init_fn = scaled
+        return super().factor(batch)
+
+
+def scaled(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.scale *= 3
+
+
+class LockedStream(Told):
+    """A stream that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class TellsLockedStream(TellsStream):
+    def stream(self) -> Any:
+        return LockedStream()
 
 
 class OfModule(Rows):

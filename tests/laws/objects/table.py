@@ -40,6 +40,11 @@ from laws.objects.loaders import (
     LoadsTailored,
     Loops,
     ReadsItselfInWorkers,
+    TellsChain,
+    TellsLockedStream,
+    TellsShards,
+    TellsStream,
+    TellsStreamOfWorker,
 )
 from laws.objects.optimizers import (
     Cyclic,
@@ -183,6 +188,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         False,
         r"the workers of the train loader read the module as it was when they were started \(module\)\. A run",
     ),
+    "a stream that cannot be copied": (
+        (TellsLockedStream, None, list),
+        False,
+        r"LockedStream: \S+ has changed since the epoch began, which reads the data as they were then\. A run",
+    ),
     "data of a library": (
         (WritesTensors, OfTensors, list),
         False,
@@ -292,6 +302,10 @@ _MODULES: list[type[Small]] = [
         Grades,
         Forked,
         ForkedOnce,
+        TellsStream,
+        TellsShards,
+        TellsChain,
+        TellsStreamOfWorker,
         ChoosesLambdas,
         Reclassed,
         Partials,

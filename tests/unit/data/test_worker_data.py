@@ -1,12 +1,14 @@
 """What is set on loaders and data in training reaches the next epoch; a pass that goes on has what it began with."""
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
@@ -26,8 +28,11 @@ class Ones(Dataset[Tensor]):
 
 
 class Streamed(IterableDataset[Tensor]):
+    def __init__(self) -> None:
+        self.scale = 1.0
+
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(torch.ones(8))
+        return iter(torch.full((8,), self.scale))
 
 
 def negated(rows: list[Tensor]) -> Tensor:
@@ -58,6 +63,24 @@ def test_a_collate_fn_that_is_set_anew_makes_the_batches_of_the_next_epoch(data:
     assert sums(read, 1) == [-4.0, -4.0]
 
 
+def tripled(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.scale = 3.0
+
+
+@pytest.mark.parametrize("data", [Ones, Streamed])
+def test_a_worker_init_fn_that_is_set_anew_begins_the_next_epoch(data: Any) -> None:
+    loader: DataLoader[Any] = DataLoader(data(), 4, num_workers=1)
+    read = resumable(loader)
+
+    batches = read.batches(0)
+    first = float(next(batches).sum())
+    loader.worker_init_fn = tripled
+
+    assert [first, *(float(batch.sum()) for batch in batches)] == [4.0, 4.0]
+    assert sums(read, 1) == [12.0, 12.0]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_pass_goes_on_with_what_its_workers_began_with_at_any_number_of_workers(workers: int) -> None:
     data, resumed = Ones(), Ones()
@@ -75,6 +98,89 @@ def test_a_pass_goes_on_with_what_its_workers_began_with_at_any_number_of_worker
     assert sums(again, 0, 1) == [4.0 if workers else 8.0]  # without workers data are what they are
     assert vars(resumed) == {"scale": 2.0, "later": 1}
     assert sums(again, 1) == [8.0, 8.0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_goes_on_as_it_was_when_its_pass_began(workers: int) -> None:
+    data, resumed = Streamed(), Streamed()
+    read = resumable(DataLoader(data, 4, num_workers=workers))
+    batches = read.batches(0)
+    next(batches)
+    assert "start" not in read.state_dict()
+    data.scale = 2.0
+    state = read.state_dict()
+    assert [float(batch.sum()) for batch in batches] == [4.0]
+
+    resumed.scale, resumed.later = 2.0, 1  # type: ignore[attr-defined]  # set in training, too
+    again = resumable(DataLoader(resumed, 4, num_workers=1 - workers))
+    again.load_state_dict(state)
+
+    assert sums(again, 0, 1) == [4.0]
+    assert vars(resumed) == {"scale": 2.0, "later": 1}
+    assert sums(again, 1) == [8.0, 8.0]
+
+
+def test_a_stream_that_cannot_be_copied_says_nothing_of_how_it_began() -> None:
+    data: Any = Streamed()
+    data.lock = threading.Lock()
+    read = resumable(DataLoader(data, 4))
+    batches = read.batches(0)
+    next(batches)
+    assert read.changed_in_pass() is None
+
+    data.scale = 2.0
+
+    assert "start" not in read.state_dict()
+    changed = "the training loader over Streamed: Streamed.scale has changed since the epoch began"
+    assert (read.changed_in_pass() or "").startswith(changed)
+
+
+class OfFile(IterableDataset[Tensor]):
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for line in self.file:
+            yield torch.tensor(float(line))
+
+
+def test_a_stream_of_the_lines_of_an_open_file_moves_on_in_it(tmp_path: Path) -> None:
+    (tmp_path / "numbers.txt").write_text("1\n" * 20)
+    with (tmp_path / "numbers.txt").open() as file:
+        read = resumable(DataLoader(OfFile(file), 4))
+        batches = read.batches(0)
+        assert float(next(batches).sum()) == 4.0
+        assert "OfFile.file has changed since the epoch began" in (read.changed_in_pass() or "")
+
+
+@pytest.mark.parametrize("data", [Ones, Streamed])
+def test_workers_that_stay_have_in_every_epoch_what_they_began_with(data: Any) -> None:
+    first, second = data(), data()
+    read = resumable(DataLoader(first, 4, num_workers=1, persistent_workers=True))
+    assert sums(read, 0) == [4.0, 4.0]
+    state = read.state_dict()
+    first.scale = 2.0  # after the snapshot of the epoch's end, and in the life that goes on from there again
+    assert sums(read, 1) == [4.0, 4.0]
+
+    again = resumable(DataLoader(second, 4, num_workers=1, persistent_workers=True))
+    again.load_state_dict(state)
+    second.scale = 2.0
+
+    assert sums(again, 1) == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("data", [Ones, Streamed])
+def test_workers_that_stay_in_a_later_attempt_only_are_started_anew(data: Any) -> None:
+    read = resumable(DataLoader(data(), 4))
+    assert sums(read, 0) == [4.0, 4.0]
+    second = data()
+    again = resumable(DataLoader(second, 4, num_workers=1, persistent_workers=True))
+    again.load_state_dict(read.state_dict())
+    assert sums(again, 1) == [4.0, 4.0]
+
+    second.scale = 2.0
+
+    assert sums(again, 2) == [8.0, 8.0]
 
 
 def test_a_state_of_a_loader_that_holds_nothing_walks_through_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
