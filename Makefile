@@ -41,7 +41,7 @@ tests: $(COMPILED)
 	$(if $(LOAD),$(BIN)/python tests/support/load.py $(LOAD)) $(BIN)/python -m pytest --numprocesses=auto --durations-file=build/durations.txt $(ARGS)
 
 test-all: check $(HOROVOD)  ## everything: whole laws on a disk, soak, browser, Airflow, xla; before a release
-	$(BIN)/python -m pytest --numprocesses=auto --laws=all --disk --ui --timeout=600 --durations-file=build/durations-all.txt
+	$(BIN)/python -m pytest --numprocesses=auto --laws=all --disk --ui --durations-file=build/durations-all.txt
 	$(MAKE) soak test-airflow test-ray test-xla
 
 test-ui: $(STAMP)  ## Retry, Cancel and deaths of a deployed run, in a real browser (chromium); pictures for the docs

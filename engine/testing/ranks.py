@@ -30,7 +30,7 @@ def run_ranks(
     *arguments: Any,
     processes: int = 1,
     environment: Mapping[str, str] = os.environ,
-    timeout_s: float = 100.0,
+    timeout_s: float = 600.0,
     preload: Sequence[str] = PRELOAD,
 ) -> list[int]:
     """Call `target(*arguments)` in a world of fresh processes; return their exit codes (0, or -9 after SIGKILL).

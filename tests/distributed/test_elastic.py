@@ -78,7 +78,6 @@ def said(folder: Path) -> str:
     return "".join(path.read_text() for path in sorted(folder.glob("machine-*.txt")))
 
 
-@pytest.mark.timeout(400)
 def test_a_machine_is_lost_and_the_run_ends_with_the_undisturbed_bits(
     backend: str, comes_back: bool, tmp_path: Path, start_machine: Start
 ) -> None:
@@ -107,7 +106,6 @@ def test_a_machine_is_lost_and_the_run_ends_with_the_undisturbed_bits(
 
 
 @everything
-@pytest.mark.timeout(400)
 def test_where_etcd_dies_machines_that_are_started_again_resume(
     tmp_path: Path, etcd: Etcd, start_machine: Start
 ) -> None:
@@ -125,7 +123,6 @@ def test_where_etcd_dies_machines_that_are_started_again_resume(
 
 
 @everything
-@pytest.mark.timeout(400)
 def test_ranks_that_mpirun_starts_are_a_world(tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed: apt-get install openmpi-bin")

@@ -152,7 +152,6 @@ def test_outside_a_cluster_the_image_is_named_and_nothing_owns_the_nodes(api: Ku
     assert (container["image"], container["command"][0]) == ("midstride:2", "python")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.skipif("config.getoption('--laws') != 'all'", reason="one of the rows that --laws=all runs")
 def test_a_machine_that_is_taken_away_changes_no_bit(tmp_path: Path) -> None:
     slow = tmp_path / "slow"

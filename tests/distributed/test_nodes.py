@@ -69,7 +69,6 @@ WORLDS: dict[str, dict[str, Any]] = {
 MOST = 5
 
 
-@pytest.mark.timeout(600)
 def test_what_happens_to_nodes_changes_no_bit(strike: Strike, world: str, tmp_path: Path, machines: Machines) -> None:
     chosen = WORLDS[world]
     job = lingering(machines, **chosen, hang_timeout_s=HANG_S if strike is rank_suspended else None)
@@ -273,7 +272,6 @@ SCENES: dict[str, Callable[[Machines], None]] = {
 }
 
 
-@pytest.mark.timeout(600)
 def test_what_else_happens_to_nodes(scene: str, machines: Machines) -> None:
     if scene.startswith("missing") and (why := why_no_network()):
         pytest.skip(why)

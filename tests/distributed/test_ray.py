@@ -21,10 +21,7 @@ from midstride.engine.runs.audit import audit
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: make test-ray"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: make test-ray")
 
 STEPS = 64
 

@@ -26,10 +26,9 @@ from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
 from midstride.engine.session.heartbeat import HeartbeatReading, Phase
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"apt-get install slurm-wlm munge: there is no {', '.join(MISSING)}"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"apt-get install slurm-wlm munge: there is no {', '.join(MISSING)}"
+)
 
 STEPS = 64
 

@@ -63,7 +63,6 @@ class Scene:
             *(_speaking, self.setting, self.url, self.folder / "said.txt", before),
             processes=self.setting.ranks,
             environment=self._environment,
-            timeout_s=110.0,
         )
         return self.codes
 
@@ -74,7 +73,7 @@ class Scene:
         agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone"]
         ranks = [f"--nproc-per-node={self.setting.ranks}", "-m", "faults.rank", str(rank)]
         environment = {**self._environment, "PYTHONPATH": str(Path(__file__).parents[1])}
-        self.codes = [subprocess.run([*agent, *ranks], env=environment, timeout=110.0, check=False).returncode]
+        self.codes = [subprocess.run([*agent, *ranks], env=environment, timeout=600.0, check=False).returncode]
         return self.codes
 
     @property

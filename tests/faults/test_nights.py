@@ -66,7 +66,6 @@ def house(tmp_path: Path) -> Nights:
     return Nights(tmp_path)
 
 
-@pytest.mark.timeout(300)  # fifteen lives
 def test_ten_nights(house: Nights) -> None:
     # 1: there is no champion, so the first is promoted.
     house.comes_in(1, 1.0)

@@ -105,7 +105,7 @@ def test_a_launcher_that_waits_for_a_store_hears_that_it_is_to_stop(night: Night
     stops, answers_nobody = (signal.SIGTERM, signal.SIGINT), []
     for number in stops:
         server = socket.create_server(("127.0.0.1", 0))
-        server.settimeout(60)
+        server.settimeout(600)
         path = night.folder / f"{number.name}.yaml"
         path.write_text((night.folder / "job.yaml").read_text().replace("url: runs", "url: s3://bucket/runs"))
         keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}

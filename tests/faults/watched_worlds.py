@@ -79,7 +79,7 @@ with stoppable(), SupervisedProcess(command, environment=environment, log=log, g
 """
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 100.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 600.0) -> None:
     """Wait for `condition`, for as long as a busy machine may need."""
     start = time.monotonic()
     while not condition():

@@ -19,14 +19,6 @@ from midstride.engine.processes.lifetime import processes_with_env
 _MARK = "MIDSTRIDE_TEST_OF"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each flow time: a run starts many processes. That the server starts, and waits for its users, is apart."""
-    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    for item in here:
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(400))
-
-
 @flow
 def _warm_up() -> None:
     """Start every thread that Prefect starts once for a process."""

@@ -34,7 +34,6 @@ Make = Callable[..., TrainingJob]
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
 
 #: a worker, a flow and a world start one after the other
-pytestmark = pytest.mark.timeout(600)
 
 
 class Worker:
@@ -91,7 +90,7 @@ def run_of(deployment: str, **parameters: Any) -> FlowRun:
         return client.create_flow_run_from_deployment(there.id, parameters=parameters)
 
 
-def ended(run: FlowRun, timeout_s: float = 400) -> FlowRun:
+def ended(run: FlowRun, timeout_s: float = 600) -> FlowRun:
     """Wait for its end."""
     until = time.monotonic() + timeout_s
     with get_client(sync_client=True) as client:

@@ -21,7 +21,6 @@ def run_horovod_ranks(
     *arguments: Any,
     processes: int,
     environment: Mapping[str, str] = os.environ,
-    timeout_s: float = 60.0,
 ) -> list[int]:
     """Call `target(*arguments)` in `processes` forked ranks that Horovod joins; return their exit codes."""
     hosts = pytest.importorskip("horovod.runner.common.util.hosts", reason=_MISSING)
@@ -38,7 +37,6 @@ def run_horovod_ranks(
             arguments,
             processes=processes,
             environment=environment,
-            timeout_s=timeout_s,
         )
     finally:
         server.stop()

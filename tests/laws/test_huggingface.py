@@ -10,14 +10,13 @@ from laws.lives import assert_runs_alike
 from midstride.engine.testing import run_ranks
 
 #: the first test waits for the lives of all
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of all lives; transformers takes seconds to import, and one process does."""
     folder = tmp_path_factory.mktemp("huggingface")
-    assert run_ranks(live_all, folder, timeout_s=550) == [0]
+    assert run_ranks(live_all, folder) == [0]
     return folder
 
 

@@ -26,14 +26,13 @@ DRAWING = {"dropout and shuffle", "GAN"}
 
 
 #: the first test waits for the lives of all
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Return the folder of all lives, and what came of each module."""
     folder = tmp_path_factory.mktemp("lightning")
-    assert run_ranks(live_all, folder, timeout_s=550) == [0]
+    assert run_ranks(live_all, folder) == [0]
     return folder, {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 

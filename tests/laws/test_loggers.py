@@ -92,7 +92,6 @@ def live_to_the_end(setting: Setting, folder: Path, plan: FaultPlan | None = Non
     raise AssertionError("the run does not come to its end")
 
 
-@pytest.mark.timeout(300)  # several lives, each with a tracker's own processes
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_tracker_holds_the_rows_of_the_run_after_many_deaths(
     tracker: Tracker,
@@ -152,12 +151,11 @@ HYPERPARAMETERS = {
 }
 
 
-@pytest.mark.timeout(300)
 def test_hyperparameters_reach_every_tracker_once_whatever_dies(mlflow_server: str, tmp_path: Path) -> None:
     """Those of module and data, and those that are logged before, while and after the run dies."""
     mlflow = {"tracking_uri": mlflow_server, "experiment": tmp_path.name}
     loggers = ["tensorboard", {"mlflow": mlflow}, {"wandb": {"mode": "offline"}}]
-    assert run_ranks(in_a_fork, str(tmp_path), loggers, timeout_s=250) == [0]
+    assert run_ranks(in_a_fork, str(tmp_path), loggers) == [0]
     texts = {name: str(value) for name, value in HYPERPARAMETERS.items()}
     told = json.loads((tmp_path / "run" / "run.json").read_text())
     assert told["hparams"]["trial"] == {"head": "linear"}

@@ -15,7 +15,7 @@ STAND_IN = Path(__file__).parents[1] / "stand_in" if importlib.util.find_spec("t
 #: processes to try a world of; on the CPU, torch_xla knows of one
 XLA_RANKS = (3, 1) if STAND_IN else (1,)
 #: the real one compiles, for seconds each time a batch has another shape
-_TIMEOUT_S = 100.0 if STAND_IN else 900.0
+_TIMEOUT_S = 900.0
 
 
 def run_xla_ranks(target: Callable[..., None], *arguments: Any, **options: Any) -> list[int]:

@@ -79,7 +79,7 @@ def _train(job: TrainingJob, run: str) -> None:
     build_trainer(job).fit(module, data, run=job.run_url(run))
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 300.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 600.0) -> Any:
     """Return what `condition` gives as soon as it is true."""
     until = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -139,6 +139,6 @@ class Command:
         """The modules that it had loaded by its end."""
         return {*self._loaded.read_text().split()}
 
-    def code(self, timeout_s: float = 300.0) -> int:
+    def code(self, timeout_s: float = 600.0) -> int:
         """Wait for its end and return its exit code."""
         return self.process.wait(timeout_s)

@@ -65,7 +65,7 @@ class Machine:
         """Return its processes that have `words` in their command."""
         return found_below(self.process.pid, words)
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self, timeout_s: float = 600) -> int:
         """Wait for its end; return the exit code."""
         return self.process.wait(timeout_s)
 

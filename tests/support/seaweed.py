@@ -24,7 +24,7 @@ __all__ = ["Seaweed"]
 
 #: the owner makes buckets; what is tested has a key that may read, write and list
 OWNER, KEY, SECRET = "owner", "testkey", "a-secret-that-nobody-writes-down"
-START_S = 100.0
+START_S = 600.0
 #: what dies with its parent dies with the thread that started it, so that one lasts
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="seaweed")
 

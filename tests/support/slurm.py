@@ -169,7 +169,7 @@ class Slurm:
             ).result()
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while not condition():
             assert all(process.poll() is None for process in self._processes.values()), self.log()
             assert time.monotonic() < until, f"{what} did not come:\n{self.log()}"

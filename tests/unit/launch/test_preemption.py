@@ -36,9 +36,9 @@ def test_a_notice_is_told_once_and_a_server_that_is_away_does_no_harm() -> None:
         patch.setattr(preemption, "_POLL_S", 0.01)
         patch.setenv("GCE_METADATA_HOST", server.address)  # of another cloud: every answer is an error
         with PreemptionWatch("gcp", told.put, silent.put) as watch:
-            assert "world.preemption_notice: gcp: its metadata server does not say" in silent.get(timeout=60)
+            assert "world.preemption_notice: gcp: its metadata server does not say" in silent.get(timeout=600)
             server.cloud, server.preempted = "gcp", True
-            assert told.get(timeout=60) == "gcp announces that this machine will be taken away: preempted"
+            assert told.get(timeout=600) == "gcp announces that this machine will be taken away: preempted"
             watch._thread.join()
         assert (told.empty(), silent.empty()) == (True, True)
 

@@ -29,7 +29,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=100)
+        self._barrier = threading.Barrier(size, timeout=600)
         self._values: list[Any] = [None] * size
 
     def gather(self, rank: int) -> Callable[[object], list[Any]]:
