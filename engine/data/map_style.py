@@ -168,7 +168,7 @@ class MapLoader(ResumableLoader):
             init: Any = self._loader.worker_init_fn
             init.set_init(self.source.worker_init_fn)
             with self._rng_isolation:
-                return start_workers(self._loader, f"the {self._what} loader", stay=self._data.stays)
+                return start_workers(self._loader, f"the {self._what} loader")
 
     def attach(self, module: nn.Module) -> None:
         """Leave out, of what workers begin with, what is `module`'s; they are not to read that in training."""

@@ -7,7 +7,6 @@ from torch.utils.data import RandomSampler
 from torch.utils.data._utils import worker as torch_worker
 
 __all__ = [
-    "end_persistent_workers",
     "end_workers",
     "forget_workers",
     "generator_address",
@@ -43,13 +42,6 @@ def end_workers(iterator: Any) -> None:
     """End the workers of a loader's iterator, if it has any."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
-
-
-def end_persistent_workers(loader: Any) -> None:
-    """End the workers that `loader` keeps for its next pass, if it does."""
-    if loader._iterator is not None:
-        end_workers(loader._iterator)
-        loader._iterator = None
 
 
 def forget_workers(iterator: Any) -> None:

@@ -62,8 +62,6 @@ class WorkerData:
         self._start: Nodes | None = None
         #: whether that is a state's, which no pass has gone on with yet
         self._is_loaded = False
-        #: whether each pass goes on with that, since workers stay from pass to pass, or did in the first attempt
-        self.stays = loader.persistent_workers
         #: functions may be replaced in training, and only those of the user's files are found by their names
         self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
         #: what was last found, and the attributes that it was found in, if those hold nothing that can change
@@ -86,15 +84,12 @@ class WorkerData:
     def state_dict(self) -> dict[str, Any]:
         """Return what the copies were made of, unless the next ones would be made of the same."""
         start = self._start
-        if self.stays:
-            return {"stays": start or {}}
         is_kept = start is not None and (self._is_loaded or self._has_changed(start))
         return {"start": start} if is_kept else {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
-        self.stays = "stays" in state_dict
-        self._start = (state_dict["stays"] or None) if self.stays else state_dict.get("start")
+        self._start = state_dict.get("start")
         self._is_loaded = self._start is not None
 
     @contextmanager
@@ -104,7 +99,7 @@ class WorkerData:
         Args:
             goes_on: with copies made before; else, but for workers that stay, they are made of the data as they are.
         """
-        start, self._is_loaded = self._start if goes_on or self.stays else None, False
+        start, self._is_loaded = self._start if goes_on or self._loader.persistent_workers else None, False
         now, owners = copy.deepcopy(self._nodes()), self._owners()
         if start is None or not self._has_changed(start):
             own = loader_attributes(self._loader)

@@ -7,13 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from midstride.engine.data.seeded_dataset import WorkerFailure
-from midstride.engine.data.torch_internals import (
-    end_persistent_workers,
-    end_workers,
-    forget_workers,
-    worker_info,
-    workers_of,
-)
+from midstride.engine.data.torch_internals import end_workers, forget_workers, worker_info, workers_of
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
 from midstride.engine.processes.lifetime import die_with_parent, exit_with
 
@@ -47,19 +41,12 @@ class RankBoundWorker:
             dataset.fail_with(WorkerFailure(UserCodeError, text))
 
 
-def start_workers(loader: DataLoader[Any], name: str, *, stay: bool) -> Iterator[Any]:
+def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
     """Return `iter(loader)`.
-
-    Args:
-        loader: whose workers are started.
-        name: of it, for errors.
-        stay: workers that torch keeps read on; else they are started anew.
 
     Raises:
         UserError: its workers cannot be started.
     """
-    if not stay:
-        end_persistent_workers(loader)
     try:
         iterator = iter(loader)
     except EngineError:

@@ -290,20 +290,6 @@ DATA = [
         "unit/data/test_worker_data.py::test_a_worker_init_fn_that_is_set_anew_begins_the_next_epoch[Streamed]",
     ),
     Mutant(
-        "workers that stay begin anew with what was set between epochs",
-        "engine/data/worker_data.py",
-        "        if self.stays:\n            return",
-        "        if False:\n            return",
-        "unit/data/test_worker_data.py::test_workers_that_stay_have_in_every_epoch_what_they_began_with",
-    ),
-    Mutant(
-        "workers that stay only in a later attempt have what they began with",
-        "engine/data/workers.py",
-        "        end_persistent_workers(loader)\n",
-        "        pass\n",
-        "unit/data/test_worker_data.py::test_workers_that_stay_in_a_later_attempt_only_are_started_anew",
-    ),
-    Mutant(
         "a stream that is read itself is put back when its pass begins",
         "engine/data/iterable/loader.py",
         "                self._data.leave_data()\n",

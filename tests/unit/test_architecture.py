@@ -21,7 +21,6 @@ SOURCES = {
 
 #: what only looks like an attribute of ours
 SET_FROM_OUTSIDE = {
-    "engine/data/torch_internals.py: loader._iterator": "torch's own",
     "engine/lightning/adapt.py: owner.__class__": "Python's own",
     "engine/modules/module_state.py: module.training": "torch's own",
     "engine/modules/structure.py: held.data": "torch's own",

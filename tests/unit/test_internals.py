@@ -176,12 +176,6 @@ def test_workers_of_a_loader_end_and_are_forgotten() -> None:
     assert data.workers_of(alone) == []
     data.forget_workers(alone)
     data.end_workers(alone)
-    loader: DataLoader[Any] = DataLoader([0, 1], num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
-    (worker,) = data.workers_of(iter(loader))
-    data.end_persistent_workers(loader)
-    assert not worker.is_alive()
-    data.end_persistent_workers(loader)
-    assert len(list(loader)) == 2
 
 
 def test_what_a_sampler_and_a_generator_keep() -> None:

@@ -68,6 +68,7 @@ class IterableLoader(ResumableLoader):
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
         self._expected, self._limit = self._limited(_length(loader), limit)
         self._workers = loader.num_workers
+        self._persistent = loader.persistent_workers
         self._rng_isolation = RngIsolation()
         self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
         self._data = WorkerData(loader, copies=True)
@@ -231,7 +232,7 @@ class IterableLoader(ResumableLoader):
             iterator = self._opened(epoch, position)
             if self._reader.is_shared:
                 self._data.leave_data()
-            if self._passes == 1 or not self._data.stays:
+            if self._passes == 1 or not self._persistent:
                 self._began_with = self._content()
         while not all(ended):
             if self._workers:
@@ -252,7 +253,7 @@ class IterableLoader(ResumableLoader):
     def _opened(self, epoch: int, position: PassPosition) -> Iterator[Any]:
         """Return what answers what is asked for, of copies that are made now."""
         reader, requests, workers = self._reader, self._requests, self._workers
-        own_process = workers and not self._data.stays and len(position.read) <= workers
+        own_process = workers and not self._persistent and len(position.read) <= workers
         reader.set_functions(self.source.collate_fn, self.source.worker_init_fn)
         reader.begin_pass(self.shards, copies=not own_process)
         requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
@@ -260,7 +261,7 @@ class IterableLoader(ResumableLoader):
             if not workers and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
                 return iter([failure])
             if workers or self._loader.pin_memory:
-                return start_workers(self._loader, self.name, stay=self._data.stays)
+                return start_workers(self._loader, self.name)
         return map(reader.__getitem__, requests)  # as MapLoader reads here
 
     def _where(self, epoch: int) -> str:
