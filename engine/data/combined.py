@@ -236,6 +236,11 @@ class CombinedResumableLoader(ResumableLoader):
             streams = zip(self.loaders, state_dict["streams"], strict=True)
             self._streams = [_Stream(loader, **state) for loader, state in streams]
 
+    def restored(self) -> None:
+        """Tell every loader that all of the state is back."""
+        for loader in self.loaders:
+            loader.restored()
+
     def clone(self) -> "CombinedResumableLoader":
         """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)

@@ -96,6 +96,10 @@ class ResumableLoader(ABC):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back; called before the first `batches` of an attempt."""
 
+    def restored(self) -> None:
+        """Take note that all of a state is back, also what the data hold; called after `load_state_dict`."""
+        return
+
     def clone(self) -> Self:
         """Return a loader that can be given a state while this one is read."""
         return copy.copy(self)
@@ -130,6 +134,11 @@ class FitLoaders:
         self.training.load_state_dict(state_dict["training"])
         for loader, state in zip(self.validation, state_dict["validation"], strict=True):
             loader.load_state_dict(state)
+
+    def restored(self) -> None:
+        """Tell every loader that all of the state is back."""
+        for loader in (self.training, *self.validation):
+            loader.restored()
 
     def clone(self) -> "FitLoaders":
         """Return loaders that can be given a state while these are read."""

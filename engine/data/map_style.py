@@ -238,6 +238,10 @@ class MapLoader(ResumableLoader):
         self._seeds.set_collate_drew(state_dict["random_collate"])
         self._data.load_state_dict(state_dict)
 
+    def restored(self) -> None:
+        """Note what workers that stay began with."""
+        self._data.restored()
+
     def clone(self) -> "MapLoader":
         """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)

@@ -123,6 +123,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         self._resumable = None  # what it has read of its pass is not that state's
         batch = self._resume_batch(state_dict)
         self._reader.load_state_dict(state_dict["loader"])
+        self._reader.restored()
         self._epoch, self._batch = state_dict["epoch"], batch
         self._has_begun, self._is_loaded = False, True
 

@@ -62,6 +62,8 @@ class WorkerData:
         self._start: Nodes | None = None
         #: whether that is a state's, which no pass has gone on with yet
         self._is_loaded = False
+        #: whether a pass has begun, in this attempt or before
+        self._has_begun = False
         #: functions may be replaced in training, and only those of the user's files are found by their names
         self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
         #: what was last found, and the attributes that it was found in, if those hold nothing that can change
@@ -82,15 +84,20 @@ class WorkerData:
         return bool(differences(then, now)) or not same_key_order(then, now)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the copies were made of, unless the next ones would be made of the same."""
+        """Return whether copies were made, and of what, unless the next ones would be made of the same."""
         start = self._start
         is_kept = start is not None and (self._is_loaded or self._has_changed(start))
-        return {"start": start} if is_kept else {}
+        return {**({"begun": True} if self._has_begun else {}), **({"start": start} if is_kept else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
         self._start = state_dict.get("start")
-        self._is_loaded = self._start is not None
+        self._is_loaded, self._has_begun = self._start is not None, state_dict.get("begun", False)
+
+    def restored(self) -> None:
+        """Note what the data hold when a state is back: what workers that stay began with, unless it says other."""
+        if self._has_begun and self._start is None and self._loader.persistent_workers:
+            self._start = copy.deepcopy(self._nodes())
 
     @contextmanager
     def as_begun(self, *, goes_on: bool) -> Iterator[None]:
@@ -100,6 +107,7 @@ class WorkerData:
             goes_on: with copies made before; else, but for workers that stay, they are made of the data as they are.
         """
         start, self._is_loaded = self._start if goes_on or self._loader.persistent_workers else None, False
+        self._has_begun = True
         now, owners = copy.deepcopy(self._nodes()), self._owners()
         if start is None or not self._has_changed(start):
             own = loader_attributes(self._loader)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from laws.mended import MENDED
+from laws.objects.loaders import TellsBetweenEpochs
 from laws.objects.table import KEPT, NAMED
 from laws.objects.unsaved import LockedByRank
 from support.hostile_files import Parts
@@ -77,6 +78,18 @@ def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) 
     cut(whole, resumed)
 
     assert in_a_process(lambda: train(KEPT[name], resumed)) == 0
+
+    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
+    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+
+
+def test_workers_that_stay_have_what_they_began_with_where_an_epoch_ended(tmp_path: Path) -> None:
+    """A hook changes the data after the snapshot of an epoch's end, in each life that goes on from there."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert in_a_process(lambda: train((TellsBetweenEpochs, None, list), whole)) == 0
+    cut(whole, resumed, 3)
+
+    assert in_a_process(lambda: train((TellsBetweenEpochs, None, list), resumed)) == 0
 
     assert differences(final_state(str(whole)), final_state(str(resumed))) == []
     assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()

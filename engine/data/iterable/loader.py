@@ -214,6 +214,10 @@ class IterableLoader(ResumableLoader):
         )
         self._data.load_state_dict(state_dict)
 
+    def restored(self) -> None:
+        """Note what workers that stay began with."""
+        self._data.restored()
+
     def clone(self) -> "IterableLoader":
         """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)

@@ -98,6 +98,7 @@ class Checkpointer:
             self._check(snapshot.manifest, where)
             self._settings.check(snapshot.manifest["facts"], where)
             restore_parts(self.parts, self._resharded(snapshot, tree))
+            self._context.loaders.restored()
             self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
             self._weights_facts = dict(snapshot.manifest["facts"].get("weights_facts", {}))
             self._warn(self._settings.compare(snapshot.manifest["facts"], self._facts))

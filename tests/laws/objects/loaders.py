@@ -174,6 +174,19 @@ def scaled(worker: int) -> None:
     info.dataset.scale *= 3
 
 
+class TellsBetweenEpochs(TellsStream):
+    """Tells workers that stay, and have never heard of it."""
+
+    def build(self) -> None:
+        self.loader = DataLoader(Told(), 8, num_workers=1, collate_fn=torch.stack, persistent_workers=True)
+
+    def on_train_epoch_end(self) -> None:
+        super().factor(torch.ones(1))
+
+    def factor(self, batch: Tensor) -> Any:
+        return 1.0
+
+
 class LockedStream(Told):
     """A stream that cannot be copied."""
 

@@ -153,6 +153,34 @@ def test_a_stream_of_the_lines_of_an_open_file_moves_on_in_it(tmp_path: Path) ->
         assert "OfFile.file has changed since the epoch began" in (read.changed_in_pass() or "")
 
 
+@pytest.mark.parametrize("data", [Ones, Streamed])
+def test_workers_that_stay_have_in_every_epoch_what_they_began_with(data: Any) -> None:
+    first, second = data(), data()
+    read = resumable(DataLoader(first, 4, num_workers=1, persistent_workers=True))
+    assert sums(read, 0) == [4.0, 4.0]
+    state = read.state_dict()
+    first.scale = 2.0  # after the snapshot of the epoch's end, and in the life that goes on from there again
+    assert sums(read, 1) == [4.0, 4.0]
+
+    again = resumable(DataLoader(second, 4, num_workers=1, persistent_workers=True))
+    again.load_state_dict(state)
+    again.restored()
+    second.scale = 2.0
+
+    assert sums(again, 1) == [4.0, 4.0]
+
+
+def test_workers_that_had_not_begun_begin_with_what_data_hold() -> None:
+    data = Ones()
+    again = resumable(DataLoader(data, 4, num_workers=1, persistent_workers=True))
+    again.load_state_dict(resumable(DataLoader(Ones(), 4)).state_dict())
+    again.restored()
+
+    data.scale = 2.0
+
+    assert sums(again, 0) == [8.0, 8.0]
+
+
 def test_a_state_of_a_loader_that_holds_nothing_walks_through_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop of one's own may take one at every step."""
     loader: DataLoader[Any] = DataLoader(Ones(), 4)
