@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
@@ -61,9 +60,8 @@ def run_operation(operation: str, run: Run, *, on_line: Callable[[str], object],
     environment = {**program_environment(ours, cores()), Session.VARIABLE: str(session.folder)}
     try:
         with SupervisedProcess(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
-            while (code := group.poll()) is None:
+            while (code := group.wait(_POLL_S)) is None:
                 _pass_on(group, on_line)
-                time.sleep(_POLL_S)
         _pass_on(group, on_line)
         raise_for_outcome(decide(session.outcomes(), code, 1))
         return json.loads(_result(session).read_text(encoding="utf-8"))

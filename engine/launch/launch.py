@@ -162,8 +162,8 @@ class _WorldMonitor:
     def until_end(self, group: SupervisedProcess) -> None:
         """Watch `group` until it ends."""
         self._process = group
-        # Polling, never a blocking wait: exceptions raised into this thread must get through.
-        while (code := group.poll()) is None:
+        # Never a long wait: exceptions raised into this thread must get through.
+        while (code := group.wait(_POLL_S)) is None:
             self._events()
             if time.monotonic() - self._lines_at >= _LINES_EVERY_S:
                 self._lines()
@@ -171,7 +171,6 @@ class _WorldMonitor:
                 if self._snapshot_asked and self.attempt.generation is not None:  # else there is nothing to keep yet
                     self._snapshot_asked = False
                     group.ask_for_snapshot()
-            time.sleep(_POLL_S)
         self._code = code
 
     def _check_progress(self, group: SupervisedProcess) -> None:

@@ -5,6 +5,7 @@ user's is imported here, so what an attempt runs is what the files say when it b
 """
 
 import json
+import math
 import os
 import select
 import signal
@@ -30,6 +31,7 @@ __all__ = ["ForkServer", "ForkedSupervisor", "forking", "running_server"]
 
 _MARK_BYTES = 256
 _REQUEST_BYTES = 1 << 17
+_LOOKS_EVERY_S = 0.5  # for an end, where it waits without a limit
 #: what is read when Python, torch or what they load starts: where one of these differs, a fork would not be the same
 _READ_EARLY = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_", "ATEN_", "LD_", "MALLOC_")
 #: of these, what is read late, or applied in the fork
@@ -181,11 +183,18 @@ class ForkedSupervisor:
                     os.close(self._handle)
         return self.returncode
 
-    def wait(self) -> int:
-        """Wait for its end, and return the exit code."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs on after `timeout` seconds.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
-            self._has_ended(timeout_s=0.02)
-            time.sleep(0.002)  # until the server has told it
+            if (left_s := until - time.monotonic()) <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            if self._has_ended(min(left_s, _LOOKS_EVERY_S)):
+                time.sleep(0.002)  # until the server has told it
         return code
 
     def send_signal(self, number: int) -> None:

@@ -59,6 +59,13 @@ class SupervisedProcess:
         """Return the exit code, or None while it runs."""
         return self._supervisor.poll()
 
+    def wait(self, timeout_s: float) -> int | None:
+        """Return the exit code as soon as there is one; None if the group runs on after `timeout_s`."""
+        try:
+            return self._supervisor.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
     def lines(self) -> list[str]:
         """Return the lines that came since the last call; one still being written waits until it is whole."""
         ended = self._supervisor.poll() is not None

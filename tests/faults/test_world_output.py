@@ -23,8 +23,7 @@ def test_what_a_world_leaves_behind_at_its_own_end(scene: Scene) -> None:
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     with SupervisedProcess(["/no/such"], environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
-        until(lambda: group.poll() is not None, "the group to end")
-    assert group.poll() == 127
+        assert group.wait(60.0) == 127
     assert "cannot run /no/such" in (tmp_path / "log").read_text()
 
 

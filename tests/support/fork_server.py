@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -62,10 +63,10 @@ class ForkedProcess:
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    def wait(self, timeout_s: float | None = None) -> int:
-        self._process.join(timeout_s)
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
         if self.poll() is None:
-            raise TimeoutError(f"process {self.pid} did not end within {timeout_s} s")
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return self._process.exitcode or 0
 
     def send_signal(self, number: int) -> None:
