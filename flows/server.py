@@ -76,9 +76,11 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
 def _check_health(remedy: str) -> None:
     """Ask the configured server for a sign of life, once."""
     from prefect import get_client
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
+    from prefect.settings import get_current_settings
 
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+    from midstride.tasks.without_retries import without_retries
+
+    with without_retries(), get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None:
         address, answer = get_current_settings().api.url, str(error).splitlines()[0]

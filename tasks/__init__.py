@@ -13,5 +13,6 @@ report          what a run came to, as text and as a picture
 nightly_report  what a night came to
 events          what automations may listen to
 credentials     from a Prefect block: in the environment while a flow needs them
+without_retries  Prefect's client asks once, where a world would wait for it
 resources       names under which Prefect keeps what belongs to a run
 """

@@ -4,13 +4,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from prefect import get_client, get_run_logger
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.transactions import CommitMode, transaction
 
 from midstride.engine.runs.run import Run
@@ -20,6 +19,7 @@ from midstride.tasks.events import RoundBegun, RunResumed, StoreAwaited, emit
 from midstride.tasks.progress import Progress
 from midstride.tasks.snapshot import record_snapshot
 from midstride.tasks.validations import Validations
+from midstride.tasks.without_retries import without_retries
 
 __all__ = ["RunMonitor", "View", "view_for", "warn"]
 
@@ -123,11 +123,11 @@ class RunMonitor:
             self._try(self._record)
 
     def _show(self) -> None:
-        with _once():
+        with without_retries():
             self._progress.show()
 
     def _end(self) -> None:
-        with _once():
+        with without_retries():
             self._progress.close()
 
     def _tell(self, event: Event) -> None:
@@ -149,7 +149,7 @@ class RunMonitor:
             emit(StoreAwaited(run=self._url, **fields))
 
     def _record(self) -> None:
-        with _once(), get_client(sync_client=True) as client:
+        with without_retries(), get_client(sync_client=True) as client:
             client.hello()  # a server that is gone for a while is no fault of the snapshots: they wait for it
         self._snapshots_at = time.monotonic()
         taken, self._taken = self._taken, []
@@ -161,7 +161,7 @@ class RunMonitor:
             self._recorded = [*state.result(), *self._recorded][:_TABLE_ROWS]
         if time.monotonic() - self._curves_at >= CURVES_EVERY_S:
             show_curves(self._run)
-            self._curves_at = time.monotonic()
+            self._curves_at = _NEVER
 
     def _try(self, act: Callable[[], object]) -> None:
         """Do `act`; an orchestrator that does not answer is no reason to stop training, nor to wait."""
@@ -175,11 +175,6 @@ class RunMonitor:
                 if self._silent_until == _NEVER:  # once for each time it goes away
                     self._log.warning("Prefect takes no note of the run's progress for now: %s", error)
                 self._silent_until = time.monotonic() + SILENCE_S
-
-
-def _once() -> AbstractContextManager[object]:
-    """Have Prefect's client ask once: by default it asks for a minute, and meanwhile the world is not watched."""
-    return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
 
 
 @contextmanager
