@@ -10,6 +10,8 @@ from midstride.engine.errors import EngineError, JobError, WorldError
 from midstride.engine.jobs.portability import relative_paths
 from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.launch.recovery import recover_orphaned_attempts
+from midstride.engine.processes.preload import importing
+from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.report import Report
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import Manifest, is_unchanged
@@ -38,7 +40,7 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
     name = run or str(flow_run.id)
     try:
         prepare_deployed_run(job)
-        with credentials_of(job), job_fork_server(job):
+        with credentials_of(job), job_fork_server(job), importing(LIBRARY):  # for the report
             this = Run(job, name)
             forgiven = attempts_so_far(this)
             run_prepare(job)

@@ -9,9 +9,7 @@ from prefect.context import TaskRunContext
 
 from midstride.engine.errors import StopRequested, UserError, WorldError
 from midstride.engine.launch.launch import launch
-from midstride.engine.processes.preload import importing
 from midstride.engine.runs.cause import cause_of
-from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Verdict
 from midstride.engine.session.outcome import raise_for_outcome
@@ -58,7 +56,7 @@ def launch_world(run: Run, after: int = 0) -> int | None:
         run: what is trained, under its name.
         after: attempts up to this number are forgiven: another try was asked for, with them known.
     """
-    with importing(LIBRARY), RunMonitor(run) as monitor:
+    with RunMonitor(run) as monitor:
         outcome = launch(run, on_line=monitor.line, on_event=monitor.event)
     raise_for_outcome(outcome)
     return outcome.step

@@ -78,7 +78,7 @@ class RunMonitor:
         self._log = get_run_logger()
         self._progress = Progress(run.url)
         self._validations = Validations.of(run)
-        self._curves_at = _NEVER
+        self._curves_at = time.monotonic()  # a world that ends sooner has them in its report
         self._snapshots_at = self._waiting_at = self._silent_until = _NEVER
         self._taken: list[dict[str, Any]] = []
         self._recorded: list[dict[str, Any]] = []
@@ -161,7 +161,7 @@ class RunMonitor:
             self._recorded = [*state.result(), *self._recorded][:_TABLE_ROWS]
         if time.monotonic() - self._curves_at >= CURVES_EVERY_S:
             show_curves(self._run)
-            self._curves_at = _NEVER
+            self._curves_at = time.monotonic()
 
     def _try(self, act: Callable[[], object]) -> None:
         """Do `act`; an orchestrator that does not answer is no reason to stop training, nor to wait."""

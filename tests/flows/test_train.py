@@ -77,6 +77,7 @@ def test_a_flow_trains_evaluates_and_reports(
     make_job: Make, undisturbed: dict[str, bytes], onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "SNAPSHOTS_EVERY_S", 0.0)
+    monkeypatch.setattr(watch, "CURVES_EVERY_S", 0.0)
     job = make_job()
     state = train(job, return_state=True)
     report = state.result()
