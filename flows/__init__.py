@@ -11,5 +11,6 @@ serve           runs that are due, in processes of this one
 detach          a flow that another process started outlives it
 server          Prefect's server: the one that is configured, or one started for one command
 server_setup    what a self-hosted server lacks for unattended runs
+prefect_internals  privates of Prefect, named here alone
 rollback_event  tells the server of `midstride champion rollback`
 """

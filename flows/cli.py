@@ -184,11 +184,12 @@ def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any
             with suppress(EngineError):  # the flow will raise it, where Prefect's server hears of it
                 stack.enter_context(job_fork_server(job))  # torch is imported while Prefect is
             with view.busy("starting Prefect"), collector_paused():
+                from midstride.flows.prefect_internals import heartbeats_not_awaited
                 from midstride.flows.server import api
 
                 flow = getattr(import_module(f"midstride.flows.{name}"), name)
                 from midstride.tasks.monitor import view_for
-            with api(view.busy), view, view_for(view):
+            with api(view.busy), heartbeats_not_awaited(), view, view_for(view):
                 return flow(*arguments)
     except BaseException as error:
         if isinstance(error, (SystemExit, GeneratorExit)):

@@ -1,6 +1,8 @@
-"""What is taken from the privates of torch and torchmetrics is there, and does what is assumed of it."""
+"""What is taken from the privates of torch, torchmetrics and Prefect is there, and does what is assumed of it."""
 
+import logging
 import signal
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from midstride.engine.metrics import torchmetrics_internals as metrics
 from midstride.engine.modules import torch_internals as modules
 from midstride.engine.state import torch_internals as state
 from midstride.engine.strategies import torch_internals as strategies
+from midstride.flows import prefect_internals as prefect
 
 pytestmark = pytest.mark.fast
 
@@ -31,7 +34,7 @@ ELSEWHERE = {"initialize_xla"}
 def test_each_name_of_a_file_of_privates_is_tried_here() -> None:
     """So this file tells of whichever versions are installed whether they still have what is taken from them."""
     tried = Path(__file__).read_text()
-    names = {name for file in (data, launch, metrics, modules, state, strategies) for name in file.__all__}
+    names = {name for file in (data, launch, metrics, modules, state, strategies, prefect) for name in file.__all__}
     assert {name for name in names if f".{name}" not in tried} == ELSEWHERE
 
 
@@ -242,3 +245,31 @@ def test_metrics_of_a_collection_share_as_they_did() -> None:
     precision.tp = torch.tensor(7)  # as a lane sets it, on one of them
     metrics.link_groups(used)
     assert recall.tp is precision.tp
+
+
+def test_the_end_of_a_flow_waits_for_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect import flow_engine
+
+    class Engine:
+        """A flow in the midst of a heartbeat."""
+
+        heartbeat_seconds, flow_run, logger = 30, None, logging.getLogger("prefect")
+        beating, over = threading.Event(), threading.Event()
+
+        def _build_heartbeat_event_template(self) -> tuple[None, None]:
+            return None, None
+
+        def _emit_flow_run_heartbeat(self, *_: None) -> None:
+            self.thread = threading.current_thread()
+            self.beating.set()
+            self.over.wait()
+
+    engine: Any = Engine()
+    waiting = flow_engine._send_heartbeats
+    with monkeypatch.context() as patch, prefect.heartbeats_not_awaited(), flow_engine._send_heartbeats(engine):
+        engine.beating.wait()
+        patch.setattr(threading.Thread, "join", lambda *_, **__: pytest.fail("it was waited for"))
+    assert flow_engine._send_heartbeats is waiting
+    assert engine.thread.daemon
+    engine.over.set()
+    engine.thread.join()
