@@ -1,6 +1,7 @@
 """All planted bugs."""
 
 from mutants.around import AROUND
+from mutants.copies import COPIES
 from mutants.data import DATA
 from mutants.lanes import LANES
 from mutants.loggers import LOGGERS
@@ -10,4 +11,4 @@ from mutants.worlds import WORLDS
 
 __all__ = ["MUTANTS"]
 
-MUTANTS = [*TRAINING, *DATA, *SNAPSHOTS, *LANES, *LOGGERS, *WORLDS, *AROUND]
+MUTANTS = [*TRAINING, *DATA, *COPIES, *SNAPSHOTS, *LANES, *LOGGERS, *WORLDS, *AROUND]

@@ -95,7 +95,7 @@ WORDS = {
         gradients modes buffers objects user generators""",
     "rank-00000-of-00001.json/tree/samples": "stretches left_out",
     "rank-00000-of-00001.json/tree/feeds": "training validation",
-    "rank-00000-of-00001.json/tree/feeds/training": "sampler random_collate",
+    "rank-00000-of-00001.json/tree/feeds/training": "begun sampler random_collate",
     "rank-00000-of-00001.json/tree/callbacks": "BestCheckpoint EarlyStopping",
     "rank-00000-of-00001.json/tree/callbacks/BestCheckpoint": "best best_step",
     "rank-00000-of-00001.json/tree/callbacks/EarlyStopping": "best wait_count",

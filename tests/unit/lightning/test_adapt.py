@@ -153,7 +153,7 @@ def test_the_trainer_has_lightnings_names(name: str, value: Any) -> None:
     assert module.found == value
 
 
-class Stopped(style.Replay):
+class Stopped(style.Acting):
     """Is asked to stop in its second epoch, by which time training has changed what it reads."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -1,0 +1,57 @@
+"""Planted bugs of what the copies of data are made of that a pass reads."""
+
+from mutants.mutant import Mutant
+
+__all__ = ["COPIES"]
+
+COPIES = [
+    Mutant(
+        "a stream that goes on has what training made of it since",
+        "engine/data/iterable/loader.py",
+        "self._data.as_begun(goes_on=goes_on)",
+        "self._data.as_begun(goes_on=False)",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[TellsStream]",
+    ),
+    Mutant(
+        "shards of a stream are opened when they are read first",
+        "engine/data/iterable/loader.py",
+        "            if not workers and (failure",
+        "            if False and (failure",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[TellsShards]",
+    ),
+    Mutant(
+        "a stream's worker_init_fn is what it was when training began",
+        "engine/data/iterable/loader.py",
+        "reader.set_functions(self.source.collate_fn, self.source.worker_init_fn)",
+        "reader.set_functions(self.source.collate_fn, reader.init)",
+        "unit/data/test_worker_data.py::test_a_worker_init_fn_that_is_set_anew_begins_the_next_epoch[Streamed]",
+    ),
+    Mutant(
+        "workers that stay begin anew with what was set between epochs",
+        "engine/data/worker_data.py",
+        "            self._start = copy.deepcopy(self._nodes())\n",
+        "            pass\n",
+        "unit/data/test_worker_data.py::test_workers_that_stay_have_in_every_epoch_what_they_began_with",
+    ),
+    Mutant(
+        "workers that had not begun have what the data held when the run was resumed",
+        "engine/data/worker_data.py",
+        "if self._has_begun and self._start is None",
+        "if self._start is None",
+        "unit/data/test_worker_data.py::test_workers_that_had_not_begun_begin_with_what_data_hold",
+    ),
+    Mutant(
+        "loaders are not told that a state is back",
+        "engine/training/checkpointing/checkpointer.py",
+        "            self._context.loaders.restored()\n",
+        "",
+        "laws/test_objects.py::test_workers_that_stay_have_what_they_began_with_where_an_epoch_ended",
+    ),
+    Mutant(
+        "a stream that is read itself is put back when its pass begins",
+        "engine/data/iterable/loader.py",
+        "                self._data.leave_data()\n",
+        "                pass\n",
+        "unit/data/test_worker_data.py::test_a_stream_that_cannot_be_copied_says_nothing_of_how_it_began",
+    ),
+]
