@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line; what trains imports torch in a process of its own meanwhile."""
-    atexit.register(gc.freeze)  # at its end Python looks for garbage in all that is imported by then: half a second
+    atexit.register(gc.freeze)  # at its end Python looks for garbage in all that is imported by then
     with early_imports(sys.argv[1:]):
         with collector_paused():
             from midstride.flows.cli import main as run_command_line

@@ -19,6 +19,7 @@ from midstride.engine.errors import NotExact
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
+from midstride.engine.objects.plain_values import PLAIN
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance
 
@@ -66,8 +67,8 @@ class WorkerData:
         self._has_begun = False
         #: functions may be replaced in training, and only those of the user's files are found by their names
         self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
-        #: what was last found, and the attributes that it was found in, if those hold nothing that can change
-        self._last: tuple[Nodes, dict[str, Any]] | None = None
+        #: what a pass began with, and the attributes that it was found in, if those hold nothing that can change
+        self._last: tuple[Nodes, dict[str, dict[str, Any]]] | None = None
 
     def leave_data(self) -> None:
         """Leave the data as they are from here on, also at the end of a block of `as_begun`: they cannot be copied."""
@@ -77,7 +78,7 @@ class WorkerData:
     def _has_changed(self, start: Nodes) -> bool:
         """Return whether what is copied now would be something else than `start`."""
         # A state may be taken at every step, and a walk takes as long as a small batch.
-        if self._last is not None and self._last[0] is start and _are(self._last[1], loader_attributes(self._loader)):
+        if self._last is not None and self._last[0] is start and _are(self._last[1], self._attributes()):
             return False
         now = {path: nodes for path, nodes in self._nodes().items() if path in start}
         then = {path: start[path] for path in now}  # the number of workers may have changed, and with it the owners
@@ -110,9 +111,9 @@ class WorkerData:
         self._has_begun = True
         now, owners = copy.deepcopy(self._nodes()), self._owners()
         if start is None or not self._has_changed(start):
-            own = loader_attributes(self._loader)
+            own = self._attributes()
             self._start = now if start is None else start
-            self._last = None if self._copies or not all(map(_is_fixed, own.values())) else (self._start, own)
+            self._last = (self._start, own) if all(map(_holds_fixed, own.values())) else None
             yield
             return
         try:
@@ -146,6 +147,9 @@ class WorkerData:
         data: dict[str, Dataset[Any]] = dict(users_data("data set", self._loader.dataset))
         return own | {path: (owner, dict(vars(owner))) for path, owner in data.items()}
 
+    def _attributes(self) -> dict[str, dict[str, Any]]:
+        return {path: own for path, (_, own) in self._owners().items()}
+
     def _anchors(self) -> dict[str, object]:
         named: dict[str, object] = {path: owner for path, (owner, _) in self._owners().items()}
         return named if self._module is None else named | {"module": self._module}
@@ -177,16 +181,23 @@ class WorkerData:
                 del vars(owner)[name]
 
 
-def _are(attributes: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Return whether two objects have the same attributes, by identity."""
-    return attributes.keys() == others.keys() and all(others[name] is value for name, value in attributes.items())
+def _are(owners: dict[str, dict[str, Any]], others: dict[str, dict[str, Any]]) -> bool:
+    """Return whether the same owners have the same attributes, by identity."""
+    return owners.keys() == others.keys() and all(
+        own.keys() == others[path].keys() and all(others[path][name] is value for name, value in own.items())
+        for path, own in owners.items()
+    )
+
+
+def _holds_fixed(attributes: dict[str, Any]) -> bool:
+    return all(map(_is_fixed, attributes.values()))
 
 
 def _is_fixed(value: object) -> bool:
-    """Return whether nothing in `value` can change: it is None, or a function that closes over nothing."""
+    """Return whether nothing in `value` can change: it is a plain value, or a function that closes over nothing."""
     held = ("__closure__", "__defaults__", "__kwdefaults__")
     is_function = isinstance(value, types.FunctionType)
-    return value is None or (is_function and not any(getattr(value, name) for name in held))
+    return type(value) in PLAIN or (is_function and not any(getattr(value, name) for name in held))
 
 
 def _is_of_kind(value: object, node: Any) -> bool:

@@ -33,8 +33,6 @@ from midstride.flows.train import train
 Make = Callable[..., TrainingJob]
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
 
-#: a worker, a flow and a world start one after the other
-
 
 class Worker:
     """A process worker as an operator starts it; it knows no folder of ours."""

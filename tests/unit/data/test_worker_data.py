@@ -181,9 +181,12 @@ def test_workers_that_had_not_begun_begin_with_what_data_hold() -> None:
     assert sums(again, 0) == [8.0, 8.0]
 
 
-def test_a_state_of_a_loader_that_holds_nothing_walks_through_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("data", [Ones, Streamed])
+def test_a_state_of_a_loader_that_holds_nothing_walks_through_nothing(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loop of one's own may take one at every step."""
-    loader: DataLoader[Any] = DataLoader(Ones(), 4)
+    loader: DataLoader[Any] = DataLoader(data(), 4)
     read = resumable(loader)
     batches = read.batches(0)
     next(batches)
