@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.flow_runs import Command, results, tiny_job, train_forked, wait_for
+from support.flow_runs import STEPS, Command, results, tiny_job, train_forked, wait_for
 from support.metadata_server import MetadataServer, metadata_server
 
 from midstride.engine.config.job import TrainingJob
@@ -56,7 +56,9 @@ def spot() -> Iterator[MetadataServer]:
 @pytest.fixture
 def night(tmp_path: Path) -> Iterator[Night]:
     text = "snapshots: {url: runs, every_steps: 5}"
-    tiny_job(tmp_path, slow_rank=1)
+    slow = tmp_path / "slow"  # for as long as it is there, a step takes two seconds: a life does not end too early
+    slow.touch()
+    tiny_job(tmp_path, steps=2 * STEPS, lingers=str(slow))
     path = tmp_path / "job.yaml"
     world = 'world: {"preemption_notice": "gcp", '
     path.write_text(path.read_text().replace(text, text.replace("5", str(NEVER))).replace("world: {", world))
@@ -96,6 +98,7 @@ def test_a_world_obeys_signals_to_any_of_its_processes_and_notices_to_its_machin
     left = [path.name for path in night.temporary.iterdir()]
     assert not [name for name in left if name.startswith(("midstride-", "torchelastic_", "pymp-"))]
 
+    (night.folder / "slow").unlink()
     train_forked(night.job, "night")
     train_forked(night.job, "calm")
     assert results(night.job, "night") == results(night.job, "calm")
