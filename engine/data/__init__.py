@@ -3,6 +3,7 @@
 combined          several loaders at once: what a user writes, and the loader that reads them side by side or
                   one after the other
 dataloader_order  how a user's DataLoader is read: which order its samplers mean, on this rank of this world
+held_data         what a data set, and what reads it, hold: taken as nodes, and put back in place
 in_place_copy     values that become equal to others and stay the objects they are, so that what is shared
                   stays shared
 items             the items of an epoch as a snapshot holds them: arrays where they are numbers or lists of
@@ -16,6 +17,8 @@ order             the order of samples as a function of (seed, epoch, position):
                   to replay
 permutation       permutations of an epoch's samples: small ones drawn at once, large ones computed where they
                   are read
+read_memory       what reading leaves behind in data: a worker that is started anew begins without it, and no
+                  snapshot holds it
 resolve           a fit's loaders: the user's, each made resumable
 sampler_order     orders that a sampler of torch or of the user decides: drawn whole at an epoch's start, then
                   shared by the ranks

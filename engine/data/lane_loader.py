@@ -54,8 +54,9 @@ class LaneLoader(MapLoader):
         order, end = self.order, len(self)
         if start >= end:
             return
-        counts = (order.limited(len(lane)) - start for lane in order.lanes.values())
-        iterator = self._opened(epoch, start, sum(count for count in counts if count > 0))
+        ends = [order.limited(len(lane)) for lane in order.lanes.values()]
+        before = sum(min(start, end) for end in ends)
+        iterator = self._opened(epoch, start, sum(ends) - before, before=before)
         for number in range(start, end):
             read = {lane: self._next(iterator, number) for lane in order.at(number)}
             self.at_end = number == end - 1

@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader
 
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.order import BatchOrder, BatchRequest, InOrder, StridedOrder
+from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
-from midstride.engine.data.seeded_dataset import SeededCollate, SeededDataset, few
+from midstride.engine.data.seeded_dataset import Idle, SeededCollate, SeededDataset, WorkerFailure, few
 from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.objects.generators import path_to_module
@@ -44,14 +45,17 @@ class _BatchSampler:
     def __init__(self, order: BatchOrder, key: int, *, probe: bool) -> None:
         self.order, self.key, self._probe = order, key, PROBED if probe else 0
         self.epoch = self.start = self.count = 0
+        #: requests that ask for nothing, so that a batch is read by the worker that it has in a whole epoch
+        self.idle = 0
         #: the indices of what is fetched and not yet handed out
         self.pending: deque[list[Any]] = deque()
 
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[BatchRequest]:
+    def __iter__(self) -> Iterator[BatchRequest | Idle]:
         self.pending.clear()
+        yield from [Idle()] * self.idle
         # No more than will be consumed: what workers fetch beyond a limit is time lost.
         for fetch in islice(self.order.requests(mix(self.key, self.epoch), self.start), self.count):
             self.pending.append(fetch.indices)
@@ -90,6 +94,7 @@ class MapLoader(ResumableLoader):
         self._has_numbers = isinstance(order.sequence, InOrder)  # else a sampler may give anything as an index
         self._rng_isolation = RngIsolation()
         self._data = WorkerData(loader, copies=not self._in_main)
+        self._has_read = False
         #: that workers read the module; None if they do not
         self._acts: str | None = None
         self._loader = self._rebuilt(loader, key)
@@ -146,25 +151,28 @@ class MapLoader(ResumableLoader):
         count = len(self) - start
         if count <= 0:
             return
-        iterator = self._opened(epoch, start, count)
+        iterator = self._opened(epoch, start, count, before=start)
         last = start + count - 1
         for number in range(start, last + 1):
             batch, self.last_indices = self._next(iterator, number)
             self.at_end = number == last
             yield batch
 
-    def _opened(self, epoch: int, start: int, count: int) -> Iterator[Any]:
-        """Return what reads `count` batches of `epoch` from batch `start` on."""
+    def _opened(self, epoch: int, start: int, count: int, *, before: int) -> Iterator[Any]:
+        """Return what reads `count` requests of `epoch` from batch `start` on, with so many `before` them."""
         self.order.sequence.open(epoch, resumed=start > 0)
         self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
+        self._sampler.idle = before % self._loader.num_workers if self._loader.num_workers else 0
         with self._data.as_begun(goes_on=start > 0):
             collate: Any = self._loader.collate_fn
             collate.set_collate(self.source.collate_fn)
             self._isolated = IsolatedReads(
                 self._seeds, self._rng_isolation, self.source.dataset, self.source.collate_fn
             )
+            memory = ReadMemory(self.source.dataset, self.source.collate_fn)
+            self._seeds.watch_memory(None if self._in_main else memory)
             if self._in_main and not self._loader.pin_memory:
-                return self._read_here()
+                return self._read_here(memory)
             init: Any = self._loader.worker_init_fn
             init.set_init(self.source.worker_init_fn)
             with self._rng_isolation:
@@ -181,12 +189,31 @@ class MapLoader(ResumableLoader):
         """Return why workers that are started now would read other samples; None if they would not."""
         return self._acts
 
-    def _read_here(self) -> Iterator[Any]:
+    def _read_here(self, memory: ReadMemory) -> Iterator[Any]:
         """Yield what the loader does without workers: of its time a third is a profiler's label and layers for them."""
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
         for request in self._sampler:
-            yield collate(dataset.__getitems__(request))
+            assert not isinstance(request, Idle)
+            if request.probe or not self._has_read:
+                self._has_read = True
+                yield self._read_once(request, memory)
+            else:
+                yield collate(dataset.__getitems__(request))
+
+    def _read_once(self, request: BatchRequest, memory: ReadMemory) -> Any:
+        """Return a batch that may be read several times, and leave the data as if it had been read once.
+
+        What data remember here is state, and an attempt that goes on must not count what it reads again.
+        """
+        dataset: Any = self._loader.dataset
+        collate = self._loader.collate_fn
+        before = copy.deepcopy(memory.nodes())
+        batch = collate(dataset.__getitems__(request))
+        if isinstance(batch, WorkerFailure) or memory.changed_since(before) is None:
+            return batch
+        memory.fill(before)
+        return collate(dataset.__getitems__(request._replace(probe=0)))
 
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
         """Return the next batch, which is in batch `number` of the epoch, and the indices of its samples."""
@@ -194,7 +221,8 @@ class MapLoader(ResumableLoader):
             with self._isolated:
                 batch = next_batch(iterator, self._where, number)
         else:
-            batch = next_batch(iterator, self._where, number)
+            while isinstance(batch := next_batch(iterator, self._where, number), Idle):
+                pass
         indices = self._sampler.pending.popleft()
         return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
 
@@ -226,10 +254,11 @@ class MapLoader(ResumableLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the sampler carries over epochs, what was seen of collate, and what workers began with."""
+        collate: Any = self._loader.collate_fn
         return {
             "sampler": self.order.sequence.state_dict(),
             "random_collate": self._seeds.collate_drew,
-            **self._data.state_dict(),
+            **self._data.state_dict(collate.collate),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:

@@ -34,6 +34,8 @@ __all__ = ["SamplerState", "samplers_in", "values_beside"]
 
 _LONG = 10_000
 _GENERATORS = "generators/"
+#: of a list that is a sampler itself
+_ITEMS = "items"
 #: what a sampler may hold and is not part of it
 _OTHERS = (nn.Module, Dataset, DataLoader, Generator)
 _CONTAINERS = (list, tuple, deque, dict)
@@ -115,7 +117,9 @@ class SamplerState:
 
     def _live(self) -> State:
         """Return all of it, as it is."""
-        state: State = {}
+        state: State = (
+            {_ITEMS: self._sampler} if type(self._sampler) in _CONTAINERS and _is_plain(self._sampler) else {}
+        )
         for path, owner in _owners(self._sampler, self._dataset).items():
             if _has_state_dict(owner):
                 state[f"{path}/"] = owner.state_dict()
@@ -135,7 +139,9 @@ class SamplerState:
                 delattr(owners[owner], name)
         for path, value in wanted.items():
             owner, _, name = path.rpartition("/")
-            if path.startswith(_GENERATORS):
+            if path == _ITEMS:
+                copy_into(self._sampler, value)
+            elif path.startswith(_GENERATORS):
                 set_state(_existing(generators, path.removeprefix(_GENERATORS)), value)
             elif name == "":
                 _existing(owners, owner).load_state_dict(copy.deepcopy(value))

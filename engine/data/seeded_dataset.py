@@ -9,7 +9,7 @@ from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.per_sample import SampleSeeder
 from midstride.engine.errors import EngineError, NotExact, UserCodeError, UserError
 
-__all__ = ["SeededCollate", "SeededDataset", "WorkerFailure", "few"]
+__all__ = ["Idle", "SeededCollate", "SeededDataset", "WorkerFailure", "few"]
 
 _OWN = frozenset({"dataset", "seeds", "failure"})
 
@@ -19,6 +19,10 @@ class WorkerFailure(NamedTuple):
 
     kind: type[EngineError]
     text: str
+
+
+class Idle(NamedTuple):
+    """A request that asks for nothing, and its answer: torch deals requests to its workers in turn."""
 
 
 #: the samples of one batch, and what was asked for, on their way to collate
@@ -54,9 +58,13 @@ class SeededDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, fetch: BatchRequest) -> _FetchedBatch | WorkerFailure:
+    def __getitems__(self, fetch: BatchRequest | Idle) -> _FetchedBatch | WorkerFailure | Idle:
+        if isinstance(fetch, Idle):
+            return fetch
         if self.failure is not None:
             return self.failure
+        if self.seeds.memory is not None:
+            self.seeds.memory.begin()
         try:
             return self.seeds.samples(fetch, self.dataset), fetch
         except UserError as error:
@@ -90,13 +98,15 @@ class SeededCollate:
         """Make batches by `collate`; called before workers are started."""
         self.collate = collate
 
-    def __call__(self, fetched: _FetchedBatch | WorkerFailure) -> Any:
+    def __call__(self, fetched: _FetchedBatch | WorkerFailure | Idle) -> Any:
         """Return the batch made of what was fetched."""
-        if isinstance(fetched, WorkerFailure):
+        if isinstance(fetched, (WorkerFailure, Idle)):
             return fetched
         samples, fetch = fetched
         try:
-            return self.seeds.collate(fetch, samples[0] if self.single else samples, self.collate)
+            batch = self.seeds.collate(fetch, samples[0] if self.single else samples, self.collate)
+            self.seeds.check_memory(fetch, batch, self.collate, single=self.single)
+            return batch
         except NotExact as error:
             return WorkerFailure(NotExact, str(error))
         except Exception as error:

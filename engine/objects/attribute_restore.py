@@ -1,6 +1,9 @@
-"""The attributes of a live object, put back as a node says, and the class it is of."""
+"""The attributes of a live object, put back as a node says, and the class it is of, of which one may be made anew."""
 
 import sys
+import types
+from collections import deque
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -8,14 +11,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.objects.attributes import state_attributes
+from midstride.engine.objects.attributes import new_locks, state_attributes
 from midstride.engine.objects.containers import MISSING, Filler
 from midstride.engine.objects.plain_values import kind_name, step
 
-__all__ = ["class_called", "fill_attributes"]
+__all__ = ["KNOWN", "NAMESPACES", "class_called", "fill_attributes", "fresh", "is_made_anew"]
 
 #: of torch's classes, those of which objects are made anew
 _MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
+#: classes of Python's whose objects hold nothing but what their attributes say
+NAMESPACES = frozenset(
+    {
+        *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
+        *("collections:UserString", "collections:ChainMap"),
+        *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
+    }
+)
+#: what users derive classes from whose objects hold nothing but attributes and items
+KNOWN = (object, list, dict, set, deque, types.SimpleNamespace)
+_NEW = tuple(kind.__new__ for kind in KNOWN)
 
 
 def class_called(kind: str, live: Any, base: type) -> Any:
@@ -26,8 +40,27 @@ def class_called(kind: str, live: Any, base: type) -> Any:
     found: Any = sys.modules.get(module)
     for inner in name.split("."):
         found = getattr(found, inner, None)
-    known = isinstance(found, type) and issubclass(found, base)
-    return found if known and (is_user_class(found) or issubclass(found, _MADE_ANEW)) else None
+    if not isinstance(found, type) or not issubclass(found, base):
+        return None
+    return found if is_user_class(found) or issubclass(found, _MADE_ANEW) or kind in NAMESPACES else None
+
+
+@lru_cache(maxsize=1024)  # asked for each object at every snapshot
+def is_made_anew(kind: type) -> bool:
+    """Return whether another attempt can make an object of `kind` that none of its code has made."""
+    return class_called(kind_name(kind), MISSING, object) is kind and kind.__new__ in _NEW
+
+
+def fresh(kind: Any) -> Any:
+    """Return an object of `kind` on which no code of its class was run; None if there is no such class."""
+    if kind is None or kind.__new__ not in _NEW:
+        return None
+    made = kind.__new__(kind)
+    if isinstance(made, nn.Module):
+        nn.Module.__init__(made)
+    for name, lock in new_locks(kind).items():
+        object.__setattr__(made, name, lock)
+    return made
 
 
 def fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str) -> None:

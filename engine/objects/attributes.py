@@ -2,13 +2,14 @@
 
 import queue
 import threading
+import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-__all__ = ["INTERNAL", "attributes_of", "items_of", "members_of", "state_attributes"]
+__all__ = ["INTERNAL", "attributes_of", "items_of", "made_by", "members_of", "new_locks", "state_attributes"]
 
 #: what nn.Module keeps of its own
 INTERNAL = frozenset(vars(nn.Module()))
@@ -37,9 +38,27 @@ def state_attributes(value: object) -> dict[str, Any]:
     if isinstance(value, nn.Module):
         internal = INTERNAL - _OF_MODULES
         return {name: item for name, item in vars(value).items() if name not in internal}
-    locks = next((names for kind, names in _LOCKS.items() if isinstance(value, kind)), None)
-    found = attributes_of(value)
-    return {name: item for name, item in found.items() if name not in locks} if locks else found
+    owner, found = _lock_owner(type(value)), attributes_of(value)
+    return {name: item for name, item in found.items() if name not in _LOCKS[owner]} if owner else found
+
+
+def new_locks(kind: type) -> dict[str, Any]:
+    """Return, by attribute, new locks of those that a class of Python's keeps beside its state."""
+    owner = _lock_owner(kind)
+    return {name: item for name, item in vars(owner()).items() if name in _LOCKS[owner]} if owner else {}
+
+
+def _lock_owner(kind: type) -> type | None:
+    return next((owner for owner in _LOCKS if issubclass(kind, owner)), None)
+
+
+def made_by(kind: type) -> type:
+    """Return the class that objects of `kind` are in memory: what it holds itself stands in no attribute.
+
+    >>> made_by(type("Steps", (list,), {})), made_by(type("Plain", (), {}))
+    (<class 'list'>, <class 'object'>)
+    """
+    return next(base for base in kind.__mro__ if isinstance(vars(base).get("__new__"), types.BuiltinFunctionType))
 
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]] | None:

@@ -1,6 +1,7 @@
 """How containers are described, and what nothing is known of but its class: their writers."""
 
 import logging
+import sys
 import types
 import weakref
 from collections import defaultdict, deque
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 #: constants of code, which every attempt has
-CONSTANT = (type, types.ModuleType, logging.Logger, weakref.ref, property, RemovableHandle)
+CONSTANT = (type, types.ModuleType, logging.Logger, property, RemovableHandle)
 
 
 class Walk(Protocol):
@@ -38,6 +39,7 @@ class Walk(Protocol):
     anchors: Mapping[int, str]
     opaque: dict[str, object]
     constants: dict[str, str]
+    called: dict[str, object]
     functions: set[str]
 
     def node(self, value: Any, path: str) -> Any:
@@ -70,14 +72,20 @@ def opaque_node(walk: Walk, value: Any, path: str) -> Any:
     """Say of what class something is that no file can hold."""
     walk.meet(value, path)
     kind = kind_name(type(value))
-    if isinstance(value, CONSTANT):
+    if issubclass(type(value), CONSTANT) and not _is_own_module(value):  # a weak proxy says another's class, or fails
         kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
         walk.constants[path] = kind
-    elif callable(value):
+    elif callable(value) and not isinstance(value, weakref.ref):
         walk.constants[path] = kind
+        walk.called[path] = value
     else:
         walk.opaque[path] = value
     return Instance("opaque", kind)
+
+
+def _is_own_module(value: object) -> bool:
+    """Return whether `value` is a module that code made and did not import: it stands for anything."""
+    return isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is not value
 
 
 def bytes_node(walk: Walk, value: bytearray, path: str) -> Any:

@@ -34,12 +34,19 @@ def fill_function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         after = filling.put(child, before, step(path, name))
         if after is not before and after is not MISSING:
             cell.cell_contents = after
+    _fill_held(filling, node, live, path)
+    return live
+
+
+def _fill_held(filling: Filler, node: Instance, live: types.FunctionType, path: str) -> None:
+    """Let a function have the defaults and the attributes that `node` says."""
     for name in node.state.keys() & {"__defaults__", "__kwdefaults__"}:
         before = getattr(live, name)
         after = filling.put(node.state[name], before, step(path, name))
         if after is not before:
             setattr(live, name, after)
-    return live
+    if "attributes" in node.state:
+        fill_attributes(filling, node.state["attributes"], live, path)
 
 
 def fill_method(filling: Filler, node: Instance, live: Any, path: str) -> Any:

@@ -4,7 +4,7 @@ import copy
 import itertools
 import random
 import re
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -16,9 +16,8 @@ from uuid import UUID
 
 import numpy as np
 import torch
-from torch import nn
 
-from midstride.engine.objects.attribute_restore import class_called, fill_attributes
+from midstride.engine.objects.attribute_restore import class_called, fill_attributes, fresh
 from midstride.engine.objects.containers import (
     MISSING,
     Filler,
@@ -29,7 +28,7 @@ from midstride.engine.objects.containers import (
     with_gradient,
 )
 from midstride.engine.objects.functions import fill_function, fill_method, fill_partial, fill_weak
-from midstride.engine.objects.generators import Generator, set_state
+from midstride.engine.objects.generators import Generator, get_state, set_state
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.hashed_items import fill_keyed, keyed, members
 from midstride.engine.objects.plain_values import kind_name, step
@@ -56,9 +55,13 @@ _TORCH = (
     *(torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams),
 )
 _VALUES.update(dict.fromkeys((kind_name(type(v)) for v in _TORCH), {str(v): v for v in _TORCH}.__getitem__))
-_GENERATORS: dict[str, Callable[[], Any]] = {
-    **{kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState)},
-    kind_name(np.random.Generator): np.random.default_rng,
+_GENERATORS: dict[str, Callable[..., Any]] = {
+    kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
+}
+#: what numpy's generators draw bits from, by name
+_BITS: dict[str, Callable[[], Any]] = {
+    kind.__name__: kind
+    for kind in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
 }
 
 
@@ -76,26 +79,36 @@ def _set(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 
 def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    if not filling.use(live, path, fits=isinstance(live, Generator) and node.kind in ("", kind_name(type(live)))):
+    state = node.state["state"]
+    fits = isinstance(live, Generator) and node.kind in ("", kind_name(type(live)))
+    if not filling.use(live, path, fits=fits and _bits_of(get_state(live)) == _bits_of(state)):
         if node.kind not in _GENERATORS:
             return filling.give_up(path, node.kind, live)
-        live = filling.set(_GENERATORS[node.kind](), path)
-    set_state(live, node.state["state"])
+        name = _bits_of(state)
+        live = filling.set(_GENERATORS[node.kind](*([] if name is None else [_BITS[name]()])), path)
+    set_state(live, state)
     if "spawned" in node.state:
         owner: Any = live  # one of numpy's
         bits = owner.bit_generator
         seeds = bits.seed_seq
-        spawned = {"pool_size": seeds.pool_size, "n_children_spawned": node.state["spawned"]}
-        bits.__setstate__((bits.state, np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key, **spawned)))
+        made = {"entropy": seeds.entropy, "spawn_key": seeds.spawn_key, "pool_size": seeds.pool_size}
+        made |= node.state.get("seeds", {})  # which earlier versions did not keep
+        bits.__setstate__((bits.state, np.random.SeedSequence(**made, n_children_spawned=node.state["spawned"])))
     if "attributes" in node.state:
         fill_attributes(filling, node.state["attributes"], live, path)
     return live
 
 
+def _bits_of(state: Any) -> str | None:
+    """Return what a generator with that state draws bits from, if it is one of numpy's."""
+    return state["bit_generator"] if isinstance(state, dict) else None
+
+
 def _count(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    if type(live) is itertools.count and parts_of_iterator(live) == (tuple(node.state["items"]),):
+    items = items_of(filling, node.state["items"], (), step(path, "items"))
+    if type(live) is itertools.count and parts_of_iterator(live) == (tuple(items),):
         return filling.set(live, path)
-    return filling.set(itertools.count(*node.state["items"]), path)
+    return filling.set(itertools.count(*items), path)
 
 
 def _cursor(filling: Filler, node: Instance, live: Any, path: str) -> Any:
@@ -151,7 +164,7 @@ def _value(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 def _object(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if not filling.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
-        live = filling.set(_fresh(class_called(node.kind, live, object)), path)
+        live = filling.set(fresh(class_called(node.kind, live, object)), path)
         if live is None:
             return filling.give_up(path, node.kind, MISSING)
     fill_attributes(filling, node.state["attributes"], live, path)
@@ -160,25 +173,17 @@ def _object(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     return live
 
 
-def _fresh(kind: Any) -> Any:
-    """Return an object of `kind` on which no code of its class was run; None if there is no such class."""
-    if kind is None or kind.__new__ not in (object.__new__, list.__new__, dict.__new__, set.__new__, deque.__new__):
-        return None
-    made = kind.__new__(kind)
-    if isinstance(made, nn.Module):
-        nn.Module.__init__(made)
-    return made
-
-
 def _fill_base(filling: Filler, node: Any, live: Any, path: str) -> None:
     """Fill what an object of a class derived from a container contains."""
     if isinstance(live, dict):
         before = dict(live)
         after: dict[Any, Any] = {}
-        if isinstance(node, Instance):
+        if isinstance(live, defaultdict):
+            _fill_factory(filling, node, live, path)
+        if isinstance(node, Instance) and node.form == "keyed":
             fill_keyed(filling, node, after, list(before.items()), path)
         else:
-            fill_dict(filling, node, after, before, path)
+            fill_dict(filling, node.state["items"] if isinstance(node, Instance) else node, after, before, path)
         kind: Any = OrderedDict if isinstance(live, OrderedDict) else dict
         kind.clear(live)
         for key, value in after.items():
@@ -191,6 +196,15 @@ def _fill_base(filling: Filler, node: Any, live: Any, path: str) -> None:
         items = items_of(filling, node, list(live), path)
         maxlen = node.maxlen if isinstance(node, deque) else live.maxlen  # a list: as earlier versions wrote it
         deque.__init__(live, items, maxlen)
+
+
+def _fill_factory(filling: Filler, node: Any, live: defaultdict[Any, Any], path: str) -> None:
+    """Give a dict of a class derived from defaultdict what makes its values."""
+    if isinstance(node, Instance) and "factory" in node.state:
+        factory, before = node.state["factory"], live.default_factory
+        live.default_factory = filling.put(factory, before, step(path, "default_factory"))
+    elif isinstance(plain := node.state["empty"] if isinstance(node, Instance) else node, defaultdict):
+        live.default_factory = plain.default_factory  # of an earlier version: a dict
 
 
 def _stateful(filling: Filler, node: Instance, live: Any, path: str) -> Any:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from midstride.engine.code_origin import is_user_class, is_user_file
-from midstride.engine.objects.attributes import state_attributes
+from midstride.engine.objects.attribute_restore import KNOWN, NAMESPACES, is_made_anew
+from midstride.engine.objects.attributes import made_by, state_attributes
 from midstride.engine.objects.container_writers import (
     CONSTANT,
     Walk,
@@ -55,14 +56,10 @@ from midstride.engine.state.stateful import Stateful
 
 __all__ = ["DATA", "has_memory", "writer_of"]
 
-#: built by Python, and holding nothing but what their attributes say
-_NAMESPACES = frozenset(
-    {
-        *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
-        *("collections:UserString", "collections:ChainMap"),
-        *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
-        *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
-    }
+#: of libraries, and holding nothing but what their attributes say
+_NAMESPACES = (
+    NAMESPACES
+    | {"lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"}
     | {f"midstride.engine:Lightning{part}" for part in ("Logger", "Optimizer", "Strategy", "Trainer")}
 )
 #: packages whose objects hold nothing but what their attributes say
@@ -110,6 +107,11 @@ def _generator(walk: Walk, value: Any, path: str) -> Any:
     seeds: Any = getattr(getattr(value, "bit_generator", None), "seed_seq", None)
     if isinstance(seeds, np.random.SeedSequence):
         node.state["spawned"] = seeds.n_children_spawned
+        node.state["seeds"] = {
+            "entropy": seeds.entropy,
+            "spawn_key": list(seeds.spawn_key),
+            "pool_size": seeds.pool_size,
+        }
     if is_user_class(type(value)):
         node.state["attributes"] = walk.attributes(state_attributes(value), path)
     return node
@@ -133,8 +135,9 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
         for name in ("__defaults__", "__kwdefaults__")
         if not _is_constant(getattr(value, name))
     }
+    held = {"cells": cells, "attributes": walk.attributes(vars(value), path)}
     code = {"code": digest} if digest is not None else {}
-    return Instance("function", kind, {**code, **({"cells": cells} if cells else {}), **defaults})
+    return Instance("function", kind, {**code, **{name: nodes for name, nodes in held.items() if nodes}, **defaults})
 
 
 def _is_constant(defaults: Any) -> bool:
@@ -178,7 +181,7 @@ def _count(walk: Walk, value: Any, path: str) -> Any:
     if (parts := parts_of_iterator(value)) is None:
         return opaque_node(walk, value, path)
     walk.meet(value, path)
-    return instance_of(value, "count", items=list(parts[0]))
+    return instance_of(value, "count", items=list(item_nodes(walk, parts[0], step(path, "items"))))
 
 
 def _cursor(walk: Walk, value: Any, path: str) -> Any:
@@ -206,10 +209,15 @@ def _named_tuple(walk: Walk, value: Any, path: str) -> Any:
 
 def _object(walk: Walk, value: Any, path: str) -> Any:
     walk.meet(value, path)
+    kind: type = type(value)
+    if not is_made_anew(kind):
+        walk.constants[path] = kind_name(kind)
     node = instance_of(value, "object", attributes=walk.attributes(state_attributes(value), path))
     if isinstance(value, dict):
         base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-        node.state["items"] = dict_node(walk, dict(base.items(value)), step(path, "items"))
+        items = dict(base.items(value))
+        own = defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
+        node.state["items"] = dict_node(walk, own, step(path, "items"))
     elif isinstance(value, deque):
         node.state["items"] = deque_node(walk, deque(value, value.maxlen), step(path, "items"))
     elif isinstance(value, (list, set)):
@@ -277,9 +285,14 @@ def _writer(kind: type) -> Writer:
     if issubclass(kind, partial) and not _is_library(kind):
         return _partial
     if issubclass(kind, nn.Module) or not _is_library(kind):
-        return _derived if issubclass(kind, _BASES) else _object
+        return _derived if issubclass(kind, _BASES) else _object_writer(kind)
     is_ours = kind_name(kind).startswith("midstride.engine")  # kept elsewhere in the state
     return _stateful if issubclass(kind, Stateful) and not (is_ours or issubclass(kind, DATA)) else opaque_node
+
+
+def _object_writer(kind: type) -> Writer:
+    """Return what describes objects of `kind`, where nothing of them stands elsewhere than in attributes and items."""
+    return _object if made_by(kind) in KNOWN else opaque_node
 
 
 def _is_library(kind: type) -> bool:

@@ -116,7 +116,8 @@ class Objects:
         self._classes: dict[str, str] = {}
         self._code: Built = {}
         self._unwritable = Unwritable()
-        #: what is in no snapshot and is watched, by path: large data, and data sets of libraries; as of the last walk
+        #: what is in no snapshot and is watched, by path, as of the last walk: large data, data sets of libraries, and
+        #: what can be called of theirs
         self.watched: dict[str, object] = {}
         #: classes of the user's that were met then
         self.kinds: set[type] = set()
@@ -296,13 +297,14 @@ def upgrade(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _watched(walk: GraphWalk) -> dict[str, object]:
-    return walk.large | {path: value for path, value in walk.opaque.items() if isinstance(value, Dataset)}
+    data = {path: value for path, value in walk.opaque.items() if issubclass(type(value), Dataset)}
+    return walk.large | data | walk.called
 
 
 def _kinds(walk: GraphWalk) -> set[type]:
     """Return the classes of what a walk met, and those that it met."""
     met = [value for _, value in walk.seen.values()]
-    kinds = {*map(type, met), *(value for value in met if isinstance(value, type))}
+    kinds: set[Any] = {*map(type, met), *(value for value in met if issubclass(type(value), type))}
     return {kind for kind in kinds if is_user_class(kind)}
 
 

@@ -87,4 +87,4 @@ def is_large(value: Any) -> bool:
         return sum(part.nbytes for part in indices_and_values(value)) > LARGE_BYTES
     if isinstance(value, (Tensor, np.ndarray)):
         return bool(value.nbytes > LARGE_BYTES)
-    return isinstance(value, (list, tuple, dict, set, frozenset, deque)) and len(value) > LARGE_ITEMS
+    return issubclass(type(value), (list, tuple, dict, set, frozenset, deque)) and len(value) > LARGE_ITEMS

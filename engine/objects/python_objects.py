@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from midstride.engine.code_origin import is_user_class
+from midstride.engine.objects.attribute_restore import class_called, fill_attributes
 from midstride.engine.objects.container_writers import Walk, instance_of, item_nodes, opaque_node
 from midstride.engine.objects.containers import MISSING, Filler, items_of
 from midstride.engine.objects.plain_values import kind_name, step
@@ -48,7 +50,10 @@ def parts_of_iterator(iterator: Any) -> tuple[Any, ...] | None:
             reduced = iterator.__reduce__()
         except TypeError:  # from Python 3.14 on those of itertools have none
             return None
-    return (reduced[1], *[state for state in reduced[2:3] if state is not None])
+    made_of = reduced[1]
+    if isinstance(iterator, itertools.zip_longest):  # which says () of one that it has read to its end
+        made_of = (*(iter(()) if part == () else part for part in made_of),)
+    return (made_of, *[state for state in reduced[2:3] if state is not None])
 
 
 def iterator_node(walk: Walk, value: Any, path: str) -> Any:
@@ -85,9 +90,12 @@ def numbers_node(walk: Walk, value: Any, path: str) -> Any:
     if memory is None:
         return opaque_node(walk, value, path)
     walk.meet(value, path)
-    code = {"code": value.typecode} if isinstance(value, array.array) else {}
     found = np.frombuffer(memory, dtype=np.uint8) if memory.nbytes else np.zeros(0, dtype=np.uint8)
-    return instance_of(value, "numbers", **code, bytes=found)
+    held: dict[str, Any] = {"attributes": walk.attributes(vars(value), path)} if is_user_class(type(value)) else {}
+    if isinstance(value, array.array):  # whose length cannot change while another shows its memory
+        held |= {"code": value.typecode}
+        found = found.copy()
+    return instance_of(value, "numbers", **held, bytes=found)
 
 
 def _memory_of(value: Any) -> memoryview | None:
@@ -101,14 +109,17 @@ def fill_numbers(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     fits = live is not MISSING and kind_name(type(live)) == node.kind and holds_numbers(type(live))
     if (code := node.state.get("code")) is not None:
         fits = fits and live.typecode == code
-        target = live if filling.use(live, path, fits=fits) else filling.set(array.array(code), path)
+        kind = class_called(node.kind, live, array.array) or array.array
+        target = live if filling.use(live, path, fits=fits) else filling.set(kind(code), path)
         target[:] = array.array(code, node.state["bytes"].tobytes())
-        return target
-    memory = _memory_of(live) if fits else None
-    if memory is None or memory.nbytes != node.state["bytes"].size or not filling.use(live, path, fits=True):
-        return filling.give_up(path, node.kind, live)
-    np.frombuffer(memory, dtype=np.uint8)[:] = node.state["bytes"]
-    return live
+    else:
+        target, memory = live, _memory_of(live) if fits else None
+        if memory is None or memory.nbytes != node.state["bytes"].size or not filling.use(live, path, fits=True):
+            return filling.give_up(path, node.kind, live)
+        np.frombuffer(memory, dtype=np.uint8)[:] = node.state["bytes"]
+    if "attributes" in node.state:
+        fill_attributes(filling, node.state["attributes"], target, path)
+    return target
 
 
 def object_array_node(walk: Walk, value: Any, path: str) -> Any:

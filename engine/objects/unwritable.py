@@ -39,7 +39,7 @@ class Unwritable:
             self._reported.add(path)
             if path.startswith("module/"):
                 found.setdefault(kind_name(type(value)), []).append(_attribute(path))
-            elif not isinstance(value, DATA):
+            elif not issubclass(type(value), DATA):  # a weak proxy fails to say its class
                 beside.append(f"{shown(path)}, a {type(value).__name__}")
         if beside:
             log.warning(

@@ -16,7 +16,8 @@ import pytest
 import torch
 from laws.mended import MENDED
 from laws.objects.loaders import TellsBetweenEpochs
-from laws.objects.table import KEPT, NAMED
+from laws.objects.named import NAMED
+from laws.objects.table import KEPT
 from laws.objects.unsaved import LockedByRank
 from support.hostile_files import Parts
 

@@ -156,7 +156,7 @@ class IterableLoader(ResumableLoader):
             "totals": list(position.totals),
             "had_states": position.had_states,
             **digests,
-            **self._data.state_dict(),
+            **self._data.state_dict(self._reader.collate),
         }
 
     def read_digest(self) -> int | None:

@@ -12,6 +12,7 @@ that the data set or the collate hold themselves are always seeded.
 """
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, Literal, TypeVar
@@ -20,9 +21,11 @@ import torch
 from torch import Tensor
 
 from midstride.engine.data.order import BatchRequest
+from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.fast_state import SEED, RngReading, read_rng, rng_changed
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.repeatability import is_repeatable
+from midstride.engine.data.torch_internals import worker_info
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.generators import Generator, find_generators, get_state, seeder, set_state
 from midstride.engine.seeds import mix
@@ -33,6 +36,7 @@ __all__ = ["IsolatedReads", "Rng", "SampleSeeder"]
 #: "lazy": numbers of its own for every sample, by whom it is read as may be; "batch": one seed for a whole batch
 Rng = Literal["lazy", "batch"]
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 _Seeders = list[Callable[[int], object]]
 _COLLATE = (1 << 64) - 1  # sets a batch's seed for collate apart from its samples'
 
@@ -52,6 +56,11 @@ _COLLATE_NOT_REPEATABLE = (
     "{collate} gave another batch when it was given the same samples again with the same seeds: it counts its calls, "
     "keeps what it was given, or draws from a generator that cannot be found. A resumed run, and each worker, would "
     "begin it anew. Keep what it counts in the module; or say rng='batch', which collates every batch only once."
+)
+_REMEMBERS = (
+    "{collate} of {dataset} gave another batch than where nothing was read before it: reading changes what they hold "
+    "({what}), in each worker for itself, and no snapshot holds that. A resumed run, and each worker, would begin "
+    "without it. Make it in __init__, keep it in the module, or read with num_workers=0, where it is kept."
 )
 
 
@@ -73,6 +82,8 @@ class SampleSeeder:
         #: whether nothing has drawn so far: then one look, after collate, is for a whole batch
         self.draws_nothing = False
         self._unseen: tuple[RngReading, Any] | None = None
+        #: what reading leaves behind, in a worker
+        self.memory: ReadMemory | None = None
         self._collate_drew = torch.zeros(1, dtype=torch.bool)
         if shared:
             self._collate_drew.share_memory_()
@@ -85,6 +96,10 @@ class SampleSeeder:
     def set_collate_drew(self, drew: bool) -> None:
         """Have collate count as seen to draw random numbers, in every worker; or as not seen."""
         self._collate_drew.fill_(drew)
+
+    def watch_memory(self, memory: ReadMemory | None) -> None:
+        """Look at what reading leaves behind, in the workers that are started next."""
+        self.memory = memory
 
     def generators_of(self, dataset: Any, collate: Any) -> list[Any]:
         """Return the generators that the data set and the collate hold themselves."""
@@ -197,6 +212,32 @@ class SampleSeeder:
                 name = getattr(collate, "__name__", type(collate).__name__)
                 raise NotExact(_COLLATE_NOT_REPEATABLE.format(collate=name))
         return batch
+
+    def check_memory(self, fetch: BatchRequest, batch: Any, collate: Callable[[Any], Any], *, single: bool) -> None:
+        """Refuse data that give another batch in a worker that has read others, where they remember anything.
+
+        Raises:
+            NotExact: naming what they remember.
+        """
+        memory = self.memory
+        if memory is None or not memory.is_due() or (what := memory.changed()) is None:
+            return
+        given = _copied(batch)
+        with memory.reverted():
+            memory.forget()
+            samples = self.samples(fetch._replace(probe=0), memory.dataset)
+            again = self.collate(fetch._replace(probe=0), samples[0] if single else samples, collate)
+        if given is not None and not is_repeatable(given, again):
+            names = getattr(collate, "__name__", type(collate).__name__), type(memory.dataset).__name__
+            raise NotExact(_REMEMBERS.format(collate=names[0], dataset=names[1], what=what))
+        if worker_info().id == 0 and (counted := memory.counted()) is not None:  # each would say it
+            log.warning(
+                "reading changes what %s holds, in each worker for itself, and no snapshot holds that: %s. A resumed "
+                "run, and each worker, begins without it: where it decides what is read, read with num_workers=0, "
+                "where it is kept",
+                type(memory.dataset).__name__,
+                counted,
+            )
 
     def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], held: _Seeders) -> T:
         """Call until no generator that was taken for unused has moved."""

@@ -7,9 +7,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine.code_origin import is_user_class
+from midstride.engine.data.held_data import users_data
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.data.sampler_state import values_beside
-from midstride.engine.data.worker_data import loader_attributes, users_data
+from midstride.engine.data.worker_data import loader_attributes
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.code_state import class_and_global_state

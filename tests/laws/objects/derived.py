@@ -1,13 +1,16 @@
 """State in values of classes that are derived from Python's own, and in gradients of plain tensors."""
 
+import ctypes
 import enum
+import queue
 import random
 import re
 from collections import OrderedDict, deque
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy as np
 import torch
 from laws.objects.small import Small
 from torch import Tensor
@@ -101,3 +104,63 @@ class Plain(Small):
         assert self.rest is ...
         assert self.pattern.fullmatch("A" * len(self.pattern.pattern))
         return len(self.pattern.pattern) + self.when.day + len(self.path.parts) + sum(self.bytes)
+
+
+class Stop(Exception):
+    """An error of the user's own."""
+
+
+class Point(ctypes.Structure):
+    """A structure of the user's own."""
+
+    _fields_ = (("x", ctypes.c_double),)
+
+
+class Day(date):
+    """A day of the user's own."""
+
+
+class Grid(np.ndarray[Any, Any]):
+    """An array of the user's own."""
+
+
+class Waiting(queue.SimpleQueue[float]):
+    """A queue of the user's own."""
+
+
+class DerivedInC(Small):
+    """What objects hold that stands in no attribute."""
+
+    def build(self) -> None:
+        self.stop, self.point, self.day = Stop(1.0), Point(1.0), Day(2026, 1, 1)
+        self.grid, self.waiting = np.zeros(2).view(Grid), Waiting()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.stop, self.day = Stop(self.stop.args[0] * 2), Day.fromordinal(self.day.toordinal() + 1)
+        self.point.x *= 2
+        self.grid += 1
+        self.waiting.put(1.0)
+        return self.stop.args[0] + self.point.x + self.day.day + float(self.grid.sum()) + self.waiting.qsize()
+
+
+class Made:
+    """Made by its class alone."""
+
+    def __new__(cls, value: float) -> "Made":
+        made = object.__new__(cls)
+        made.value = value
+        return made
+
+    value: float
+
+
+class MakesLate(Small):
+    """An object that only its class can make comes up in training."""
+
+    def build(self) -> None:
+        self.made: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.made = self.made or Made(1.0)
+        self.made.value += 1
+        return self.made.value

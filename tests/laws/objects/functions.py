@@ -2,9 +2,10 @@
 
 import types
 import weakref
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
+import numpy as np
 from laws.objects.small import Small
 from torch import Tensor
 
@@ -159,3 +160,73 @@ class Weak(Small):
         found.value *= 1.1
         self.late().value += 1
         return found.value + self.nodes[0].value + (self.last() is None)
+
+
+def counted(function: Any) -> Any:
+    @wraps(function)
+    def wrapped(value: float) -> Any:
+        wrapped.calls += 1  # type: ignore[attr-defined]
+        return function(value) * wrapped.calls  # type: ignore[attr-defined]
+
+    wrapped.calls = 0  # type: ignore[attr-defined]
+    return wrapped
+
+
+class Counts(Small):
+    """Functions that objects hold have attributes."""
+
+    def build(self) -> None:
+        self.act, self.decorated = (lambda value: value), counted(soft)
+        self.act.gain = 1.0  # type: ignore[attr-defined]
+
+    def factor(self, batch: Tensor) -> Any:
+        self.act.gain *= 1.1  # type: ignore[attr-defined]
+        return self.decorated(self.act(self.act.gain))  # type: ignore[attr-defined]
+
+
+class Bends(Small):
+    """What is called is an object of a library."""
+
+    def build(self) -> None:
+        self.curve = np.poly1d([1.0, 0.0])
+
+    def factor(self, batch: Tensor) -> Any:
+        self.curve = self.curve + np.poly1d([0.1])
+        return float(self.curve(1.0))
+
+
+class WeakWithCallback(Small):
+    """A weak reference that calls something when what it refers to is gone."""
+
+    def build(self) -> None:
+        self.nodes = [Node(1.0), Node(2.0)]
+        self.newest = weakref.ref(self.nodes[0], id)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.newest = weakref.ref(self.nodes[1], id)
+        found: Any = self.newest()
+        return found.value
+
+
+class InOwnModule(Small):
+    """A module that code makes, to keep values in."""
+
+    def build(self) -> None:
+        self.space: Any = types.ModuleType("space")
+        self.space.step = 0
+
+    def factor(self, batch: Tensor) -> Any:
+        self.space.step += 1
+        return self.space.step
+
+
+class WeakProxy(Small):
+    """A weak proxy whose object is gone by the first snapshot."""
+
+    def build(self) -> None:
+        self.nodes = [Node(1.0)]
+        self.newest = weakref.proxy(self.nodes[0])
+
+    def factor(self, batch: Tensor) -> Any:
+        self.nodes.clear()
+        return 1.0

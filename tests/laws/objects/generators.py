@@ -43,6 +43,20 @@ class Generators(Small):
         return 1 + sum(drawn) + child.random()
 
 
+class LateGenerators(Small):
+    """Generators of numpy's that training makes or replaces, over bits of other kinds; their children, too."""
+
+    def build(self) -> None:
+        self.one, self.late = np.random.default_rng(1), list[Any]()
+
+    def factor(self, batch: Tensor) -> Any:
+        if not self.late:
+            self.one = np.random.Generator(np.random.SFC64(2))
+            self.late = [np.random.Generator(np.random.Philox(3)), np.random.RandomState(np.random.PCG64(4))]
+        philox, legacy = self.late
+        return 1 + self.one.random() + philox.random() + legacy.rand() + philox.spawn(1)[0].random()
+
+
 class OfFunctions(Small):
     """Generators that only a default or a method holds, and a factory that counts."""
 

@@ -6,6 +6,9 @@ import itertools
 import multiprocessing
 import queue
 import threading
+import types
+from collections import UserDict, defaultdict
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -105,3 +108,67 @@ class TellsWorkers(Small):
 
     def train_dataloader(self) -> Any:
         return DataLoader(self.rows, 4, sampler=Balanced())
+
+
+class Steps(ctypes.c_int64):
+    """A number of the user's own, with an attribute."""
+
+    bonus = 0.0
+
+
+class Measures(array.array):  # type: ignore[type-arg]
+    """An array of the user's own, with an attribute."""
+
+    scale = 1.0
+
+
+class Taking(queue.Queue[float]):
+    """A queue of the user's own, which counts."""
+
+    taken = 0
+
+    def _get(self) -> float:
+        self.taken += 1
+        return super()._get()
+
+
+class Grouped(defaultdict[int, Any]):
+    """A dict of the user's own, which makes its values."""
+
+
+class OfPython(Small):
+    """Objects of Python's own that training makes, of classes derived from them, and iterators read to their ends."""
+
+    def build(self) -> None:
+        self.both = itertools.zip_longest(iter([1.0]), iter([2.0] * 9), fillvalue=7.0)
+        self.thirds = itertools.count(Fraction(1, 3), Fraction(1, 7))
+        self.step, self.seen, self.groups = Steps(1), Measures("d"), Grouped(float)
+        self.late: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.late = self.late or [types.SimpleNamespace(n=0), UserDict(n=0), Taking(), Measures("d"), Grouped(list)]
+        space, named, taking, seen, grouped = self.late
+        space.n += 1
+        named["n"] += 2
+        taking.put(float(batch.sum()))
+        taking.put(taking.get())
+        self.step.value += 1
+        self.step.bonus += 0.5
+        grouped[space.n % 2].append(space.n)
+        if space.n == 2:
+            self.groups.default_factory = int
+        self.groups[space.n] += self.groups[space.n % 2 + 7] + len(grouped[1])
+        for measures in (self.seen, seen):
+            measures.append(float(batch.mean()))
+            measures.scale += 0.1
+        kept = [
+            *next(self.both),
+            next(self.thirds),
+            space.n,
+            named["n"],
+            taking.taken,
+            self.step.value,
+            self.step.bonus,
+        ]
+        kept += [len(grouped[1]), *self.groups.values(), isinstance(self.groups[9], float)]
+        return sum(map(float, kept)) + sum(self.seen) * self.seen.scale + sum(seen) * seen.scale

@@ -1,6 +1,7 @@
 """State in loaders."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -212,3 +213,78 @@ class OfModule(Rows):
 class ReadsItselfInWorkers(Small):
     def train_dataloader(self) -> Any:
         return DataLoader(OfModule(self), 4, num_workers=1)
+
+
+class Worded(Rows):
+    """Numbers what it reads by when it first met it, and counts its readings, which is seen after some."""
+
+    def __init__(self, after: float = float("inf")) -> None:
+        super().__init__()
+        self.numbers: dict[int, int] = {}
+        self.reads, self.after = 0, after
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.reads += 1
+        number = self.numbers.setdefault(index % 5, len(self.numbers)) if self.after == float("inf") else 0
+        return self.rows[index] + number + (self.reads > self.after)
+
+
+class Longest:
+    """Makes batches that depend on the largest value so far."""
+
+    longest = 0.0
+
+    def __call__(self, rows: list[Tensor]) -> Tensor:
+        self.longest = max(self.longest, float(torch.stack(rows).max()))
+        return torch.stack(rows) * self.longest
+
+
+class Remembers(Small):
+    """Data and collate remember what they have read: state, where they are read in the main process."""
+
+    workers, collate, after = 0, Longest, float("inf")
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Worded(self.after), 4, shuffle=True, num_workers=self.workers, collate_fn=self.collate())
+
+
+class RemembersInWorkers(Remembers):
+    workers, collate = 1, lambda self: None  # type: ignore[assignment]
+
+
+class CollatesToLongest(Remembers):
+    workers, after = 1, 1e9
+
+
+class Ordered(Small):
+    """The sampler is a list that training turns."""
+
+    def build(self) -> None:
+        self.order = [3, 1, 2, 5, 6, 7, 8, 9]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), 2, sampler=self.order)
+
+    def factor(self, batch: Tensor) -> Any:
+        order: Any = self.trainer.train_dataloader.sampler
+        order.append(order.pop(0))
+        return 1.0
+
+
+def scaled(rows: list[Tensor], by: float) -> Tensor:
+    return torch.stack(rows) * by
+
+
+class Recollated(Small):
+    """A collate_fn is made anew of the one before; a pass goes on with that it began with."""
+
+    def build(self) -> None:
+        self.loader = DataLoader(Rows(), 8, shuffle=True, collate_fn=partial(scaled, by=1.0))
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+    def factor(self, batch: Tensor) -> Any:
+        before: Any = self.loader.collate_fn
+        self.loader.collate_fn = partial(scaled, by=before.keywords["by"] * 1.5)
+        return 1.0

@@ -1,6 +1,7 @@
 """Random numbers in the data: functions of the position, whichever process reads it; others are not touched."""
 
 import os
+import queue
 import random
 from collections.abc import Callable
 from typing import Any
@@ -188,13 +189,14 @@ def test_the_main_generators_are_left_alone(source: str) -> None:
 
 
 def test_a_batch_that_is_collated_twice_is_copied_without_the_data_that_its_samples_are_views_of() -> None:
-    rows, found_bytes = torch.zeros(10_000, 8), []
+    rows, found_bytes = torch.zeros(10_000, 8), queue.SimpleQueue[int]()  # what a list holds would be put back
 
     def collate(samples: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-        found_bytes.extend(sample["row"].untyped_storage().nbytes() for sample in samples)
+        for sample in samples:
+            found_bytes.put(sample["row"].untyped_storage().nbytes())
         return torch.stack([sample["row"] for sample in samples])
 
     data: Any = [{"row": row} for row in rows[:8]]
     plain = DataLoader(data, 4, collate_fn=collate)
     next(training_loader(plain, World(), seed=5, shard=False, limit=1.0).batches(0))
-    assert found_bytes == [rows.nbytes] * 4 + [8 * 4] * 4
+    assert [found_bytes.get() for _ in range(found_bytes.qsize())] == [rows.nbytes] * 4 + [8 * 4] * 4

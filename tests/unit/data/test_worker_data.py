@@ -1,5 +1,7 @@
 """What is set on loaders and data in training reaches the next epoch; a pass that goes on has what it began with."""
 
+import logging
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.errors import NotExact
 from midstride.engine.world import World
 
 
@@ -195,3 +198,56 @@ def test_a_state_of_a_loader_that_holds_nothing_walks_through_nothing(
         assert "start" not in read.state_dict()
     loader.collate_fn = negated
     assert "start" in read.state_dict()
+
+
+class OfWorker(Ones):
+    """Samples say which worker read them."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        info = get_worker_info()
+        return torch.full((), -1.0 if info is None else float(info.id))
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_a_batch_is_read_by_the_worker_that_it_has_in_a_whole_epoch(start: int) -> None:
+    assert sums(resumable(DataLoader(OfWorker(), 2, num_workers=2)), 0, start) == [0.0, 2.0, 0.0, 2.0][start:]
+
+
+class Counting(Ones):
+    """Counts what is read of it; samples say how often, from some reading on."""
+
+    def __init__(self, after: int = 1000) -> None:
+        super().__init__()
+        self.reads, self.after = 0, after
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.reads += 1
+        return torch.full((), float(self.reads if self.reads > self.after else 0))
+
+
+def test_what_is_read_twice_in_the_main_process_is_counted_once() -> None:
+    data = Counting()
+    list(resumable(DataLoader(data, 4)).batches(0))
+    assert data.reads == 256
+
+
+def test_data_whose_count_of_readings_is_seen_in_a_worker_are_refused() -> None:
+    read = resumable(DataLoader(Counting(after=150), 4, num_workers=1))
+    with pytest.raises(NotExact, match=r"Counting gave another batch than where .* \(data set/reads \(0, now 192\)\)"):
+        list(read.batches(0))
+
+
+def test_data_that_count_their_readings_in_workers_are_named_once(tmp_path: Path) -> None:
+    handler = logging.FileHandler(tmp_path / "log")  # workers are forked with it
+    logging.getLogger("midstride").addHandler(handler)
+    try:
+        list(resumable(DataLoader(Counting(), 4, num_workers=2)).batches(0))
+    finally:
+        logging.getLogger("midstride").removeHandler(handler)
+        handler.close()
+    assert (
+        len(re.findall(r"what Counting holds, .*: data set/reads \(8, now 16\)", (tmp_path / "log").read_text())) == 1
+    )

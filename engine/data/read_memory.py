@@ -1,0 +1,91 @@
+"""What reading leaves behind in data: a worker that is started anew begins without it, and no snapshot holds it."""
+
+import copy
+import ctypes
+import multiprocessing.sharedctypes
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from midstride.engine.data.held_data import HeldData, Nodes, users_data
+from midstride.engine.state.differences import differences, same_key_order
+from midstride.engine.state.nodes import Instance
+
+__all__ = ["ReadMemory"]
+
+#: kinds of numbers in memory that processes may share
+_SHARED: Any = (multiprocessing.sharedctypes.SynchronizedBase, ctypes.Array, ctypes.c_int.__base__)
+
+
+class ReadMemory(HeldData):
+    """What a data set and its collate hold, in the process that reads them.
+
+    Args:
+        dataset: the user's.
+        collate: the user's.
+    """
+
+    def __init__(self, dataset: Any, collate: Any) -> None:
+        super().__init__({**dict(users_data("data set", dataset)), "loader": SimpleNamespace(collate_fn=collate)})
+        self.dataset = dataset
+        self._begun: Nodes | None = None
+        self._last: Nodes | None = None  #: at the batch looked at before
+        self._batches, self._is_shared, self._is_told = 0, False, False
+
+    def begin(self) -> None:
+        """Note what they hold before the first batch."""
+        if self._begun is None:
+            self._begun = copy.deepcopy(self.nodes())
+            self._is_shared = any(map(_is_shared, self._walked()))
+
+    def is_due(self) -> bool:
+        """Return whether the batch just read is one to look at: the first, the second, the fourth, and so on."""
+        self._batches += 1
+        return self._batches.bit_count() == 1 and self._begun is not None and not self._is_shared
+
+    def changed(self) -> str | None:
+        """Return what reading has changed since the first batch, with both values; None if it has changed nothing."""
+        return self.changed_since(self._begun or {})
+
+    def changed_since(self, before: Nodes) -> str | None:
+        """Return what reading has changed since they held `before`."""
+        now = self.nodes()
+        if lines := differences(before, now):
+            return lines[0]
+        return None if same_key_order(before, now) else "the order of a dict"
+
+    def counted(self) -> str | None:
+        """Return, once, a value that differs from the one at the batch looked at before; what is new may be a cache."""
+        last, self._last = self._last, copy.deepcopy(self.nodes())
+        if last is None or self._is_told:
+            return None
+        lines = differences(_without_generators(last), _without_generators(self._last))
+        found = next((line for line in lines if "missing" not in line), None)
+        self._is_told = found is not None
+        return found
+
+    def forget(self) -> None:
+        """Let them hold what they held before the first batch."""
+        self.fill(self._begun or {})
+
+    def _walked(self) -> list[object]:
+        walk = self._walk()
+        for path, (_, own) in self.owners().items():
+            walk.root_attributes(own, path, is_small=True)
+        return [value for _, value in walk.seen.values()]
+
+
+def _without_generators(node: Any) -> Any:
+    """Return `node` without the states of generators, which are seeded before each sample."""
+    if isinstance(node, Instance):
+        return Instance(node.form, node.kind, {} if node.form == "generator" else _without_generators(node.state))
+    if isinstance(node, dict):
+        return {key: _without_generators(value) for key, value in node.items()}
+    return [*map(_without_generators, node)] if isinstance(node, (list, tuple, deque)) else node
+
+
+def _is_shared(value: object) -> bool:
+    """Return whether other processes may see what is written to `value`."""
+    return bool(value.is_shared()) if isinstance(value, Tensor) else isinstance(value, _SHARED)
