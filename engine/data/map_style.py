@@ -95,6 +95,7 @@ class MapLoader(ResumableLoader):
         self._rng_isolation = RngIsolation()
         self._data = WorkerData(loader, copies=not self._in_main)
         self._has_read = False
+        self._module: nn.Module | None = None  #: that is trained
         #: that workers read the module; None if they do not
         self._acts: str | None = None
         self._loader = self._rebuilt(loader, key)
@@ -169,7 +170,7 @@ class MapLoader(ResumableLoader):
             self._isolated = IsolatedReads(
                 self._seeds, self._rng_isolation, self.source.dataset, self.source.collate_fn
             )
-            memory = ReadMemory(self.source.dataset, self.source.collate_fn)
+            memory = ReadMemory(self.source.dataset, self.source.collate_fn, self._module)
             self._seeds.watch_memory(None if self._in_main else memory)
             if self._in_main and not self._loader.pin_memory:
                 return self._read_here(memory)
@@ -180,7 +181,7 @@ class MapLoader(ResumableLoader):
 
     def attach(self, module: nn.Module) -> None:
         """Leave out, of what workers begin with, what is `module`'s; they are not to read that in training."""
-        self._data = WorkerData(self.source, module, copies=not self._in_main)
+        self._data, self._module = WorkerData(self.source, module, copies=not self._in_main), module
         path = None if self._in_main or self._what != "train" else path_to_module(self.source.dataset, module)
         if path is not None:
             self._acts = f"the workers of the train loader read the module as it was when they were started ({path})"

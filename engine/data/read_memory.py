@@ -7,9 +7,12 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.held_data import HeldData, Nodes, users_data
+from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
+from midstride.engine.objects.digest import digest_lines
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance
 
@@ -25,12 +28,16 @@ class ReadMemory(HeldData):
     Args:
         dataset: the user's.
         collate: the user's.
+        module: which they may hold, and is not theirs.
     """
 
-    def __init__(self, dataset: Any, collate: Any) -> None:
-        super().__init__({**dict(users_data("data set", dataset)), "loader": SimpleNamespace(collate_fn=collate)})
+    def __init__(self, dataset: Any, collate: Any, module: nn.Module | None = None) -> None:
+        held = {**dict(users_data("data set", dataset)), "loader": SimpleNamespace(collate_fn=collate)}
+        super().__init__(held, module)
         self.dataset = dataset
+        self._code = [kind for kind in (type(dataset), type(collate)) if is_user_class(kind)]
         self._begun: Nodes | None = None
+        self._outside: dict[str, str] = {}  #: what the code around them holds, a line each
         self._last: Nodes | None = None  #: at the batch looked at before
         self._batches, self._is_shared, self._is_told = 0, False, False
 
@@ -39,6 +46,7 @@ class ReadMemory(HeldData):
         if self._begun is None:
             self._begun = copy.deepcopy(self.nodes())
             self._is_shared = any(map(_is_shared, self._walked()))
+            self._outside = self._of_code()
 
     def is_due(self) -> bool:
         """Return whether the batch just read is one to look at: the first, the second, the fourth, and so on."""
@@ -58,13 +66,18 @@ class ReadMemory(HeldData):
 
     def counted(self) -> str | None:
         """Return, once, a value that differs from the one at the batch looked at before; what is new may be a cache."""
-        last, self._last = self._last, copy.deepcopy(self.nodes())
-        if last is None or self._is_told:
+        if self._is_told:
             return None
-        lines = differences(_without_generators(last), _without_generators(self._last))
-        found = next((line for line in lines if "missing" not in line), None)
-        self._is_told = found is not None
-        return found
+        last, self._last = self._last, _without_generators(copy.deepcopy(self.nodes()))
+        lines = [line for line in differences(last, self._last) if "missing" not in line] if last is not None else []
+        lines += differences(self._outside, self._of_code())
+        self._is_told = bool(lines)
+        return lines[0] if lines else None
+
+    def _of_code(self) -> dict[str, str]:
+        found = class_and_global_state((), self._code)
+        named = ((name, value) for name, value in found if is_counted_in(value))
+        return {where: line for name, value in named for where, line in digest_lines(name, value).items()}
 
     def forget(self) -> None:
         """Let them hold what they held before the first batch."""

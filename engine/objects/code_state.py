@@ -7,9 +7,19 @@ from enum import Enum
 from typing import Any
 
 from midstride.engine.code_origin import is_user_class, is_user_file
+from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.user_modules import user_modules
 
-__all__ = ["class_and_global_state", "is_data"]
+__all__ = ["class_and_global_state", "is_counted_in", "is_data"]
+
+#: modules whose classes code counts in
+_COUNTED_IN = frozenset(
+    {
+        *("builtins", "collections", "itertools", "weakref", "_contextvars", "array", "ctypes", "queue", "_queue"),
+        *("threading", "_thread", "multiprocessing.sharedctypes", "decimal", "fractions", "datetime"),
+        *("numpy", "torch", "torch.nn.parameter", "pandas", "pandas.core.frame", "pandas.core.series"),
+    }
+)
 
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _WRAPPERS = (classmethod, staticmethod, property, functools.cached_property)
@@ -35,6 +45,11 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
         for name, value in vars(module).items():
             if not name.startswith("__") and (is_data(value) or isinstance(value, types.FunctionType)):
                 yield f"global {module.__name__}.{name}", value
+
+
+def is_counted_in(value: object) -> bool:
+    """Return whether `value` is of a class of Python's or a library's that code counts in."""
+    return type(value).__module__ in _COUNTED_IN and not isinstance(value, Generator)
 
 
 def is_data(value: object) -> bool:

@@ -62,11 +62,18 @@ COPIES = [
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[data that remember, in a worker]",
     ),
     Mutant(
+        "what a worker counts is not named",
+        "engine/data/read_memory.py",
+        "        return lines[0] if lines else None",
+        "        return None",
+        "unit/data/test_worker_data.py::test_data_that_count_their_readings_in_workers_are_named_once",
+    ),
+    Mutant(
         "what is read twice here is counted twice",
         "engine/data/map_style.py",
         "        memory.fill(before)\n        return collate(dataset.__getitems__(request._replace(probe=0)))",
         "        return batch",
-        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Remembers]",
+        "unit/data/test_worker_data.py::test_what_is_read_twice_in_the_main_process_is_counted_once",
     ),
     Mutant(
         "the first worker has the first batch of a pass that goes on",

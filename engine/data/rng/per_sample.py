@@ -220,21 +220,21 @@ class SampleSeeder:
             NotExact: naming what they remember.
         """
         memory = self.memory
-        if memory is None or not memory.is_due() or (what := memory.changed()) is None:
+        if memory is None or not memory.is_due():
             return
-        given = _copied(batch)
-        with memory.reverted():
-            memory.forget()
-            samples = self.samples(fetch._replace(probe=0), memory.dataset)
-            again = self.collate(fetch._replace(probe=0), samples[0] if single else samples, collate)
-        if given is not None and not is_repeatable(given, again):
-            names = getattr(collate, "__name__", type(collate).__name__), type(memory.dataset).__name__
-            raise NotExact(_REMEMBERS.format(collate=names[0], dataset=names[1], what=what))
+        if (what := memory.changed()) is not None and (given := _copied(batch)) is not None:
+            with memory.reverted():
+                memory.forget()
+                samples = self.samples(fetch._replace(probe=0), memory.dataset)
+                again = self.collate(fetch._replace(probe=0), samples[0] if single else samples, collate)
+            if not is_repeatable(given, again):
+                names = getattr(collate, "__name__", type(collate).__name__), type(memory.dataset).__name__
+                raise NotExact(_REMEMBERS.format(collate=names[0], dataset=names[1], what=what))
         if worker_info().id == 0 and (counted := memory.counted()) is not None:  # each would say it
             log.warning(
-                "reading changes what %s holds, in each worker for itself, and no snapshot holds that: %s. A resumed "
-                "run, and each worker, begins without it: where it decides what is read, read with num_workers=0, "
-                "where it is kept",
+                "reading changes what %s or its code holds, in each worker for itself, and no snapshot holds that: %s. "
+                "A resumed run, and each worker, begins without it: where it decides what is read, keep it in an "
+                "attribute of the data set, and read with num_workers=0",
                 type(memory.dataset).__name__,
                 counted,
             )

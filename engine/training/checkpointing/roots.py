@@ -13,7 +13,7 @@ from midstride.engine.data.sampler_state import values_beside
 from midstride.engine.data.worker_data import loader_attributes
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
-from midstride.engine.objects.code_state import class_and_global_state
+from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
 from midstride.engine.objects.registered_hooks import user_hooks
@@ -26,14 +26,6 @@ __all__ = ["objects_of", "unsaved_state_monitor"]
 
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
-#: modules whose classes code counts in
-_COUNTED_IN = frozenset(
-    {
-        *("builtins", "collections", "itertools", "weakref", "_contextvars", "array", "ctypes", "queue", "_queue"),
-        *("threading", "_thread", "multiprocessing.sharedctypes", "decimal", "fractions", "datetime"),
-        *("numpy", "torch", "torch.nn.parameter", "pandas", "pandas.core.frame", "pandas.core.series"),
-    }
-)
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -89,7 +81,7 @@ def _is_plain(value: object) -> bool:
     """Return whether `value` is of a kind that code counts in, rather than an object that is kept or does something."""
     if is_user_class(type(value)):
         return not isinstance(value, (nn.Module, Callback, DataModule, Dataset))
-    return type(value).__module__ in _COUNTED_IN and not isinstance(value, Generator)
+    return is_counted_in(value)
 
 
 def _data_of(fit_loaders: FitLoaders, source: object) -> dict[str, Any]:

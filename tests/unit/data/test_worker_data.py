@@ -240,14 +240,27 @@ def test_data_whose_count_of_readings_is_seen_in_a_worker_are_refused() -> None:
         list(read.batches(0))
 
 
-def test_data_that_count_their_readings_in_workers_are_named_once(tmp_path: Path) -> None:
+class CountsInGlobal(Ones):
+    def __getitem__(self, index: int) -> Tensor:
+        READS["all"] += 1
+        return super().__getitem__(index)
+
+
+READS = {"all": 0}
+NAMED = {
+    Counting: r"data set/reads \(8, now 16\)",
+    CountsInGlobal: r"global \S+\.READS\['all'\] \('0', now '\d'\)",
+}
+
+
+@pytest.mark.parametrize("data", NAMED)
+def test_data_that_count_their_readings_in_workers_are_named_once(data: Any, tmp_path: Path) -> None:
     handler = logging.FileHandler(tmp_path / "log")  # workers are forked with it
     logging.getLogger("midstride").addHandler(handler)
     try:
-        list(resumable(DataLoader(Counting(), 4, num_workers=2)).batches(0))
+        list(resumable(DataLoader(data(), 4, num_workers=2)).batches(0))
     finally:
         logging.getLogger("midstride").removeHandler(handler)
         handler.close()
-    assert (
-        len(re.findall(r"what Counting holds, .*: data set/reads \(8, now 16\)", (tmp_path / "log").read_text())) == 1
-    )
+    found = re.findall(rf"what \w+ or its code holds, .*: {NAMED[data]}", (tmp_path / "log").read_text())
+    assert len(found) == 1
