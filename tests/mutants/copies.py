@@ -92,7 +92,7 @@ COPIES = [
     Mutant(
         "a pass goes on with the collate_fn that training has set",
         "engine/data/worker_data.py",
-        "return live if self._loader.num_workers else MISSING",
+        "return live if self._copies else MISSING",
         "return live",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Recollated]",
     ),

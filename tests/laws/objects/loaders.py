@@ -271,7 +271,7 @@ class Ordered(Small):
         return 1.0
 
 
-def scaled(rows: list[Tensor], by: float) -> Tensor:
+def scaled_by(rows: list[Tensor], by: float) -> Tensor:
     return torch.stack(rows) * by
 
 
@@ -279,12 +279,12 @@ class Recollated(Small):
     """A collate_fn is made anew of the one before; a pass goes on with that it began with."""
 
     def build(self) -> None:
-        self.loader = DataLoader(Rows(), 8, shuffle=True, collate_fn=partial(scaled, by=1.0))
+        self.loader = DataLoader(Rows(), 8, shuffle=True, collate_fn=partial(scaled_by, by=1.0))
 
     def train_dataloader(self) -> Any:
         return self.loader
 
     def factor(self, batch: Tensor) -> Any:
         before: Any = self.loader.collate_fn
-        self.loader.collate_fn = partial(scaled, by=before.keywords["by"] * 1.5)
+        self.loader.collate_fn = partial(scaled_by, by=before.keywords["by"] * 1.5)
         return 1.0

@@ -31,13 +31,13 @@ from laws.objects.loaders import (
     Forked,
     ForkedOnce,
     Grades,
+    Ordered,
+    Recollated,
+    Remembers,
     TellsChain,
     TellsShards,
     TellsStream,
     TellsStreamOfWorker,
-    Ordered,
-    Recollated,
-    Remembers,
 )
 from laws.objects.optimizers import (
     Cyclic,
