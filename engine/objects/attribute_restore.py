@@ -19,12 +19,13 @@ __all__ = ["KNOWN", "NAMESPACES", "class_called", "fill_attributes", "fresh", "i
 
 #: of torch's classes, those of which objects are made anew
 _MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
-#: classes of Python's whose objects hold nothing but what their attributes say
+#: classes of libraries whose objects hold nothing but what their attributes and items say
 NAMESPACES = frozenset(
     {
         *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
         *("collections:UserString", "collections:ChainMap"),
         *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
+        *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
     }
 )
 #: what users derive classes from whose objects hold nothing but attributes and items

@@ -57,11 +57,9 @@ from midstride.engine.state.stateful import Stateful
 __all__ = ["DATA", "has_memory", "writer_of"]
 
 #: of libraries, and holding nothing but what their attributes say
-_NAMESPACES = (
-    NAMESPACES
-    | {"lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"}
-    | {f"midstride.engine:Lightning{part}" for part in ("Logger", "Optimizer", "Strategy", "Trainer")}
-)
+_NAMESPACES = NAMESPACES | {
+    f"midstride.engine:Lightning{part}" for part in ("Logger", "Optimizer", "Strategy", "Trainer")
+}
 #: packages whose objects hold nothing but what their attributes say
 _OF_TORCH = ("torch.optim", "torch.distributions")
 #: immutable types of Python's that users derive from

@@ -280,11 +280,7 @@ DATA = [
         "engine/data/iterable/shard.py",
         "(saved.digest, saved.total) if saved else (0, 0)",
         "(saved.digest if saved else 0, 0)",
-<<<<<<< HEAD
-        "laws/test_streams.py::test_a_feed_goes_on_from_any_batch",
-=======
         "laws/test_streams.py::test_a_feed_goes_on_from_any_batch[iterator with state-0]",
->>>>>>> 7c6d794 (A worker names what its reading counts, in globals too; the sum of a stream's marks has a test that sees it lost)
     ),
     Mutant(
         "a stream that went on from a state counts as read from its start",
