@@ -12,6 +12,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from support.limit import LIMIT_S
+
 # Before torch or numpy are imported, here and in every process that a test starts.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 # No telemetry from a test.
@@ -185,7 +187,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
         more = ["s3fs"] if any("faults" in item.path.parts for item in request.session.items) else []
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # where `support` is
-            run_ranks(_nothing, timeout_s=600, preload=(*PRELOAD, *IN_RANKS, *more))
+            run_ranks(_nothing, timeout_s=LIMIT_S, preload=(*PRELOAD, *IN_RANKS, *more))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.fork_server import run_program, start_program
+from support.limit import LIMIT_S
 
 from midstride.engine.processes.lifetime import descendants
 
@@ -79,7 +80,7 @@ def run_in_notebook(code: str, folder: Path) -> tuple[int, str]:
     """Run `code` as a notebook does: from no file."""
     command = [sys.executable, "-", str(folder / "run")]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, input=code, env=OUTSIDE, timeout=600, **streams)
+    done = subprocess.run(command, input=code, env=OUTSIDE, timeout=LIMIT_S, **streams)
     return done.returncode, done.stdout
 
 
@@ -175,7 +176,7 @@ def test_no_rank_outlives_its_caller(ending: signal.Signals, options: dict[str, 
     log.touch()
     caller = start_program(script, log, str(tmp_path / "run"), environment=OUTSIDE)
     try:
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + LIMIT_S
         while "samples a step" not in log.read_text():
             assert caller.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -184,7 +185,7 @@ def test_no_rank_outlives_its_caller(ending: signal.Signals, options: dict[str, 
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         caller.send_signal(ending)
-        caller.wait(600)
+        caller.wait(LIMIT_S)
         while [rank for rank in ranks if Path(f"/proc/{rank}").exists()]:
             assert time.monotonic() < deadline + 30, "ranks live on"
             time.sleep(0.05)

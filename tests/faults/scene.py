@@ -14,6 +14,7 @@ from pathlib import Path
 
 from laws.lives import Setting, assert_alike
 from support.flow_runs import wait_for
+from support.limit import LIMIT_S
 from support.seaweed import Seaweed
 
 from midstride.engine.errors import EngineError
@@ -73,7 +74,7 @@ class Scene:
         agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone"]
         ranks = [f"--nproc-per-node={self.setting.ranks}", "-m", "faults.rank", str(rank)]
         environment = {**self._environment, "PYTHONPATH": str(Path(__file__).parents[1])}
-        self.codes = [subprocess.run([*agent, *ranks], env=environment, timeout=600.0, check=False).returncode]
+        self.codes = [subprocess.run([*agent, *ranks], env=environment, timeout=LIMIT_S, check=False).returncode]
         return self.codes
 
     @property

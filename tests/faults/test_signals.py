@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.flow_runs import STEPS, Command, results, tiny_job, train_forked, wait_for
+from support.limit import LIMIT_S
 from support.metadata_server import MetadataServer, metadata_server
 
 from midstride.engine.config.job import TrainingJob
@@ -108,7 +109,7 @@ def test_a_launcher_that_waits_for_a_store_hears_that_it_is_to_stop(night: Night
     stops, answers_nobody = (signal.SIGTERM, signal.SIGINT), []
     for number in stops:
         server = socket.create_server(("127.0.0.1", 0))
-        server.settimeout(600)
+        server.settimeout(LIMIT_S)
         path = night.folder / f"{number.name}.yaml"
         path.write_text((night.folder / "job.yaml").read_text().replace("url: runs", "url: s3://bucket/runs"))
         keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}

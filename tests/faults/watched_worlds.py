@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.limit import LIMIT_S
 
 from midstride.engine.processes.supervised_process import SupervisedProcess
 
@@ -79,7 +80,7 @@ with stoppable(), SupervisedProcess(command, environment=environment, log=log, g
 """
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 600.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = LIMIT_S) -> None:
     """Wait for `condition`, for as long as a busy machine may need."""
     start = time.monotonic()
     while not condition():

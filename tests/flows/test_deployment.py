@@ -19,6 +19,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from support.flow_runs import Command, results, wait_for, wait_for_effect
+from support.limit import LIMIT_S
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
@@ -88,7 +89,7 @@ def run_of(deployment: str, **parameters: Any) -> FlowRun:
         return client.create_flow_run_from_deployment(there.id, parameters=parameters)
 
 
-def ended(run: FlowRun, timeout_s: float = 600) -> FlowRun:
+def ended(run: FlowRun, timeout_s: float = LIMIT_S) -> FlowRun:
     """Wait for its end."""
     until = time.monotonic() + timeout_s
     with get_client(sync_client=True) as client:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.limit import LIMIT_S
+
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
 from midstride.engine.storage.store import Store
@@ -79,7 +81,7 @@ def _train(job: TrainingJob, run: str) -> None:
     build_trainer(job).fit(module, data, run=job.run_url(run))
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 600.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = LIMIT_S) -> Any:
     """Return what `condition` gives as soon as it is true."""
     until = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -139,6 +141,6 @@ class Command:
         """The modules that it had loaded by its end."""
         return {*self._loaded.read_text().split()}
 
-    def code(self, timeout_s: float = 600.0) -> int:
+    def code(self, timeout_s: float = LIMIT_S) -> int:
         """Wait for its end and return its exit code."""
         return self.process.wait(timeout_s)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.flow_runs import results, tiny_job, train_forked, wait_for
+from support.limit import LIMIT_S
 from support.networks import Network
 
 from midstride.engine.config.job import TrainingJob
@@ -65,7 +66,7 @@ class Machine:
         """Return its processes that have `words` in their command."""
         return found_below(self.process.pid, words)
 
-    def wait(self, timeout_s: float = 600) -> int:
+    def wait(self, timeout_s: float = LIMIT_S) -> int:
         """Wait for its end; return the exit code."""
         return self.process.wait(timeout_s)
 

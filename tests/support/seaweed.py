@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 from s3fs import S3FileSystem
+from support.limit import LIMIT_S
 
 from midstride.engine.processes.lifetime import die_with_parent
 
@@ -24,7 +25,6 @@ __all__ = ["Seaweed"]
 
 #: the owner makes buckets; what is tested has a key that may read, write and list
 OWNER, KEY, SECRET = "owner", "testkey", "a-secret-that-nobody-writes-down"
-START_S = 600.0
 #: what dies with its parent dies with the thread that started it, so that one lasts
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="seaweed")
 
@@ -92,11 +92,11 @@ class Seaweed:
         self._wait_until_up()
 
     def _wait_until_up(self) -> None:
-        until = time.monotonic() + START_S
+        until = time.monotonic() + LIMIT_S
         while not self._takes_a_file():
             assert self._process is not None
             assert self._process.poll() is None, f"the server ended:\n{(self.folder / 'log.txt').read_text()[-2000:]}"
-            assert time.monotonic() < until, f"the server did not start within {START_S:.0f} s"
+            assert time.monotonic() < until, f"the server did not start within {LIMIT_S:.0f} s"
             time.sleep(0.05)
 
     def _takes_a_file(self) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from support.limit import LIMIT_S
+
 from midstride.engine.processes.lifetime import descendants, die_with_parent, signal_all
 
 __all__ = ["MISSING", "Slurm", "can_mount"]
@@ -169,7 +171,7 @@ class Slurm:
             ).result()
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + 600
+        until = time.monotonic() + LIMIT_S
         while not condition():
             assert all(process.poll() is None for process in self._processes.values()), self.log()
             assert time.monotonic() < until, f"{what} did not come:\n{self.log()}"

@@ -24,7 +24,6 @@ __all__ = ["TERMINAL", "Run", "Site"]
 #: states in which nothing more happens by itself
 TERMINAL = {"Completed", "Failed", "Crashed", "Cancelled"}
 _STATE_WITHIN_S = 900.0
-_STARTS_WITHIN_S = 600.0  # a new database takes 20 s on a quiet machine
 
 
 class Api:
@@ -57,7 +56,7 @@ class Api:
         self._client.close()
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        answer = wait_for(lambda: self._answer(method, path, body), f"{method} {path}", _STARTS_WITHIN_S)
+        answer = wait_for(lambda: self._answer(method, path, body), f"{method} {path}")
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
@@ -197,4 +196,4 @@ class Site:
             assert self.server.runs, f"{self.server.log} ends:\n{self.server.log.read_text()[-3000:]}"
             return self.api.answers("/health")
 
-        wait_for(answers, "the server", _STARTS_WITHIN_S)
+        wait_for(answers, "the server")

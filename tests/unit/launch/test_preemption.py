@@ -4,6 +4,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
+from support.limit import LIMIT_S
 from support.metadata_server import metadata_server
 
 from midstride.engine.launch import preemption
@@ -36,9 +37,9 @@ def test_a_notice_is_told_once_and_a_server_that_is_away_does_no_harm() -> None:
         patch.setattr(preemption, "_POLL_S", 0.01)
         patch.setenv("GCE_METADATA_HOST", server.address)  # of another cloud: every answer is an error
         with PreemptionWatch("gcp", told.put, silent.put) as watch:
-            assert "world.preemption_notice: gcp: its metadata server does not say" in silent.get(timeout=600)
+            assert "world.preemption_notice: gcp: its metadata server does not say" in silent.get(timeout=LIMIT_S)
             server.cloud, server.preempted = "gcp", True
-            assert told.get(timeout=600) == "gcp announces that this machine will be taken away: preempted"
+            assert told.get(timeout=LIMIT_S) == "gcp announces that this machine will be taken away: preempted"
             watch._thread.join()
         assert (told.empty(), silent.empty()) == (True, True)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.limit import LIMIT_S
 
 from midstride.engine.processes import fork_server
 from midstride.engine.processes.fork_server import ForkServer, forking, running_server
@@ -91,7 +92,7 @@ def test_a_program_that_was_imported_is_called_in_a_fork_and_ends_as_it_would(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with supervised(environment, tmp_path, argument) as group:
-        code = group.wait(600.0)
+        code = group.wait(LIMIT_S)
     said = (tmp_path / "log.txt").read_text()
     assert said.startswith(f"forked True in {tmp_path.name} with 42 {argument}\n")
     assert said.endswith(ENDS[argument][1])
@@ -118,7 +119,7 @@ def test_any_other_command_is_run_as_it_is(server: ForkServer, environment: dict
     command = [sys.executable, "-c", "import sys; print('program' in sys.modules); sys.exit(4)"]
     log = tmp_path / "log.txt"
     with SupervisedProcess(command, environment=environment, log=log, grace_s=1.0) as group:
-        code = group.wait(600.0)
+        code = group.wait(LIMIT_S)
     assert (code, log.read_text()) == (4, "False\n")
 
 
@@ -128,7 +129,7 @@ def test_when_the_server_is_killed_its_worlds_are_asked_to_stop_and_the_next_sta
     with supervised(environment, tmp_path, "wait") as group:
         until_said(tmp_path / "log.txt", "waits")
         os.kill(server._process.pid, signal.SIGKILL)
-        code = group.wait(600.0)
+        code = group.wait(LIMIT_S)
     assert code == 128 + signal.SIGTERM
     assert "asked to stop" in (tmp_path / "log.txt").read_text()
     (tmp_path / "next").mkdir()

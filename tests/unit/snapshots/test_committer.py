@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.limit import LIMIT_S
 from support.snapshot_writers import open_writer
 
 from midstride.engine.errors import (
@@ -29,7 +30,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=600)
+        self._barrier = threading.Barrier(size, timeout=LIMIT_S)
         self._values: list[Any] = [None] * size
 
     def gather(self, rank: int) -> Callable[[object], list[Any]]:

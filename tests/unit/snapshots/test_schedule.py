@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from support.limit import LIMIT_S
 
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.snapshots.schedule import LONGEST_S, SnapshotSchedule
@@ -86,7 +87,7 @@ def test_a_cheap_snapshot_is_not_taken_all_the_time() -> None:
 
 def test_every_rank_gives_the_same_answer_whatever_its_clock_says() -> None:
     """Both go by the one whose snapshots cost more."""
-    stalls, asked, barrier = [0.1, 0.4], [0, 0], threading.Barrier(2, timeout=600)
+    stalls, asked, barrier = [0.1, 0.4], [0, 0], threading.Barrier(2, timeout=LIMIT_S)
 
     def steps_of(rank: int) -> list[int]:
         def gather(value: object) -> list[Any]:
