@@ -45,16 +45,16 @@ class NonPersistentBuffers:
 
         Some come up in training, as caches do: filled later than they are registered, or registered later.
         """
-        held, modules = self._filled(), dict(self._module.named_modules())
-        new = [where for where in held if where in self._built and where not in state_dict]
+        filled, modules = self._filled(), dict(self._module.named_modules())
+        new = [where for where in filled if where in self._built and where not in state_dict]
         gone = [where for where in state_dict if where.rpartition(".")[0] not in modules]
         _tell("buffers", new, gone)
-        state_dict.update({where: held[where] for where in new})
+        state_dict.update({where: filled[where] for where in new})
         for where in gone:
             del state_dict[where]
-        for where in {**held, **state_dict}:
+        for where in {**filled, **state_dict}:
             path, _, name = where.rpartition(".")
-            buffer, saved = held.get(where), state_dict.get(where)
+            buffer, saved = filled.get(where), state_dict.get(where)
             if buffer is not None and saved is not None and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype):
                 buffer.detach().copy_(saved)
             else:

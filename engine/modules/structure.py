@@ -83,16 +83,16 @@ class ModuleStructure:
             value = torch.zeros(form["shape"], dtype=form["dtype"], device=self._device)
             if "strides" in form:
                 value = value.new_empty_strided(form["shape"], form["strides"]).zero_()
-            held = _tensors(self._module).get(name)
-            if held is not None and _form(held) == _form(value, form["kind"]):
+            tensor = _tensors(self._module).get(name)
+            if tensor is not None and _form(tensor) == _form(value, form["kind"]):
                 continue
             if form["kind"] == "buffer":
                 buffers_of(owner)[attribute] = value
                 transient_buffers(owner).discard(attribute)
-            elif held is None:
+            elif tensor is None:
                 owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
             else:
-                held.data = value
+                tensor.data = value
         if "shared buffers" in state_dict:
             self._share(state_dict["shared buffers"])
 

@@ -79,11 +79,11 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
-    held = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    held |= {**(function.__kwdefaults__ or {}), **vars(function)}
+    values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    values |= {**(function.__kwdefaults__ or {}), **vars(function)}
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    held |= {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    values |= {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
     yield f"function {function.__qualname__}", function
-    for name, value in held.items():
+    for name, value in values.items():
         if is_data(value):
             yield f"function {function.__qualname__}: {name}", value

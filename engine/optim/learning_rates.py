@@ -31,12 +31,12 @@ def scale_learning_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[A
         for group in optimizer.param_groups:
             _scale(group, _IN_GROUPS, factor)
     for scheduler in schedulers:
-        held = vars(scheduler)
-        _scale(held, _IN_SCHEDULERS, factor)
-        scale_learning_rates([], [nested for name in _NESTED for nested in held.get(name, ())], factor)
+        attributes = vars(scheduler)
+        _scale(attributes, _IN_SCHEDULERS, factor)
+        scale_learning_rates([], [nested for name in _NESTED for nested in attributes.get(name, ())], factor)
 
 
-def _scale(held: dict[str, Any], names: Iterable[str], factor: float) -> None:
+def _scale(attributes: dict[str, Any], names: Iterable[str], factor: float) -> None:
     for name in names:
-        if (rate := held.get(name)) is not None:
-            held[name] = [entry * factor for entry in rate] if isinstance(rate, list) else rate * factor
+        if (rate := attributes.get(name)) is not None:
+            attributes[name] = [entry * factor for entry in rate] if isinstance(rate, list) else rate * factor

@@ -45,9 +45,9 @@ class TrainedParameters:
         """Let an optimizer train the parameters of these names; its state is given back after it."""
         parameters = dict(self._module.named_parameters())
         for group, before, after in zip(optimizer.param_groups, self._names(optimizer), names, strict=False):
-            held = group["params"]
+            members = group["params"]
             group["params"] = [
-                parameters[name] if name else held[place] if was is None else self._apart(held[place])
+                parameters[name] if name else members[place] if was is None else self._apart(members[place])
                 for place, (was, name) in enumerate(zip_longest(before[: len(after)], after))
             ]
 

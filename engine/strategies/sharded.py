@@ -208,10 +208,10 @@ class Sharded(ModelParallel, Strategy):
 
     def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
         """Load whole weights: each rank its rows of them."""
-        held = module.state_dict()
+        own = module.state_dict()
 
         def of_this_rank(name: str, value: Any) -> Any:
-            theirs = held.get(name)
+            theirs = own.get(name)
             if not isinstance(theirs, DTensor):
                 return value
             shards = self.world.size // self._replicas

@@ -160,11 +160,11 @@ class Stage(nn.Module):
     @contextmanager
     def _with_other_buffers(self) -> Iterator[None]:
         """Let a second forward pass over the same part change copies of the buffers: the first one has counted."""
-        held = [(module, dict(buffers_of(module))) for module in self.modules() if buffers_of(module)]
-        for module, buffers in held:
+        before = [(module, dict(buffers_of(module))) for module in self.modules() if buffers_of(module)]
+        for module, buffers in before:
             buffers_of(module).update({n: None if b is None else b.clone() for n, b in buffers.items()})
         try:
             yield
         finally:
-            for module, buffers in held:
+            for module, buffers in before:
                 buffers_of(module).update(buffers)

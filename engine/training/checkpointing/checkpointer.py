@@ -171,9 +171,9 @@ class Checkpointer:
             self._write_s = pending.stall_s + pending.write_s
             if self._loggers is not None:
                 self._loggers.wake()
-            held = {"stall_s": pending.stall_s, "wait_s": pending.wait_s, "write_s": pending.write_s}
+            durations = {"stall_s": pending.stall_s, "wait_s": pending.wait_s, "write_s": pending.write_s}
             context.reporter.emit(
-                "snapshot", name=snapshot.name, step=position.step, epoch=epoch, bytes=snapshot.bytes, **held
+                "snapshot", name=snapshot.name, step=position.step, epoch=epoch, bytes=snapshot.bytes, **durations
             )
 
         rows = context.metric_logger.drain_rows()
