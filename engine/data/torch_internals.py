@@ -3,7 +3,9 @@
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler
+from torch import Tensor
+from torch.utils.data import RandomSampler, default_collate
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "has_num_samples",
     "make_worker_info",
     "set_worker_info",
+    "stacks_tensors",
     "worker_info",
     "workers_of",
 ]
@@ -31,6 +34,12 @@ def set_worker_info(info: Any) -> None:
 def make_worker_info(**fields: Any) -> Any:
     """Return what torch shows a worker of itself: `id`, `num_workers`, `seed`, `dataset`."""
     return torch_worker.WorkerInfo(**fields)
+
+
+def stacks_tensors(collate: Any) -> bool:
+    """Return whether all that `collate` makes of tensors, in a main process, is `torch.stack` of them."""
+    known: Any = torch_collate.default_collate_fn_map  # which users may change
+    return collate is default_collate and known[Tensor] is torch_collate.collate_tensor_fn
 
 
 def workers_of(iterator: Any) -> list[Any]:

@@ -157,6 +157,20 @@ DATA = [
         "unit/data/test_stream_trial.py::test_data_that_changed_under_a_run_are_refused",
     ),
     Mutant(
+        "digests of an earlier version are compared",
+        "engine/data/iterable/loader.py",
+        'is_known = state_dict.get("form") == FORM',
+        'is_known = "digests" in state_dict',
+        "unit/data/test_stream_trial.py::test_snapshots_of_older_versions_are_resumed",
+    ),
+    Mutant(
+        "tensors of a stream are stacked whatever its collate_fn",
+        "engine/data/iterable/shard.py",
+        "return stacks_tensors(self.reader.collate)",
+        "return True",
+        "unit/data/test_worker_data.py::test_a_collate_fn_that_is_set_anew_makes_the_batches_of_the_next_epoch[Streamed-0]",
+    ),
+    Mutant(
         "generators that copies of a stream share are not seeded",
         "engine/data/iterable/shard.py",
         "self.seeders = [seeder(generator) for generator in shared_generators(dataset)]",

@@ -11,10 +11,11 @@ import pytest
 import torch
 import torchmetrics
 from support.leaks import SIGNALS
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
-from torch.utils.data import DataLoader, RandomSampler, get_worker_info
+from torch.utils.data import DataLoader, RandomSampler, default_collate, default_convert, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from midstride.engine.data import torch_internals as data
 from midstride.engine.launch import torch_internals as launch
@@ -164,6 +165,17 @@ def test_a_process_shows_itself_as_a_worker() -> None:
     finally:
         data.set_worker_info(None)
     assert get_worker_info() is None
+
+
+def test_tensors_are_collated_by_stacking_unless_users_say_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [torch.randn(3) for _ in range(4)]
+    assert data.stacks_tensors(default_collate)
+    assert torch.equal(default_collate(rows), torch.stack(rows))
+    assert not data.stacks_tensors(default_convert)
+    own: Any = lambda batch, collate_fn_map: torch.cat(batch)  # noqa: E731
+    monkeypatch.setitem(default_collate_fn_map, Tensor, own)
+    assert torch.equal(default_collate(rows), torch.cat(rows))
+    assert not data.stacks_tensors(default_collate)
 
 
 def test_workers_of_a_loader_end_and_are_forgotten() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterDataPipe
 
+from midstride.engine.data.iterable.content_digest import FORM
 from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, ShardRequestSampler, shard_rotation
 from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState, added
 from midstride.engine.data.iterable.shards import ShardReader
@@ -146,7 +147,7 @@ class IterableLoader(ResumableLoader):
             shard: {"batch": saved.batch, "due": saved.next_at, "state": pickle.loads(saved.data), **_digests(saved)}
             for shard, saved in sorted(position.resume_states().items())
         }
-        digests = {"digests": list(position.digests)} if None not in position.digests else {}
+        digests = {"digests": list(position.digests), "form": FORM} if None not in position.digests else {}
         return {
             "shards": self.shards,
             "read": list(position.read),
@@ -194,22 +195,22 @@ class IterableLoader(ResumableLoader):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take the position back; the data are read as so many shards as they were then."""
         self.shards = state_dict["shards"]
+        is_known = state_dict.get("form") == FORM  # else an earlier version's digests, or none
         states = {  # JSON has made texts of the numbers of shards
             int(shard): ShardState(
-                *(saved["batch"], saved["due"], pickle.dumps(saved["state"]), saved.get("digest"), saved.get("total"))
+                *(saved["batch"], saved["due"], pickle.dumps(saved["state"])),
+                *((saved["digest"], saved["total"]) if is_known else (None, None)),
             )
             for shard, saved in state_dict["states"].items()
         }
-        digests = state_dict.get("digests", [None] * len(state_dict["read"]))  # of older versions
         read, ended = list(state_dict["read"]), list(state_dict["ended"])
-        totals = list(state_dict.get("totals", [None] * len(read)))
         self._position = PassPosition(
             read,
             ended,
             state_dict["turn"],
-            digests=list(digests),
+            digests=list(state_dict["digests"]) if is_known else [None] * len(read),
             earlier_states=states,
-            totals=totals,
+            totals=list(state_dict["totals"]) if is_known else [None] * len(read),
             had_states=state_dict.get("had_states", False),
         )
         self._data.load_state_dict(state_dict)

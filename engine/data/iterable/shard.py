@@ -8,11 +8,13 @@ from functools import partial
 from itertools import islice, repeat
 from typing import Any, Protocol
 
-from midstride.engine.data.iterable.content_digest import content_digest
+from torch import Tensor
+
+from midstride.engine.data.iterable.content_digest import content_digest, stack_of
 from midstride.engine.data.iterable.shard_state import ShardAnswer, ShardExhausted, ShardRequest, ShardState, added
 from midstride.engine.data.iterable.sources import Source, replayed, source_of
 from midstride.engine.data.rng.fast_state import seed_generators
-from midstride.engine.data.torch_internals import make_worker_info, set_worker_info
+from midstride.engine.data.torch_internals import make_worker_info, set_worker_info, stacks_tensors
 from midstride.engine.errors import EngineError, NotExact, UserCodeError
 from midstride.engine.objects.generators import seeder, shared_generators
 from midstride.engine.seeds import mix
@@ -59,6 +61,10 @@ class Shard:
         UserCodeError: the user's code raised.
     """
 
+    #: of the batch read last, and its samples as one tensor, where the mark is made of that
+    mark: int | None = None
+    _stack: Tensor | None = None
+
     def __init__(
         self,
         reader: Reader,
@@ -73,7 +79,6 @@ class Shard:
         self.position, self.due = (saved.batch, saved.next_at) if saved else (0, 1)
         #: digest of all samples up to here, and sum of the marks of their batches; None after a state that lacks them
         self.digest, self.total = (saved.digest, saved.total) if saved else (0, 0)
-        self.mark: int | None = None  #: of the batch read last
         self.over = False
         dataset = reader.fresh(copied=copied or saved is not None)
         seed = mix(self.key, _OPENING)
@@ -102,11 +107,17 @@ class Shard:
         reader = self.reader
         if reader.collate_draws:
             seed_generators(mix(self.key, 2 * self.position + 1))
-        batch = self._calling("collate_fn", reader.collate, samples)
+        batch = self._stack if self._is_collated() else self._calling("collate_fn", reader.collate, samples)
         self.position += 1
         self._take_state()
         states, self._taken = self._taken, []
         return ShardAnswer(batch, self.digest, states, self.mark, self.total)
+
+    def _is_collated(self) -> bool:
+        """Return whether the stack is the batch: in a worker that is made in memory which processes share."""
+        if self._stack is None or self.info is not None or self.reader.batch_size is None:
+            return False
+        return stacks_tensors(self.reader.collate)
 
     def next_digest(self) -> int | None:
         """Read a batch without collating it; return a digest of all up to here, None at the end."""
@@ -117,8 +128,10 @@ class Shard:
 
     def _next(self) -> Any:
         samples = self._calling("__next__", self._samples)
+        self._stack = None
         if samples is not None and self.digest is not None:
-            content = content_digest(samples)
+            self._stack = stack_of(samples)
+            content = content_digest(samples, self._stack)
             self.digest = mix(self.digest, content)
             self.mark = mix(mix(self.key, self.position), content)
             self.total = None if self.total is None else added(self.total, self.mark)

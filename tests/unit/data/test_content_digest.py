@@ -1,4 +1,4 @@
-"""Digests of samples are kept in snapshots: how they are computed may change, what they are may not."""
+"""Digests of samples are kept in snapshots: how they are computed may change, what they are only with their `FORM`."""
 
 import marshal
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from midstride.engine.data.iterable.content_digest import content_digest
+from midstride.engine.data.iterable.content_digest import FORM, content_digest, stack_of
 
 
 def by_itself(sample: Tensor) -> tuple[str, tuple[int, ...], int]:
@@ -36,8 +36,41 @@ BATCHES: dict[str, Callable[[], list[Tensor]]] = {
 }
 
 
+#: batches whose tensors are digested one by one: they are few, or not alike
+APART = ("few", "of other shapes", "of other types")
+
+
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_list_of_tensors_has_the_digest_of_each_by_itself(batch: str) -> None:
+def test_a_list_of_tensors_has_the_digest_of_their_stack(batch: str) -> None:
     samples = BATCHES[batch]()
-    plain: list[Any] = [by_itself(sample) for sample in samples]
+    apart = batch in APART
+    plain: Any = [by_itself(sample) for sample in samples] if apart else ("stack", *by_itself(torch.stack(samples)))
+    assert FORM == 2
     assert content_digest(samples) == xxh3_64_intdigest(marshal.dumps(plain, 0))
+    assert content_digest(samples, stack_of(samples)) == content_digest(samples)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_list_of_samples_of_several_parts_has_the_digest_of_their_columns(batch: str) -> None:
+    tensors = BATCHES[batch]()
+    of_tuples = content_digest([(tensor, number) for number, tensor in enumerate(tensors)])
+    assert of_tuples == content_digest([(tensor.clone(), number) for number, tensor in enumerate(tensors)])
+    of_dicts = content_digest([{"x": tensor, "y": number} for number, tensor in enumerate(tensors)])
+    turned = content_digest([(tensor, number) for number, tensor in enumerate(reversed(tensors))])
+    counted = content_digest([(tensor, number + 1) for number, tensor in enumerate(tensors)])
+    fewer = content_digest([(tensor, number) for number, tensor in enumerate(tensors[1:])])
+    assert len({of_tuples, of_dicts, counted, fewer}) == 4
+    assert (turned == of_tuples) == (batch == "empty")
+
+
+def test_nothing_that_samples_differ_in_is_left_out() -> None:
+    x, rows = torch.arange(6.0), torch.arange(12.0).reshape(4, 3)
+    other = [
+        *([x[:3], x[3:], x[:3], x[3:]], [x[:3], x[3:], x[3:], x[:3]], [x[:2], x[2:4], x[4:], x[:2], x[2:4], x[4:]]),
+        *(list(rows), list(rows.reshape(6, 2)), list(rows.view(torch.int32)), list(rows.double())),
+        *(rows, [rows], tuple(rows[:2]), [x.to_sparse()] * 4),
+        *([{"a": 1}] * 4, [{"b": 1}] * 4, [{"a": 1}] * 5, [{"a": True}] * 4, [{"a": 1.0}] * 4, [[1]] * 4),
+        *([{"a": x}] * 4, [{"b": x}] * 4, [{"a": x}] * 3 + [{"b": x}], [{"a": x}] * 5, [(x,)] * 4, [(x, x)] * 4),
+        *([(x, x)] * 3 + [(x, x[:2])], [(x, x)] * 3 + [(x,)], [(x, (x, 1))] * 4, [(x, (x, 2))] * 4),
+    ]
+    assert len({content_digest(samples) for samples in other}) == len(other)

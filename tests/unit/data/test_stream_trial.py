@@ -216,11 +216,15 @@ def test_data_that_changed_under_a_run_are_refused() -> None:
         resumed(other, after(Lines(), 3), 3)
 
 
-def test_snapshots_of_older_versions_are_resumed() -> None:
+@pytest.mark.parametrize("kept", [{}, {"digest": 1, "total": 1}])
+def test_snapshots_of_older_versions_are_resumed(kept: dict[str, int]) -> None:
+    """They kept no digests of what was read, or others."""
     state = after(Stateful(), 3)
-    del state["digests"]
-    state["states"] = {0: {"batch": 3, "due": 4, "state": {"at": 12, "weight": torch.zeros(0)}}}
+    del state["digests"], state["form"]
+    saved = {"batch": 3, "due": 4, "state": {"at": 12, "weight": torch.zeros(0)}}
+    state |= {"states": {0: saved}, "totals": [None]}
     feed = feed_of(Stateful())
-    feed.load_state_dict(copy.deepcopy(state))
+    older = {**state, "states": {0: {**saved, **kept}}, **({"digests": [1], "totals": [1]} if kept else {})}
+    feed.load_state_dict(copy.deepcopy(older))
     assert not differences(feed.state_dict(), state)
     assert [batch.tolist() for batch in feed.batches(0, 3)] == REST
