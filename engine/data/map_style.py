@@ -170,7 +170,7 @@ class MapLoader(ResumableLoader):
             self._isolated = IsolatedReads(
                 self._seeds, self._rng_isolation, self.source.dataset, self.source.collate_fn
             )
-            memory = ReadMemory(self.source.dataset, self.source.collate_fn, self._module)
+            memory = self._read_memory()
             self._seeds.watch_memory(None if self._in_main else memory)
             if self._in_main and not self._loader.pin_memory:
                 return self._read_here(memory)
@@ -178,6 +178,12 @@ class MapLoader(ResumableLoader):
             init.set_init(self.source.worker_init_fn)
             with self._rng_isolation:
                 return start_workers(self._loader, f"the {self._what} loader")
+
+    def _read_memory(self) -> ReadMemory:
+        """Return what watches what the data hold; workers get the module, which may be pickled, if these lead to it."""
+        data, module = (self.source.dataset, self.source.collate_fn), self._module
+        is_held = self._in_main or module is None or any(path_to_module(one, module) is not None for one in data)
+        return ReadMemory(*data, module if is_held else None)
 
     def attach(self, module: nn.Module) -> None:
         """Leave out, of what workers begin with, what is `module`'s; they are not to read that in training."""

@@ -134,6 +134,8 @@ def _without_fork(context: str) -> None:
     given: Any = LOADERS["persistent workers"](1, 2).train_dataloader()
     given.multiprocessing_context = context
     feed = training_loader(given, World(), seed=5, shard=False, limit=1.0)
+    feed.attach(module := Tangled())
+    module.act = lambda values: values  # type: ignore[assignment]  # which cannot be pickled, as its trainer cannot
     assert not differences(whole[2:], read(feed, 0, 2))
 
 

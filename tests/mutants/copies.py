@@ -96,4 +96,11 @@ COPIES = [
         "return live",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Recollated]",
     ),
+    Mutant(
+        "workers are given the module, whether they read it or not",
+        "engine/data/map_style.py",
+        "module if is_held else None",
+        "module",
+        "laws/test_loaders.py::test_workers_that_are_not_forked",
+    ),
 ]
