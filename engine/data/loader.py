@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
+from midstride.engine.state.stateful import rank0_state
+
 __all__ = ["FitLoaders", "ResumableLoader"]
 
 
@@ -134,6 +136,10 @@ class FitLoaders:
         self.training.load_state_dict(state_dict["training"])
         for loader, state in zip(self.validation, state_dict["validation"], strict=True):
             loader.load_state_dict(state)
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's, with a warning where others differ."""
+        return dict(rank0_state("what a loader holds", states))
 
     def restored(self) -> None:
         """Tell every loader that all of the state is back."""

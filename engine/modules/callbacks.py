@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import UserError
+from midstride.engine.state.stateful import rank0_state
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,6 +197,10 @@ class Callbacks:
                 callback.load_state_dict(copy.deepcopy(state_dict[name]))
             else:
                 state_dict[name] = callback.state_dict()
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's, with a warning where others differ."""
+        return dict(rank0_state("what a callback keeps", states))
 
 
 class _Monitor(Callback):

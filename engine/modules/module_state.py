@@ -108,6 +108,10 @@ class TrainingModes:
         for name, parameter in self._module.named_parameters():
             parameter.requires_grad_(state_dict["requires_grad"][name])
 
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return rank 0's, with a warning where others differ."""
+        return dict(rank0_state("what is in training", states))
+
 
 def _tell(what: str, new: Sequence[str], gone: Sequence[str]) -> None:
     """Say what the code builds otherwise than that of the snapshot's attempt."""

@@ -17,6 +17,7 @@ import torch
 from laws.mended import MENDED
 from laws.objects.loaders import TellsBetweenEpochs
 from laws.objects.named import NAMED
+from laws.objects.ranked import RANKED
 from laws.objects.table import KEPT
 from laws.objects.unsaved import LockedByRank
 from support.hostile_files import Parts
@@ -150,6 +151,32 @@ def test_what_cannot_come_back_is_named_in_the_first_life(
         train(made, tmp_path)
         assert len(re.findall(words, caplog.text)) == 1
         assert "cannot be brought back" not in caplog.text  # by the life that has it
+
+
+def train_ranked(name: str, folder: str, run: str) -> None:
+    module, options, _ = RANKED[name]
+    logging.basicConfig(filename=f"{folder}/log", format="%(levelname)s %(message)s", force=True)
+    snapshots = {"every_steps": 1, "keep": 100}
+    trainer = Trainer(max_steps=STEPS, seed=7, snapshots=snapshots, enable_progress_bar=False, **options)
+    trainer.fit(module(), run=f"{folder}/{run}")
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_what_one_rank_holds_comes_back_or_is_named(name: str, tmp_path: Path) -> None:
+    words = RANKED[name][2]
+    assert run_ranks(train_ranked, name, str(tmp_path), "whole", processes=3) == [0, 0, 0]
+    assert len(re.findall(words or "WARNING", (tmp_path / "log").read_text())) == bool(words)
+    if words:
+        return
+    cut(tmp_path / "whole", tmp_path / "resumed")
+
+    assert run_ranks(train_ranked, name, str(tmp_path), "resumed", processes=3) == [0, 0, 0]
+
+    for rank, (ours, theirs) in enumerate(
+        zip(*(final_state(f"{tmp_path}/{run}") for run in ("resumed", "whole")), strict=True)
+    ):
+        assert differences(ours, theirs) == [], f"rank {rank}"
+    assert (tmp_path / "whole/metrics.csv").read_text() == (tmp_path / "resumed/metrics.csv").read_text()
 
 
 def train_logged(folder: str) -> None:

@@ -292,4 +292,25 @@ WORLDS = [
         "            copy.size()",
         "gpu/test_two_devices.py::test_a_batch_is_copied_on_a_stream_that_the_step_waits_for",
     ),
+    Mutant(
+        "a rank whose data cannot change does not ask the others whether theirs do",
+        "engine/training/checkpointing/data_changes.py",
+        "any(context.collective.gather(not loader.is_sized or loader.changed_in_pass() is not None))",
+        "not loader.is_sized or loader.changed_in_pass() is not None",
+        "laws/test_objects.py::test_what_one_rank_holds_comes_back_or_is_named[one reads the module]",
+    ),
+    Mutant(
+        "a weight that one rank alone has written to is not named",
+        "engine/training/checkpointing/checkpointer.py",
+        "        self._replica_check.check(state)\n",
+        "",
+        "laws/test_objects.py::test_what_one_rank_holds_comes_back_or_is_named[a count in a weight]",
+    ),
+    Mutant(
+        "a world of another size goes on with rank 0's callbacks without a word",
+        "engine/modules/callbacks.py",
+        'dict(rank0_state("what a callback keeps", states))',
+        "dict(states[0])",
+        "unit/training/test_world_size.py::test_what_one_rank_has_otherwise_is_named",
+    ),
 ]

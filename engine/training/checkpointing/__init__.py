@@ -6,6 +6,7 @@ facts          what manifests say of a fit: what makes its run this run, and wha
 identity       what may change between two attempts of a run, and what is said when it does
 state_parts    the parts of a fit's state: everything that decides how it goes on
 rank_warnings  warnings of all ranks, merged and logged by the first
+replica_check  whether ranks have alike what a snapshot holds once for all of them
 restore_check  what could not come back in the next attempt is found within seconds of this one's start
 roots          where a fit's objects are found: its module, callbacks, data, optimizers, schedulers, and
                generators in globals

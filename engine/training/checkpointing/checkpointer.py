@@ -25,6 +25,7 @@ from midstride.engine.training.checkpointing.data_changes import DataChanges
 from midstride.engine.training.checkpointing.facts import hyperparameters, run_facts, weights_facts
 from midstride.engine.training.checkpointing.identity import check_environment, check_identity, environment_changes
 from midstride.engine.training.checkpointing.rank_warnings import RankWarnings
+from midstride.engine.training.checkpointing.replica_check import ReplicaCheck
 from midstride.engine.training.checkpointing.restore_check import check_restores
 from midstride.engine.training.checkpointing.roots import unsaved_state_monitor
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
@@ -68,6 +69,7 @@ class Checkpointer:
             self.parts = state_parts(context)
         self._unsaved_state: UnsavedStateMonitor | None = None
         self._data_changes, self._is_due = DataChanges(context), False
+        self._replica_check = ReplicaCheck(context.strategy, context.collective.gather)
         self._is_verified = False  # whether every part has shown that it takes back what it gives
         self._initial_sharding = InitialSharding.of(context.loaders, context.world.size)
         self._facts = run_facts(self._context)
@@ -196,6 +198,7 @@ class Checkpointer:
             if self._unsaved_state is not None:
                 self._unsaved_state.check()
             state = state_of(self.parts)
+        self._replica_check.check(state)
         self.run.snapshot(position, state, rows, facts, probe, committed)
         self._schedule.reset(time.perf_counter() - began)
 

@@ -25,11 +25,14 @@ class DataChanges:
 
     def __init__(self, context: FitContext) -> None:
         self._context, self._asked, self._found = context, 0, False
+        loader = context.loaders.training
+        # Of map-style data that is known now, and only some ranks' may be such; the others join in all the same.
+        self._is_asked = any(context.collective.gather(not loader.is_sized or loader.changed_in_pass() is not None))
 
     def allow_snapshot(self) -> bool:
         """Return whether a run can go on from here; every rank calls this at the same boundary."""
         progress, loader = self._context.progress, self._context.loaders.training
-        if progress.at_end or progress.batch == 0 or (loader.is_sized and loader.changed_in_pass() is None):
+        if progress.at_end or progress.batch == 0 or not self._is_asked:
             return True
         self._asked += not self._found
         if not self._found and is_looked_at(self._asked):

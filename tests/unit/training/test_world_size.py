@@ -1,12 +1,20 @@
 """What several ranks have for themselves, put together for another number of them."""
 
+from typing import Any, cast
+
+import pytest
 import torch
 import torchmetrics
 from torch import nn
 
 from midstride.engine import TrainingModule
+from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
+from midstride.engine.modules.callbacks import Callbacks
+from midstride.engine.modules.module_state import TrainingModes
+from midstride.engine.objects.object_state import Objects
+from midstride.engine.optim.optimizers import SchedulerList
 from midstride.engine.seeds import Generators, seed_everything
 from midstride.engine.state.codec import differences
 from midstride.engine.training.checkpointing.state_parts import Gradients
@@ -27,6 +35,28 @@ def test_gradients_of_an_open_window_become_their_mean_on_every_rank() -> None:
     exchanged = torch.tensor([[0.1]])
     assert Gradients(Module()).resharded([{"layer.weight": exchanged}] * 3, 1)["layer.weight"].equal(exchanged)
     assert Gradients(Module()).resharded([{}, {}], 0) == {}
+
+
+#: what the ranks ought to have alike, and the words for where they do not
+ALIKE: dict[str, Any] = {
+    "a callback": Callbacks([]),
+    "a scheduler": SchedulerList([]),
+    "is in training": TrainingModes(Module()),
+    "a loader": FitLoaders(cast("ResumableLoader", None)),
+    "an attribute": Objects.of_module(Module()),
+}
+
+
+@pytest.mark.parametrize("words", ALIKE)
+def test_what_one_rank_has_otherwise_is_named(words: str, caplog: pytest.LogCaptureFixture) -> None:
+    states = [{"x": {"seen": 1}}, {"x": {"seen": 1}}, {"x": {"seen": 3}}]
+
+    assert ALIKE[words].resharded(states[:2], 1) == states[0]
+    assert caplog.text == ""
+    assert ALIKE[words].resharded(states, 1) == states[0]
+
+    assert f"{words} " in caplog.text
+    assert "(rank 0 and rank 2: x/seen (1, now 3))" in caplog.text
 
 
 def test_ranks_keep_their_generators_and_new_ones_get_others() -> None:

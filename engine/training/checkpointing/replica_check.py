@@ -1,0 +1,76 @@
+"""Whether ranks have alike what a snapshot holds once for all of them: parameters and what optimizers keep of them.
+
+User code may write to one rank's alone: noise from that rank's generator, a frozen parameter that counts. Each rank
+writes a share of what all have, so a resumed run would have another mixture than any rank had.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from midstride.engine.objects.unwritable import few
+from midstride.engine.state.codec import walk
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.training.checkpointing.unsaved_state import is_looked_at
+
+__all__ = ["ReplicaCheck"]
+
+log = logging.getLogger(__name__)
+
+#: of a larger tensor, some elements are compared
+_WHOLE_BYTES = 1 << 20
+
+
+class ReplicaCheck:
+    """Names what the ranks ought to have alike and do not; it looks when `UnsavedStateMonitor` does.
+
+    Args:
+        strategy: says what is alike.
+        gather: returns every rank's value, in the order of ranks.
+    """
+
+    def __init__(self, strategy: Strategy, gather: Callable[[object], list[Any]]) -> None:
+        self._strategy, self._gather = strategy, gather
+        self._snapshots, self._is_told = 0, False
+
+    def check(self, state: object) -> None:
+        """Compare what the ranks have; every rank calls this at every snapshot, until something was found.
+
+        Args:
+            state: this rank's tree.
+        """
+        self._snapshots += 1
+        if self._strategy.world.size == 1 or self._is_told or not is_looked_at(self._snapshots):
+            return
+        found = _differing(self._gather(self._digests(state)))
+        self._is_told = bool(found)
+        if found and self._strategy.world.is_first:
+            log.warning(
+                "strategy %s has these alike on all ranks, and user code has written to those of one rank alone: %s. "
+                "A resumed run has on every rank what one of them had. Write the same on every rank, or keep what is "
+                "each rank's own in an attribute",
+                self._strategy.name,
+                few([path.replace("/", ".") for path in found]),
+            )
+
+    def _digests(self, state: object) -> dict[str, str]:
+        leaves = walk(state)[1]
+        return {leaf.path: _digest(leaf.tensor) for leaf in leaves if self._strategy.is_replicated(leaf.path)}
+
+
+def _differing(ranks: Sequence[dict[str, str]]) -> list[str]:
+    """Return the names of what is not the same on all ranks; what one of them lacks is the writer's to refuse."""
+    return [name for name, digest in ranks[0].items() if any(digest != other.get(name, digest) for other in ranks)]
+
+
+def _digest(tensor: Tensor) -> str:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return ""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    if (parts := flat.numel() * flat.element_size() // _WHOLE_BYTES) > 1:
+        flat = flat[::parts]
+    return xxhash.xxh3_64_hexdigest(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
