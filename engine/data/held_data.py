@@ -1,34 +1,46 @@
 """What a data set, and what reads it, hold: taken as nodes, and put back in place."""
 
 import copy
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import ChainDataset, ConcatDataset, Subset
+from torch.utils.data import ChainDataset, ConcatDataset, Dataset, StackDataset, Subset
 
 from midstride.engine.code_origin import is_user_class
+from midstride.engine.objects.attributes import attributes_of, delete_attribute, items_of, set_attribute
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 
-__all__ = ["HeldData", "Nodes", "users_data"]
+__all__ = ["HeldData", "Nodes", "is_value", "users_data"]
 
 #: attributes by the path of their owner and by name, as nodes
 Nodes = dict[str, dict[str, Any]]
+#: torch's own around other data sets
+_WRAPPERS = (Subset, ConcatDataset, ChainDataset, StackDataset)
+_CONTAINERS = (list, tuple, dict, deque)
 
 
 def users_data(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
-    """Yield `dataset`, or those that torch's own read for it, where they are the user's."""
+    """Yield `dataset` and those that it reads, where they are the user's or torch's own around others."""
+    if is_value(dataset):
+        return
+    if is_user_class(type(dataset)) or isinstance(dataset, _WRAPPERS):
+        yield name, dataset
     if isinstance(dataset, Subset):
         yield from users_data(f"{name}/dataset", dataset.dataset)
-    elif isinstance(dataset, (ConcatDataset, ChainDataset)) and isinstance(dataset.datasets, (list, tuple)):
-        for number, inner in enumerate(dataset.datasets):
-            yield from users_data(f"{name}/datasets/{number}", inner)
-    elif is_user_class(type(dataset)) and hasattr(dataset, "__dict__"):
-        yield name, dataset
+    elif isinstance(dataset, (ConcatDataset, ChainDataset, StackDataset)):
+        for key, inner in items_of(dataset.datasets) or ():
+            yield from users_data(f"{name}/datasets/{key}", inner)
+
+
+def is_value(dataset: object) -> bool:
+    """Return whether `dataset` is a value, such as a list or a tensor, of which what reads it is the owner."""
+    return isinstance(dataset, _CONTAINERS) or not (isinstance(dataset, Dataset) or is_user_class(type(dataset)))
 
 
 class HeldData:
@@ -44,7 +56,7 @@ class HeldData:
 
     def owners(self) -> dict[str, tuple[Any, dict[str, Any]]]:
         """Return the owners by path, each with a copy of its attributes."""
-        return {path: (owner, dict(vars(owner))) for path, owner in self._given.items()}
+        return {path: (owner, attributes_of(owner)) for path, owner in self._given.items()}
 
     def filled(self, path: str, name: str, node: Any, live: Any) -> Any:
         """Return what is to be filled as `node` says, where `live` stands; MISSING for a new one."""
@@ -69,9 +81,9 @@ class HeldData:
                 live = self.filled(path, name, node, own.get(name, MISSING))
                 value = filling.put(node, live, f"{path}/{name}")
                 if value is not MISSING:
-                    vars(owner)[name] = value
+                    set_attribute(owner, name, value)
             for name in own.keys() - wanted.keys():
-                del vars(owner)[name]
+                delete_attribute(owner, name)
 
     @contextmanager
     def reverted(self) -> Iterator[None]:
@@ -82,8 +94,9 @@ class HeldData:
         finally:
             for path, (owner, own) in self.owners().items():
                 for name in own.keys() - owners[path][1].keys():
-                    del vars(owner)[name]
-                vars(owner).update(owners[path][1])
+                    delete_attribute(owner, name)
+                for name, value in owners[path][1].items():
+                    set_attribute(owner, name, value)
             self.fill(now)
 
     def _anchors(self) -> dict[str, object]:

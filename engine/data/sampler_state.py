@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from midstride.engine.data.in_place_copy import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
-from midstride.engine.objects.attributes import attributes_of, members_of
+from midstride.engine.objects.attributes import attributes_of, members_of, set_attribute
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.generators import Generator, find_generators, get_state, set_state
 from midstride.engine.objects.graph import GraphWalk
@@ -111,9 +111,10 @@ class SamplerState:
         owners = {path: owner for path, owner, _ in values_beside(self._sampler, self._dataset)}
         filling = GraphRestore(GraphWalk({}, {}), {_DATA: self._dataset, **owners}, torch.device("cpu"))
         for path in (path for path in nodes if path in owners):
-            own = vars(owners[path])
-            put = {n: filling.put(node, own.get(n, MISSING), f"{path}/{n}") for n, node in nodes[path].items()}
-            own |= {name: value for name, value in put.items() if value is not MISSING}
+            own = attributes_of(owners[path])
+            for name, node in nodes[path].items():
+                if (value := filling.put(node, own.get(name, MISSING), f"{path}/{name}")) is not MISSING:
+                    set_attribute(owners[path], name, value)
 
     def _live(self) -> State:
         """Return all of it, as it is."""
@@ -156,8 +157,8 @@ def values_beside(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dic
     They are of kinds that only the object graph can write, such as a `Fraction` or a class derived from dict.
     """
     for path, owner in _owners(sampler, dataset).items():
-        if hasattr(owner, "__dict__") and not _has_state_dict(owner):
-            own = {name: v for name, v in vars(owner).items() if v is not dataset and _is_beside(v)}
+        if not _has_state_dict(owner):
+            own = {name: v for name, v in attributes_of(owner).items() if v is not dataset and _is_beside(v)}
             yield path.removeprefix("sampler").strip("."), owner, own
 
 

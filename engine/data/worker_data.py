@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine.data.held_data import HeldData, Nodes, users_data
+from midstride.engine.data.held_data import HeldData, Nodes, is_value, users_data
 from midstride.engine.errors import NotExact
+from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.plain_values import PLAIN
@@ -29,8 +30,9 @@ _OF_LOADERS = frozenset(vars(DataLoader(TensorDataset()))) - {"collate_fn", "wor
 
 
 def loader_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return what a loader holds that users set, and may set anew."""
-    return {name: value for name, value in vars(loader).items() if name not in _OF_LOADERS}
+    """Return what a loader holds that users set, and may set anew; its data set where that is a list or the like."""
+    own = {name: value for name, value in attributes_of(loader).items() if name not in _OF_LOADERS}
+    return {**own, "dataset": loader.dataset} if is_value(loader.dataset) else own
 
 
 class WorkerData(HeldData):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.objects.attributes import new_locks, state_attributes
+from midstride.engine.objects.attributes import delete_attribute, new_locks, set_attribute, state_attributes
 from midstride.engine.objects.containers import MISSING, Filler
 from midstride.engine.objects.plain_values import kind_name, step
 
@@ -79,12 +79,12 @@ def fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str
                 filling.give_up(step(path, name), "set", MISSING)
     for name in before.keys() - nodes.keys():
         if not filling.change.adds(path, name):
-            object.__delattr__(live, name)
+            delete_attribute(live, name)
 
 
 def _set_attribute(owner: Any, name: str, value: Any) -> None:
     """Set an attribute past any `__setattr__`."""
     if name in getattr(owner, "__dict__", {}) or isinstance(owner, nn.Module):
-        vars(owner)[name] = value
+        set_attribute(owner, name, value)
     else:
         object.__setattr__(owner, name, value)

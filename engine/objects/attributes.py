@@ -5,11 +5,22 @@ import threading
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
 
-__all__ = ["INTERNAL", "attributes_of", "items_of", "made_by", "members_of", "new_locks", "state_attributes"]
+__all__ = [
+    "INTERNAL",
+    "attributes_of",
+    "delete_attribute",
+    "items_of",
+    "made_by",
+    "members_of",
+    "new_locks",
+    "set_attribute",
+    "state_attributes",
+]
 
 #: what nn.Module keeps of its own
 INTERNAL = frozenset(vars(nn.Module()))
@@ -25,7 +36,7 @@ _LOCKS: dict[type, frozenset[str]] = {
 def attributes_of(value: object) -> dict[str, Any]:
     """Return the attributes of an object by name, those in slots included."""
     found = dict(getattr(value, "__dict__", {}))
-    for name in _slots(type(value)):
+    for name in _slots_of(value):
         try:
             found[name] = getattr(value, name)
         except AttributeError:  # not set
@@ -33,11 +44,27 @@ def attributes_of(value: object) -> dict[str, Any]:
     return found
 
 
+def set_attribute(owner: object, name: str, value: Any) -> None:
+    """Set an attribute where `attributes_of` finds it, past any `__setattr__`."""
+    if name in _slots_of(owner):
+        object.__setattr__(owner, name, value)
+    else:
+        vars(owner)[name] = value
+
+
+def delete_attribute(owner: object, name: str) -> None:
+    """Delete an attribute that `attributes_of` finds, past any `__delattr__`."""
+    if name in _slots_of(owner):
+        object.__delattr__(owner, name)
+    else:
+        del vars(owner)[name]
+
+
 def state_attributes(value: object) -> dict[str, Any]:
     """Return the attributes of an object; of a module, those that hold its state; no locks of Python's own."""
     if isinstance(value, nn.Module):
         internal = INTERNAL - _OF_MODULES
-        return {name: item for name, item in vars(value).items() if name not in internal}
+        return {name: item for name, item in attributes_of(value).items() if name not in internal}
     owner, found = _lock_owner(type(value)), attributes_of(value)
     return {name: item for name, item in found.items() if name not in _LOCKS[owner]} if owner else found
 
@@ -80,6 +107,12 @@ def members_of(value: object) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", item) for name, item in attributes_of(value).items())
 
 
+def _slots_of(value: object) -> tuple[str, ...]:
+    kind: type = type(value)
+    return _slots(kind)
+
+
+@lru_cache(maxsize=1024)  # asked for each object at every snapshot
 def _slots(kind: type) -> tuple[str, ...]:
     found = [(base, vars(base).get("__slots__", ())) for base in kind.__mro__[:-1]]
     named = ((base, name) for base, slots in found for name in ([slots] if isinstance(slots, str) else slots))

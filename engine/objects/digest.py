@@ -17,7 +17,7 @@ import xxhash
 from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.objects.attributes import INTERNAL, members_of
+from midstride.engine.objects.attributes import INTERNAL, attributes_of, members_of
 from midstride.engine.objects.code_state import class_and_global_state, is_data
 from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
@@ -84,7 +84,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, nn.Module):
         for path, submodule in value.named_modules():
             prefix = f".{path}." if path else "."
-            yield from ((prefix + key, item) for key, item in vars(submodule).items() if key not in _NOT_STATE)
+            yield from ((prefix + key, item) for key, item in attributes_of(submodule).items() if key not in _NOT_STATE)
     elif isinstance(value, (*ITERATORS, types.GeneratorType)):
         yield from ((f" ({number})", item) for number, item in enumerate(_parts(value)))
     elif is_data(value):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from midstride.engine.code_origin import is_user_class, is_user_file
 from midstride.engine.objects.attribute_restore import KNOWN, NAMESPACES, is_made_anew
-from midstride.engine.objects.attributes import made_by, state_attributes
+from midstride.engine.objects.attributes import attributes_of, made_by, state_attributes
 from midstride.engine.objects.container_writers import (
     CONSTANT,
     Walk,
@@ -161,7 +161,7 @@ def _partial(walk: Walk, value: partial[Any], path: str) -> Any:
     walk.meet(value, path)
     held = {"func": value.func, "args": value.args, "keywords": value.keywords}
     node = instance_of(value, "partial", **{n: walk.node(item, step(path, n)) for n, item in held.items()})
-    if attributes := walk.attributes(vars(value), path):
+    if attributes := walk.attributes(attributes_of(value), path):
         node.state["attributes"] = attributes
     return node
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.attribute_restore import class_called
-from midstride.engine.objects.attributes import INTERNAL
+from midstride.engine.objects.attributes import INTERNAL, attributes_of, delete_attribute, set_attribute
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
@@ -68,7 +68,7 @@ class Root:
     def set(self, name: str, value: Any) -> None:
         """Set an attribute, past any `__setattr__`."""
         if self.owner is not None:
-            vars(self.owner)[name] = value
+            set_attribute(self.owner, name, value)
 
 
 def module_roots(module: nn.Module) -> Iterator[Root]:
@@ -78,8 +78,8 @@ def module_roots(module: nn.Module) -> Iterator[Root]:
             yield Root("metrics", path, objects_in(submodule), submodule, is_setup=True)
             continue
         ours = _OURS | getattr(type(submodule), "not_state", frozenset())
-        set_by_users = (name for name in vars(submodule) if name not in ours and not name.startswith(_COMPOSABLE))
-        own = {name: vars(submodule)[name] for name in set_by_users}
+        found = attributes_of(submodule).items()
+        own = {name: value for name, value in found if name not in ours and not name.startswith(_COMPOSABLE)}
         yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
         if hooks := user_hooks(submodule, _HOOKS):
             yield Root("hooks", path, hooks)
@@ -187,6 +187,8 @@ class Objects:
         change = CodeChange(self._code, as_saved(state_dict.pop("built", {})))
         lost = self._set_classes(state_dict.get("classes", {}))
         walk, roots = self._walk()
+        for root in roots:
+            self._leave_setup_out(root, state_dict)
         saved = [self._saved(root, state_dict, walk) for root in roots]
         filling = GraphRestore(walk, self._anchors(), self._device, change)
         filling.stale.update(lost)
@@ -231,6 +233,17 @@ class Objects:
             if after is not before and after is not MISSING:
                 root.set(name, after)
 
+    def _leave_setup_out(self, root: Root, state: dict[str, Any]) -> None:
+        """Leave out of `state` what this attempt sets up itself, as `state_dict` does: others may not have done so."""
+        group = state.get(root.group, {})
+        nodes = group.get(root.name, {})
+        for name in [name for name, node in nodes.items() if self._as_set_up(f"{root.path}/{name}", node)]:
+            del nodes[name]
+        if root.name in group and not nodes:
+            del group[root.name]
+        if root.group in state and not group:
+            del state[root.group]
+
     def _saved(self, root: Root, state: dict[str, Any], walk: GraphWalk) -> dict[str, Any]:
         """Return what `root` shall hold: as saved, and else as it was set up."""
         nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
@@ -246,7 +259,7 @@ class Objects:
         built = self._built.get(root.path, set())
         for name in root.values.keys() - saved.keys():
             if name not in built or [root.path, name] in deleted:
-                vars(root.owner).pop(name, None)
+                delete_attribute(root.owner, name)
             else:
                 change.adds(root.path, name)
         for path, name in deleted:

@@ -12,6 +12,7 @@ import numpy as np
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attribute_restore import class_called, fill_attributes
+from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.container_writers import Walk, instance_of, item_nodes, opaque_node
 from midstride.engine.objects.containers import MISSING, Filler, items_of
 from midstride.engine.objects.plain_values import kind_name, step
@@ -91,7 +92,9 @@ def numbers_node(walk: Walk, value: Any, path: str) -> Any:
         return opaque_node(walk, value, path)
     walk.meet(value, path)
     found = np.frombuffer(memory, dtype=np.uint8) if memory.nbytes else np.zeros(0, dtype=np.uint8)
-    held: dict[str, Any] = {"attributes": walk.attributes(vars(value), path)} if is_user_class(type(value)) else {}
+    held: dict[str, Any] = (
+        {"attributes": walk.attributes(attributes_of(value), path)} if is_user_class(type(value)) else {}
+    )
     if isinstance(value, array.array):  # whose length cannot change while another shows its memory
         held |= {"code": value.typecode}
         found = found.copy()

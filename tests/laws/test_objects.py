@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from laws.mended import MENDED
-from laws.objects.loaders import TellsBetweenEpochs
+from laws.objects.loaders import Levelled, TellsBetweenEpochs
 from laws.objects.named import NAMED
 from laws.objects.ranked import RANKED
 from laws.objects.table import KEPT
@@ -219,6 +219,17 @@ def test_a_run_goes_on_when_its_code_was_mended(name: str, tmp_path: Path, caplo
     assert len(re.findall(words, caplog.text)) == 1
     assert {name: getattr(module, name, None) for name in held} == held
     assert [record for record in caplog.records[again:] if "the code builds" in record.getMessage()] == []
+
+
+@pytest.mark.parametrize("level", [1.0, 2.0, 3.0])
+def test_a_run_goes_on_whatever_its_code_sets_up_now(level: float, tmp_path: Path) -> None:
+    """Also where that is what training has come to, of which the snapshot says and this attempt would not."""
+    module: Any = train((Levelled, None, list), tmp_path / "before")
+
+    after: Any = train((lambda: Levelled(level), None, list), cut(tmp_path / "before", tmp_path / "after"))
+
+    assert after.loader.dataset.level == 2.0
+    assert torch.equal(after.layer.weight, module.layer.weight)
 
 
 def test_a_snapshot_that_says_what_no_version_writes_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

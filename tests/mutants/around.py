@@ -165,8 +165,8 @@ AROUND = [
     Mutant(
         "data that torch wraps are not looked at",
         "engine/data/held_data.py",
-        "isinstance(dataset, (ConcatDataset, ChainDataset)) and",
-        "False and",
+        "    elif isinstance(dataset, (ConcatDataset, ChainDataset, StackDataset)):\n",
+        "    elif False:\n",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",
     ),
     Mutant(
@@ -245,5 +245,33 @@ AROUND = [
         "if issubclass(type(value), Dataset)}",
         "if False}",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
+    ),
+    Mutant(
+        "what training sets in a slot is set beside it",
+        "engine/objects/attributes.py",
+        "    if name in _slots_of(owner):\n        object.__setattr__",
+        "    if False:\n        object.__setattr__",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[slots]",
+    ),
+    Mutant(
+        "the indices of a subset are no state",
+        "engine/data/held_data.py",
+        "    if is_user_class(type(dataset)) or isinstance(dataset, _WRAPPERS):\n",
+        "    if is_user_class(type(dataset)):\n",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Rechooses]",
+    ),
+    Mutant(
+        "a data set of a library's that a loader alone has is not watched",
+        "engine/training/checkpointing/roots.py",
+        "{**loader_attributes(loader), **data}",
+        "loader_attributes(loader)",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[data of a loader alone]",
+    ),
+    Mutant(
+        "what an attempt sets up itself is asked for again",
+        "engine/objects/object_state.py",
+        "            self._leave_setup_out(root, state_dict)\n",
+        "            pass\n",
+        "laws/test_objects.py::test_a_run_goes_on_whatever_its_code_sets_up_now",
     ),
 ]

@@ -97,6 +97,13 @@ COPIES = [
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Recollated]",
     ),
     Mutant(
+        "workers read a list as training has changed it since the epoch began",
+        "engine/data/worker_data.py",
+        "if is_value(loader.dataset) else own",
+        "if False else own",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[RelabelsForWorkers]",
+    ),
+    Mutant(
         "workers are given the module, whether they read it or not",
         "engine/data/map_style.py",
         "module if is_held else None",

@@ -13,6 +13,7 @@ from midstride.engine.data.sampler_state import values_beside
 from midstride.engine.data.worker_data import loader_attributes
 from midstride.engine.modules.callbacks import Callback, Callbacks
 from midstride.engine.modules.module import DataModule
+from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
@@ -50,7 +51,7 @@ def objects_of(context: FitContext) -> Objects:
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         yield from _callback_roots(callbacks)
         for name, owner in data.items():
-            yield Root("data", name, dict(vars(owner)), owner, is_setup=True, is_data=True)
+            yield Root("data", name, attributes_of(owner), owner, is_setup=True, is_data=True)
         yield from _loader_roots(context.loaders)
         yield from samplers.roots()
         yield from _optimizer_roots(context)
@@ -115,7 +116,7 @@ class _SamplerValues:
         for where, owner, values in self._find() if found is None else found:
             names = self._names.setdefault(where, set())
             names |= values.keys()
-            now = {one: vars(owner)[one] for one in names if one in vars(owner)}
+            now = {one: value for one, value in attributes_of(owner).items() if one in names}
             yield Root("samplers", where, now, owner, is_setup=True, is_data=True)
 
     def _find(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -130,10 +131,11 @@ class _SamplerValues:
 
 
 def _loader_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
-    """Yield what users set on loaders."""
+    """Yield what users set on loaders, and the data sets that are no owners of attributes: values, and a library's."""
     for name, loader in _loaders(fit_loaders).items():
         if isinstance(loader, DataLoader):
-            yield Root("loaders", name, loader_attributes(loader), loader, is_setup=True, is_data=True)
+            data = {} if dict(users_data(name, loader.dataset)) else {"dataset": loader.dataset}
+            yield Root("loaders", name, {**loader_attributes(loader), **data}, loader, is_setup=True, is_data=True)
 
 
 def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def _callback_roots(callbacks: Mapping[str, Callback]) -> Iterator[Root]:
     for name, callback in callbacks.items():
         if is_user_class(type(callback)):
             is_kept = type(callback).state_dict is not Callback.state_dict
-            yield Root("callbacks", name, {} if is_kept else dict(vars(callback)), callback, is_setup=True)
+            yield Root("callbacks", name, {} if is_kept else attributes_of(callback), callback, is_setup=True)
 
 
 def _optimizer_roots(context: FitContext) -> Iterator[Root]:
@@ -173,7 +175,7 @@ def _optimizer_roots(context: FitContext) -> Iterator[Root]:
     for number, optimizer in enumerate(context.optimizers):
         beside = {
             name: value
-            for name, value in vars(optimizer).items()
+            for name, value in attributes_of(optimizer).items()
             if name not in _OF_OPTIMIZERS and not name.endswith("_hooks")
         }
         yield Root("optimizers", str(number), beside, optimizer, is_setup=True)

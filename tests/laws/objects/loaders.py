@@ -288,3 +288,28 @@ class Recollated(Small):
         before: Any = self.loader.collate_fn
         self.loader.collate_fn = partial(scaled_by, by=before.keywords["by"] * 1.5)
         return 1.0
+
+
+class LevelRows(Rows):
+    def __init__(self, level: float) -> None:
+        super().__init__()
+        self.level = level
+
+    def __getitem__(self, index: int) -> Tensor:
+        return super().__getitem__(index) * self.level
+
+
+class Levelled(Small):
+    """Sets up a data set, and sets it in training."""
+
+    def __init__(self, level: float = 1.0) -> None:
+        super().__init__()
+        self.loader = DataLoader(LevelRows(level), 4, shuffle=True)
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+    def factor(self, batch: Tensor) -> Any:
+        rows: Any = self.loader.dataset
+        rows.level = 2.0
+        return 1.0

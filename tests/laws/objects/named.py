@@ -12,6 +12,7 @@ from laws.objects.code import (
     OnAutogradFunction,
     OnFunction,
 )
+from laws.objects.data_sets import RelabelsTensors
 from laws.objects.derived import DerivedInC, MakesLate
 from laws.objects.files import CountsInHelper, CountsOnClassOfHelper, SwapsInHelper
 from laws.objects.functions import (
@@ -171,6 +172,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (WritesTensors, OfTensors, list),
         False,
         r"part of no snapshot: data\.module\.dataset\.tensors\[0\]",
+    ),
+    "data of a loader alone": (
+        (RelabelsTensors, None, list),
+        False,
+        r"part of no snapshot: loaders\.training\.dataset\.tensors\[0\]",
     ),
     "many of a kind": ((Locked, None, list), False, r"not part of snapshots"),
     "a function": ((ActsOtherwise, None, list), False, r"what no snapshot can hold: module\.act \(now .*tanh"),

@@ -14,6 +14,7 @@ from laws.objects.attributes import (
     Tagged,
     Tuned,
 )
+from laws.objects.data_sets import Rechooses, RechoosesForWorkers, Relabels, RelabelsForWorkers, RelabelsNamed, Restacks
 from laws.objects.derived import Derived, Leaf, Plain
 from laws.objects.files import DrawsInHelper
 from laws.objects.functions import (
@@ -56,6 +57,7 @@ from laws.objects.samplers import (
     TellsItsSampler,
     Weighed,
 )
+from laws.objects.slots import SlottedCallback, SlottedData, TellsSlots
 from laws.objects.small import Small
 from laws.objects.structure import Averaged, Growing, LateUnderValidation, Listed, Moved, Reclassed, Rising
 from laws.objects.surroundings import (
@@ -163,6 +165,7 @@ _MODULES: list[type[Small]] = [
         LateGenerators,
     ),
     *(Remembers, Ordered, Recollated),
+    *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks),
 ]
 
 
@@ -176,4 +179,6 @@ KEPT |= {
     "data": (Telling, Counting, list),
     "an order in data": (Reordered, None, list),
     "data that torch wraps": (TellingWrapped, Wrapped, list),
+    "slots": (TellsSlots, SlottedData, lambda: [SlottedCallback()]),
+    "slots, read in workers": (TellsSlots, lambda: SlottedData(workers=1), lambda: [SlottedCallback()]),
 }
