@@ -5,7 +5,6 @@ a run that goes on inside an epoch are made of what those before them had.
 """
 
 import copy
-import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine.data.held_data import HeldData, Nodes, is_value, users_data
+from midstride.engine.data.identity_record import IdentityRecord
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.plain_values import PLAIN
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance
 
@@ -55,8 +54,8 @@ class WorkerData(HeldData):
         self._has_begun = False
         #: functions may be replaced in training, and only those of the user's files are found by their names
         self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
-        #: what a pass began with, and the attributes that it was found in, if those hold nothing that can change
-        self._last: tuple[Nodes, dict[str, dict[str, Any]]] | None = None
+        #: what a pass began with, and what it was found in
+        self._last: tuple[Nodes, IdentityRecord] | None = None
 
     def leave_data(self) -> None:
         """Leave the data as they are from here on, also at the end of a block of `as_begun`: they cannot be copied."""
@@ -84,7 +83,7 @@ class WorkerData(HeldData):
     def _has_changed(self, start: Nodes) -> bool:
         """Return whether what is copied now would be something else than `start`."""
         # A state may be taken at every step, and a walk takes as long as a small batch.
-        if self._last is not None and self._last[0] is start and _are(self._last[1], self._attributes()):
+        if self._last is not None and self._last[0] is start and self._last[1].is_unchanged(self._attributes()):
             return False
         now = {path: nodes for path, nodes in self.nodes().items() if path in start}
         then = {path: start[path] for path in now}  # the number of workers may have changed, and with it the owners
@@ -112,8 +111,8 @@ class WorkerData(HeldData):
         now = copy.deepcopy(self.nodes()) if self._copies or start is not None else {}
         wanted = start if self._copies or start is None else _with_collate(now, start)
         if wanted is None or not self._has_changed(wanted):
-            self._start, own = now if wanted is None else wanted, self._attributes()
-            self._last = (self._start, own) if all(map(_holds_fixed, own.values())) else None
+            self._start = now if wanted is None else wanted
+            self._last = self._start, IdentityRecord(self._attributes())
             yield
             return
         with self.reverted():
@@ -138,8 +137,8 @@ class WorkerData(HeldData):
         """Return those whose attributes are copied, by path, with the attributes."""
         return {_LOADER: (self._loader, loader_attributes(self._loader)), **super().owners()}
 
-    def _attributes(self) -> dict[str, dict[str, Any]]:
-        return {path: own for path, (_, own) in self.owners().items()}
+    def _attributes(self) -> list[dict[str, Any]]:
+        return [own for _, own in self.owners().values()]
 
     def filled(self, path: str, name: str, node: Any, live: Any) -> Any:
         """Return the function that the code has built the loader with, where `node` is of it; else what stands there.
@@ -152,25 +151,6 @@ class WorkerData(HeldData):
         if _is_of_kind(value, node) and (self._copies or node.form in ("function", "opaque")):
             return value
         return live if self._copies else MISSING
-
-
-def _are(owners: dict[str, dict[str, Any]], others: dict[str, dict[str, Any]]) -> bool:
-    """Return whether the same owners have the same attributes, by identity."""
-    return owners.keys() == others.keys() and all(
-        own.keys() == others[path].keys() and all(others[path][name] is value for name, value in own.items())
-        for path, own in owners.items()
-    )
-
-
-def _holds_fixed(attributes: dict[str, Any]) -> bool:
-    return all(map(_is_fixed, attributes.values()))
-
-
-def _is_fixed(value: object) -> bool:
-    """Return whether nothing in `value` can change: it is a plain value, or a function that closes over nothing."""
-    held = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
-    is_function = isinstance(value, types.FunctionType)
-    return type(value) in PLAIN or (is_function and not any(getattr(value, name) for name in held))
 
 
 def _with_collate(now: Nodes, start: Nodes) -> Nodes:

@@ -110,4 +110,18 @@ COPIES = [
         "module",
         "laws/test_loaders.py::test_workers_that_are_not_forked",
     ),
+    Mutant(
+        "identity is asked of the attributes alone",
+        "engine/data/identity_record.py",
+        "all(map(self._enter, parts or ()))",
+        "True",
+        "unit/data/test_identity_record.py::test_what_has_changed_is_not_said_to_be_as_it_was",
+    ),
+    Mutant(
+        "what is small and changes in place counts as unchanged",
+        "engine/data/identity_record.py",
+        "(is_large(value) if parts is None",
+        "(True if parts is None",
+        "unit/data/test_identity_record.py::test_of_what_changes_unseen_nothing_is_said",
+    ),
 ]
