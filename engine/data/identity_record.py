@@ -52,8 +52,6 @@ class IdentityRecord:
         kind = type(value)
         if kind in PLAIN or id(value) in self._seen:
             return True
-        if kind is types.FunctionType:
-            return not any(getattr(value, name) for name in _OF_FUNCTIONS)
         parts = None if is_large(value) else _parts(value)
         self._seen[id(value)] = value, kind, parts
         self._values += len(parts or ())
@@ -71,6 +69,8 @@ def _parts(value: Any) -> list[Any] | None:
         return [*value]
     if kind is dict:
         return _flat(value)
+    if kind is types.FunctionType:
+        return None if any(getattr(value, name) for name in _OF_FUNCTIONS) else []
     return _flat(attributes_of(value)) if is_user_class(kind) and made_by(kind) is object else None
 
 

@@ -54,6 +54,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "a slot": (Slotted, lambda own: setattr(own["value"], "level", 2)),
     "a class": (Held, lambda own: setattr(own["value"], "__class__", type("Other", (Held,), {}))),
     "a large list that is cut": (lambda: [*range(2000)], lambda own: own["value"].__delitem__(slice(10, None))),
+    "an attribute of a function": (lambda: plain_function(), lambda own: setattr(own["value"], "seen", 1)),
     "beside a circle": (lambda: circle(), lambda own: own["value"][0].append(1)),
 }
 #: what can change and stay the object that it is, with nothing that identity shows
@@ -67,6 +68,13 @@ NEVER_TOLD: dict[str, Callable[[], Any]] = {
     "a function with a default": lambda: shown,
     "more than a walk is worth": lambda: [[number] for number in range(300)],
 }
+
+
+def plain_function() -> Callable[[int], int]:
+    def double(number: int) -> int:
+        return 2 * number
+
+    return double
 
 
 def circle() -> list[Any]:
