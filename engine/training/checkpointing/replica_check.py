@@ -12,6 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from midstride.engine.errors import UnsupportedState
 from midstride.engine.objects.unwritable import few
 from midstride.engine.state.codec import walk
 from midstride.engine.strategies.base import Strategy
@@ -58,7 +59,10 @@ class ReplicaCheck:
             )
 
     def _digests(self, state: object) -> dict[str, str]:
-        leaves = walk(state)[1]
+        try:
+            leaves = walk(state)[1]
+        except UnsupportedState:  # which the writer refuses, on every rank
+            return {}
         return {leaf.path: _digest(leaf.tensor) for leaf in leaves if self._strategy.is_replicated(leaf.path)}
 
 
