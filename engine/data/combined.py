@@ -90,6 +90,8 @@ class _Stream:
     def __init__(self, loader: ResumableLoader, first: int, lap: int = 0, position: int = 0) -> None:
         self.loader, self.first, self.lap, self.position = loader, first, lap, position
         self._iterator: Iterator[Any] | None = None
+        #: passes begun, of those that are not gone on with
+        self.begun = 0
 
     @property
     def has_ended(self) -> bool:
@@ -104,6 +106,7 @@ class _Stream:
     def read(self) -> Any:
         """Return the next batch, of a new pass where one has ended; `_NOTHING` if a pass has none."""
         if self._iterator is None:
+            self.begun += self.position == 0
             self._iterator = self.loader.batches(self.first + self.lap, self.position)
         batch = next(self._iterator, _NOTHING)
         self.position += 1
@@ -181,8 +184,10 @@ class CombinedResumableLoader(ResumableLoader):
         number = start
         self.at_end = False
         while not self.at_end:
+            begun = self._begun()
             if (batch := self._row()) is _NOTHING:
                 return
+            self.begins_pass = self.is_sized and self._begun() > begun
             number += 1
             self.at_end = number == most or self._is_over()
             yield batch
@@ -198,6 +203,9 @@ class CombinedResumableLoader(ResumableLoader):
         if all(missing) or (any(missing) and self.mode == "min_size"):
             return _NOTHING
         return self._nest([None if batch is _NOTHING else batch for batch in row])
+
+    def _begun(self) -> int:
+        return sum(stream.begun for stream in self._streams)
 
     def _is_over(self) -> bool:
         ended = [stream.has_ended for stream in self._streams]
@@ -218,6 +226,11 @@ class CombinedResumableLoader(ResumableLoader):
             streams.append(_Stream(loader, epoch * laps, lap, position))
             before += length
         return streams
+
+    def shared_order(self) -> str | None:
+        """Return digests of what samplers give all ranks in the passes that are open."""
+        orders = [loader.shared_order() for loader in self.loaders]
+        return None if {*orders} <= {None} else " ".join(map(str, orders))
 
     def changed_in_pass(self) -> str | None:
         """Return what of the data of any loader has changed."""

@@ -23,6 +23,8 @@ class ResumableLoader(ABC):
     batch_size: int | None
     #: whether the batch handed out last is the epoch's last one; in training that holds on every rank at once
     at_end: bool = False
+    #: whether the batch handed out last begins a pass of one of several loaders, on every rank at once
+    begins_pass: bool = False
     #: whether `len` tells; if not, only reading to the end does
     is_sized: bool = True
     #: indices in the data set of the samples last handed out, in order; None where they have none

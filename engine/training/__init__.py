@@ -22,6 +22,7 @@ reporter        tells the launcher what happens; where there is none, the person
 sample_log      the log of samples: which batches of which epochs reached the training step, over all attempts
                 of a run
 setup           what is set up before a stage, and taken down after it: the data and the module
+shared_order    whether ranks that share what their samplers give were given the same
 step_calls      what is called at the points of a training batch, found once in a fit
 trainer         puts the parts of a training together and hands them to the loops
 trainer_state   what a Trainer is between its calls and during them, as modules, callbacks and other processes

@@ -20,6 +20,7 @@ from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import EvaluationContext, FitContext
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.optimizer_step import OptimizerStep
+from midstride.engine.training.shared_order import ensure_shared_order
 from midstride.engine.training.uneven_ranks import lockstep_batches
 from midstride.engine.trees import samples_in
 
@@ -104,7 +105,7 @@ class FitLoop:
             heartbeat.begin_work()
             batch = self._to_device(next(batches))
             heartbeat.end_work(batches=1)
-            if progress.batch == 0:
+            if progress.batch == 0 or self.loader.begins_pass:
                 self._check_order()
             self.batch(batch)
         if progress.at_end:
@@ -119,15 +120,10 @@ class FitLoop:
 
     def _check_order(self) -> None:
         """Enter what the epoch's sampler gave; raise if ranks that share it were given different orders."""
-        context, order = self.context, self.loader.shared_order()
-        if (planned := self.loader.planned_indices()) is not None:
-            context.samples.plan(self.progress.epoch, planned)
-        if order is not None and len({*(orders := context.collective.gather(order))}) > 1:
-            raise UserError(
-                f"the ranks share what their samplers give, and in epoch {self.progress.epoch} those differ (digests "
-                f"{', '.join(orders)}): training has changed each of them alone. Exchange what they are told, by "
-                "torch.distributed.all_gather_object or the like, or say use_distributed_sampler=False."
-            )
+        context, progress = self.context, self.progress
+        if progress.batch == 0 and (planned := self.loader.planned_indices()) is not None:
+            context.samples.plan(progress.epoch, planned)
+        ensure_shared_order(context.collective, self.loader, f"epoch {progress.epoch}")
 
     def batch(self, batch: Any) -> None:
         """Train on one batch; at the end of an accumulation window that is one step."""

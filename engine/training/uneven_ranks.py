@@ -11,6 +11,7 @@ from typing import Any
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.training.context import EvaluationContext
+from midstride.engine.training.shared_order import ensure_shared_order
 
 __all__ = ["lockstep_batches"]
 
@@ -31,6 +32,8 @@ def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start:
         # Where no length tells, the ranks ask each other.
         if index >= loader.max_batches if loader.is_sized else collective.all_agree(not own):
             return
+        if index == 0:
+            ensure_shared_order(collective, loader, "an evaluation", reads=own)
         if not context.forward_is_collective:
             yield batch, own
             continue

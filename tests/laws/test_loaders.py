@@ -129,6 +129,36 @@ def test_ranks_whose_samplers_training_changed_each_alone_are_refused_at_the_nex
     assert run_ranks(_ordered_otherwise_later, processes=3) == [0, 0, 0]
 
 
+class Misled(Tangled):
+    """Tells the samplers of its rank alone what it found out there."""
+
+    def __init__(self, samplers: list[Any]) -> None:
+        super().__init__()
+        self.samplers = samplers
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch["long"] if isinstance(batch, dict) else batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for sampler in self.samplers:
+            sampler.weights[self.trainer.world.rank] += 9
+
+
+def _misled(of: str, where: str) -> None:
+    sampler = WeightedRandomSampler(torch.ones(13), 13)  # type: ignore[arg-type]
+    told: Any = DataLoader(Samples(13), 1, sampler=sampler)
+    plain: Any = DataLoader(Samples(24), 1)
+    loaders = (plain, told) if of == "evaluation" else ({"long": plain, "short": told}, None)
+    trainer = Trainer(strategy="ddp", max_epochs=2, val_check_interval=4, enable_progress_bar=False)
+    with pytest.raises(UserError, match=f"in {where} those differ"):
+        trainer.fit(Misled([sampler]), *loaders)
+
+
+@pytest.mark.parametrize(("of", "where"), [("evaluation", "an evaluation"), ("laps", "epoch 0")])
+def test_samplers_that_ranks_tell_otherwise_are_refused(of: str, where: str) -> None:
+    assert run_ranks(_misled, of, where, processes=2) == [0, 0]
+
+
 def _without_fork(context: str) -> None:
     whole = read(feed_of("persistent workers", "train"), 0, 0)
     given: Any = LOADERS["persistent workers"](1, 2).train_dataloader()

@@ -313,4 +313,18 @@ WORLDS = [
         "dict(states[0])",
         "unit/training/test_world_size.py::test_what_one_rank_has_otherwise_is_named",
     ),
+    Mutant(
+        "ranks whose samplers differ are evaluated on",
+        "engine/training/uneven_ranks.py",
+        "        if index == 0:\n",
+        "        if False:\n",
+        "laws/test_loaders.py::test_samplers_that_ranks_tell_otherwise_are_refused[evaluation-an evaluation]",
+    ),
+    Mutant(
+        "a loader that starts over inside an epoch is not compared over the ranks",
+        "engine/training/loops.py",
+        "            if progress.batch == 0 or self.loader.begins_pass:\n",
+        "            if progress.batch == 0:\n",
+        "laws/test_loaders.py::test_samplers_that_ranks_tell_otherwise_are_refused[laps-epoch 0]",
+    ),
 ]
