@@ -90,7 +90,11 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
     elif is_data(value):
         if isinstance(value, (list, tuple, dict, deque)):
             yield " holds", f"{len(value)} items"
-        yield from members_of(value.tolist() if isinstance(value, np.ndarray) else value)
+        items = value.tolist() if isinstance(value, np.ndarray) else value
+        if isinstance(items, (list, tuple)) and len(items) > _MANY:  # some from everywhere
+            yield from ((f"[{at}]", items[at]) for at in range(0, len(items), -(-len(items) // (_MANY - 1))))
+        else:
+            yield from members_of(items)
 
 
 def _parts(iterator: Any) -> Sequence[Any]:
