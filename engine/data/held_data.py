@@ -64,14 +64,12 @@ class HeldData:
 
     def nodes(self) -> Nodes:
         """Return what they hold, which is not copied."""
-        walk = self._walk()
-        return {path: walk.root_attributes(own, path, is_small=True) for path, (_, own) in self.owners().items()}
+        return self._nodes(self._walk())
 
     def fill(self, nodes: Nodes) -> None:
         """Let them hold what `nodes` say, in place."""
         walk, owners = self._walk(), self.owners()
-        for path, (_, own) in owners.items():
-            walk.root_attributes(own, path, is_small=True)
+        self._nodes(walk)
         filling = GraphRestore(walk, self._anchors(), torch.device("cpu"))
         for path, (owner, own) in owners.items():
             if path not in nodes:
@@ -98,6 +96,9 @@ class HeldData:
                 for name, value in owners[path][1].items():
                     set_attribute(owner, name, value)
             self.fill(now)
+
+    def _nodes(self, walk: GraphWalk) -> Nodes:
+        return {path: walk.root_attributes(own, path, is_small=True) for path, (_, own) in self.owners().items()}
 
     def _anchors(self) -> dict[str, object]:
         named: dict[str, object] = {path: owner for path, (owner, _) in self.owners().items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
-from midstride.engine.state.stateful import rank0_state
+from midstride.engine.state.stateful import AlikeOnRanks
 
 __all__ = ["FitLoaders", "ResumableLoader"]
 
@@ -109,7 +109,7 @@ class ResumableLoader(ABC):
         return copy.copy(self)
 
 
-class FitLoaders:
+class FitLoaders(AlikeOnRanks):
     """The loaders of a fit as one part of a run's state.
 
     Args:
@@ -117,6 +117,8 @@ class FitLoaders:
         validation: what is validated on, one for each `dataloader_idx`.
         given: the user's own, by stage: "train" and "validate".
     """
+
+    in_words = "what a loader holds"
 
     def __init__(
         self,
@@ -138,10 +140,6 @@ class FitLoaders:
         self.training.load_state_dict(state_dict["training"])
         for loader, state in zip(self.validation, state_dict["validation"], strict=True):
             loader.load_state_dict(state)
-
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's, with a warning where others differ."""
-        return dict(rank0_state("what a loader holds", states))
 
     def restored(self) -> None:
         """Tell every loader that all of the state is back."""

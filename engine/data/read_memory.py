@@ -85,8 +85,7 @@ class ReadMemory(HeldData):
 
     def _walked(self) -> list[object]:
         walk = self._walk()
-        for path, (_, own) in self.owners().items():
-            walk.root_attributes(own, path, is_small=True)
+        self._nodes(walk)
         return [value for _, value in walk.seen.values()]
 
 

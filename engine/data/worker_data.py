@@ -129,8 +129,7 @@ class WorkerData(HeldData):
     def left_out(self) -> dict[str, object]:
         """Return what of the data is large, or nothing that can be kept, by path: `as_begun` leaves it as it is."""
         walk = self._walk()
-        for path, (_, own) in self.owners().items():
-            walk.root_attributes(own, path, is_small=True)
+        self._nodes(walk)
         return walk.large | walk.deep | walk.opaque
 
     def owners(self) -> dict[str, tuple[Any, dict[str, Any]]]:

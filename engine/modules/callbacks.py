@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import UserError
-from midstride.engine.state.stateful import rank0_state
+from midstride.engine.state.stateful import AlikeOnRanks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,8 +174,10 @@ class Callback:
         """Take back what `on_save_checkpoint` put in."""
 
 
-class Callbacks:
+class Callbacks(AlikeOnRanks):
     """All callbacks of a Trainer as one part of a run's state, each under its class's name."""
+
+    in_words = "what a callback keeps"
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.by_name: dict[str, Callback] = {}
@@ -197,10 +199,6 @@ class Callbacks:
                 callback.load_state_dict(copy.deepcopy(state_dict[name]))
             else:
                 state_dict[name] = callback.state_dict()
-
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's, with a warning where others differ."""
-        return dict(rank0_state("what a callback keeps", states))
 
 
 class _Monitor(Callback):

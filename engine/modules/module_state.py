@@ -9,7 +9,7 @@ from torch import nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.torch_internals import buffers_of, transient_buffers
-from midstride.engine.state.stateful import rank0_state
+from midstride.engine.state.stateful import AlikeOnRanks
 
 if TYPE_CHECKING:
     from midstride.engine.modules.module import TrainingModule
@@ -19,8 +19,10 @@ __all__ = ["NonPersistentBuffers", "TrainingModes"]
 log = logging.getLogger(__name__)
 
 
-class NonPersistentBuffers:
+class NonPersistentBuffers(AlikeOnRanks):
     """The buffers of a module that its own state leaves out (`persistent=False`): training may change those too."""
+
+    in_words = "a buffer that is not persistent"
 
     def __init__(self, module: "TrainingModule") -> None:
         self._module = module
@@ -61,13 +63,11 @@ class NonPersistentBuffers:
                 value = None if saved is None else saved.to(self._module.device)
                 self._module.get_submodule(path).register_buffer(name, value, persistent=False)
 
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's, with a warning where others differ."""
-        return dict(rank0_state("a buffer that is not persistent", states))
 
-
-class TrainingModes:
+class TrainingModes(AlikeOnRanks):
     """Which submodules are in training mode, and which parameters collect gradients."""
+
+    in_words = "what is in training"
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -107,10 +107,6 @@ class TrainingModes:
         state_dict["training"] = self._training()
         for name, parameter in self._module.named_parameters():
             parameter.requires_grad_(state_dict["requires_grad"][name])
-
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's, with a warning where others differ."""
-        return dict(rank0_state("what is in training", states))
 
 
 def _tell(what: str, new: Sequence[str], gone: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hook
 from midstride.engine.objects.unwritable import Unwritable, few, shown
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance
-from midstride.engine.state.stateful import rank0_state
+from midstride.engine.state.stateful import AlikeOnRanks
 
 __all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgrade"]
 
@@ -98,7 +98,7 @@ def module_anchors(module: nn.Module) -> dict[str, object]:
     return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **modules}
 
 
-class Objects:
+class Objects(AlikeOnRanks):
     """What a run's objects hold, as one part of its state.
 
     Args:
@@ -106,6 +106,8 @@ class Objects:
         anchors: returns what other parts of the state keep, by name.
         device: where tensors are that come up in training.
     """
+
+    in_words = "what an attribute holds"
 
     def __init__(
         self, roots: Callable[[], Iterator[Root]], anchors: Callable[[], dict[str, object]], device: torch.device
@@ -265,10 +267,6 @@ class Objects:
         for path, name in deleted:
             if path == root.path:
                 change.drops(path, name)
-
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's, with a warning where others differ."""
-        return dict(rank0_state("what an attribute holds", states))
 
     def _report(self, filling: GraphRestore) -> None:
         if filling.change.found:

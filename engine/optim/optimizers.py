@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.optim.trained_parameters import TrainedParameters
 from midstride.engine.state.codec import walk
-from midstride.engine.state.stateful import rank0_state
+from midstride.engine.state.stateful import AlikeOnRanks
 
 __all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers", "scheduler_objects"]
 
@@ -167,8 +167,10 @@ def _state_of(scheduler: Any) -> dict[str, Any]:
     return {name: value for name, value in scheduler.state_dict().items() if name not in objects}
 
 
-class SchedulerList:
+class SchedulerList(AlikeOnRanks):
     """All schedulers as one part of a run's state."""
+
+    in_words = "what a scheduler keeps"
 
     def __init__(self, schedulers: list[SchedulerConfig]) -> None:
         self._schedulers = schedulers
@@ -181,10 +183,6 @@ class SchedulerList:
         """Give every scheduler its state back."""
         for number, config in enumerate(self._schedulers):
             config.scheduler.load_state_dict(copy.deepcopy(state_dict[str(number)]))  # some take entries out of it
-
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's, with a warning where others differ."""
-        return dict(rank0_state("what a scheduler keeps", states))
 
 
 def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], list[SchedulerConfig]]:

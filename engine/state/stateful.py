@@ -7,12 +7,12 @@ what was loaded is asked for its state again and compared with what was saved.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from midstride.engine.errors import EngineError, IdentityChanged, ReadBackDiffers
 from midstride.engine.state.differences import differences
 
-__all__ = ["Reshardable", "Stateful", "rank0_state", "restore_parts", "state_of"]
+__all__ = ["AlikeOnRanks", "Reshardable", "Stateful", "restore_parts", "state_of"]
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,24 @@ class Reshardable(Protocol):
     def resharded(self, states: Sequence[Any], rank: int) -> Any:
         """Return the state of `rank` in a new world, given that of every rank of the old one."""
         ...
+
+
+class AlikeOnRanks:
+    """A part that is the same on every rank, unless user code has made it differ."""
+
+    in_words: ClassVar[str]  #: what it holds, for a warning
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return what all ranks have; rank 0's, with a warning, where they differ."""
+        for other, state in enumerate(states):
+            if paths := differences(states[0], state):
+                log.warning(
+                    "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); every rank of this world "
+                    "of another size goes on with rank 0's",
+                    *(self.in_words, other, ", ".join(paths[:3])),
+                )
+                break
+        return dict(states[0])
 
 
 def state_of(parts: Mapping[str, Stateful]) -> dict[str, Any]:
@@ -73,16 +91,3 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
                 f"{name} did not take back the state it gave: {shown}. "
                 "What a state_dict returns must be all that load_state_dict needs, bit for bit."
             )
-
-
-def rank0_state(name: str, states: Sequence[Any]) -> Any:
-    """Return what all ranks have of `name`; rank 0's, with a warning, where they differ."""
-    for rank, state in enumerate(states):
-        if paths := differences(states[0], state):
-            log.warning(
-                "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); every rank of this world of "
-                "another size goes on with rank 0's",
-                *(name, rank, ", ".join(paths[:3])),
-            )
-            break
-    return states[0]

@@ -307,10 +307,10 @@ WORLDS = [
         "laws/test_objects.py::test_what_one_rank_holds_comes_back_or_is_named[a count in a weight]",
     ),
     Mutant(
-        "a world of another size goes on with rank 0's callbacks without a word",
-        "engine/modules/callbacks.py",
-        'dict(rank0_state("what a callback keeps", states))',
-        "dict(states[0])",
+        "a world of another size goes on with what rank 0 has without a word",
+        "engine/state/stateful.py",
+        "            if paths := differences(states[0], state):\n",
+        "            if paths := list[str]():\n",
         "unit/training/test_world_size.py::test_what_one_rank_has_otherwise_is_named",
     ),
     Mutant(

@@ -20,6 +20,8 @@ FORM = 2
 _DEEP = 16
 #: samples from which on it pays to look at all of them at once
 _MANY = 4
+#: parts of a sample above which it is no row of a table
+_WIDE = 64
 #: numbers in a tensor above which a copy costs more than looking at each tensor by itself
 _SMALL = 4096
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -47,6 +49,8 @@ def content_digest(samples: Any, stack: Tensor | None = None) -> int:
 def stack_of(samples: Any) -> Tensor | None:
     """Return the tensors of a batch as `default_collate` makes one of them; None if they are not alike and small."""
     if not _are_tensors(samples) or not 0 < samples[0].numel() <= _SMALL:
+        return None
+    if samples[0].shape != samples[-1].shape:  # of sequences, mostly: an error of torch's takes longer to come
         return None
     try:
         stack = torch.stack(samples)
@@ -81,12 +85,21 @@ def _of_items(items: Sequence[Any], deep: int) -> Any:
         return _of_stack(stack)
     if _are_tensors(items) and {(item.shape, item.layout) for item in items} == {(items[0].shape, torch.strided)}:
         return _of_tensors(items)
-    first = items[0] if len(items) >= _MANY else None
-    if isinstance(first, (list, tuple)) and {(type(item), len(item)) for item in items} == {(type(first), len(first))}:
-        return len(items), [_plain(column, deep - 1) for column in zip(*items, strict=True)]
-    if type(first) is dict and all(type(item) is dict and item.keys() == first.keys() for item in items):
-        return len(items), [(_plain(key, deep - 1), _plain([item[key] for item in items], deep - 1)) for key in first]
-    return [_plain(item, deep - 1) for item in items]
+    if not _are_rows(items):
+        return [_plain(item, deep - 1) for item in items]
+    kind, first = type(items[0]), items[0]
+    columns = [(key, [item[key] for item in items]) for key in (first if kind is dict else range(len(first)))]
+    return kind.__name__, len(items), [(_plain(key, deep - 1), _plain(column, deep - 1)) for key, column in columns]
+
+
+def _are_rows(items: Sequence[Any]) -> bool:
+    """Return whether `items` are samples of the same few parts."""
+    kind = type(items[0]) if len(items) >= _MANY else None
+    if kind not in (list, tuple, dict) or len(items[0]) > _WIDE or {*map(type, items)} != {kind}:
+        return False
+    if kind is dict:
+        return all(item.keys() == items[0].keys() for item in items)
+    return len({*map(len, items)}) == 1
 
 
 def _are_tensors(items: Any) -> bool:

@@ -14,7 +14,7 @@ from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.objects.object_state import upgrade
 from midstride.engine.optim.optimizers import OptimizerList, SchedulerList
 from midstride.engine.seeds import Generators
-from midstride.engine.state.stateful import Stateful, rank0_state
+from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.training.checkpointing.roots import objects_of
 from midstride.engine.training.context import EvaluationContext, FitContext
@@ -81,8 +81,10 @@ class Gradients:
         return {name: _mean([state[name] for state in states if name in state], len(states)) for name in names}
 
 
-class UserState:
+class UserState(AlikeOnRanks):
     """What `on_save_checkpoint` of the callbacks and of the module puts in."""
+
+    in_words = "what on_save_checkpoint keeps"
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -97,10 +99,6 @@ class UserState:
         """Give it back to them, to the module first."""
         self._hooks.call("on_load_checkpoint", state_dict, of="module")
         self._hooks.call("on_load_checkpoint", state_dict, of="callbacks")
-
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's."""
-        return dict(rank0_state("what on_save_checkpoint keeps", states))
 
 
 def _mean(gradients: Sequence[Tensor], ranks: int) -> Tensor:

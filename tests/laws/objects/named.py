@@ -36,12 +36,7 @@ from laws.objects.loaders import (
     RemembersInWorkers,
     TellsLockedStream,
 )
-from laws.objects.samplers import (
-    SamplesAsked,
-    SamplesExpecting,
-    SamplesForgetting,
-    Streams,
-)
+from laws.objects.samplers import SamplesAsked, SamplesExpecting, SamplesForgetting, Streams
 from laws.objects.small import Small
 from laws.objects.structure import Tied
 from laws.objects.surroundings import (
@@ -58,9 +53,7 @@ from laws.objects.surroundings import (
     WritesTensors,
 )
 from laws.objects.unsaved import Clips, CountsInGlobal, Deaf, Loses, Swaps, Weighs
-from laws.objects.values import (
-    Locked,
-)
+from laws.objects.values import Locked
 
 #: name -> what makes it, whether it is refused, and the words
 NAMED: dict[str, tuple[Any, bool, str]] = {
@@ -120,11 +113,7 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         False,
         r"set in training to .* module\.made \(now \S+:Made\)",
     ),
-    "what is called": (
-        (Bends, None, list),
-        False,
-        r"part of no snapshot: module\.curve \(\[2\] \w+, now \[2\] \w+\)",
-    ),
+    "what is called": ((Bends, None, list), False, r"part of no snapshot: module\.curve \(\[2\] \w+, now \[2\] \w+\)"),
     "a weak reference with a callback": (
         (WeakWithCallback, None, list),
         False,
@@ -135,11 +124,7 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         False,
         r"attribute space, a module, is not part of snapshots",
     ),
-    "a hook that goes": (
-        (Unhooked, None, list),
-        False,
-        r"<lambda> in act\.backward_hooks is gone\. A",
-    ),
+    "a hook that goes": ((Unhooked, None, list), False, r"<lambda> in act\.backward_hooks is gone\. A"),
     "None first": ((Opening, None, list), False, "attribute numbers, a generator, is not part of snapshots"),
     "beside the module": (
         (Small, Opened, lambda: [LockedCallback()]),
@@ -153,11 +138,7 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         False,
         r"not part of snapshots: .*samplers\.sampler of training\.lock, a lock\. If",
     ),
-    "of a loader": (
-        (LoadsLocked, None, list),
-        False,
-        r"not part of snapshots: loaders\.training\.lock, a lock\. If",
-    ),
+    "of a loader": ((LoadsLocked, None, list), False, r"not part of snapshots: loaders\.training\.lock, a lock\. If"),
     "workers that read the module": (
         (ReadsItselfInWorkers, None, list),
         False,
@@ -194,11 +175,7 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     "in an enumeration": ((InEnum, None, list), False, r"class Phase: WARM\.seen \(0, now 1"),
     "in a singleton": ((InSingleton, None, list), False, r"class Shared: _made"),
     "in a context": ((InContext, None, list), False, r"global .*DEPTH \(None, now 1"),
-    "on another class": (
-        (OnAutogradFunction, None, list),
-        False,
-        r"class Louder: calls \(0, now 1",
-    ),
+    "on another class": ((OnAutogradFunction, None, list), False, r"class Louder: calls \(0, now 1"),
     "in another file": ((CountsInHelper, None, list), False, r"part of no snapshot: global .*helper\.STEPS \(\d+, now"),
     "in a file that is imported where it is used": (
         (CountsWhereImported, None, list),

@@ -17,13 +17,7 @@ from laws.objects.attributes import (
 from laws.objects.data_sets import Rechooses, RechoosesForWorkers, Relabels, RelabelsForWorkers, RelabelsNamed, Restacks
 from laws.objects.derived import Derived, Leaf, Plain
 from laws.objects.files import DrawsInHelper
-from laws.objects.functions import (
-    Chooses,
-    ChoosesLambdas,
-    Counts,
-    Partials,
-    Weak,
-)
+from laws.objects.functions import Chooses, ChoosesLambdas, Counts, Partials, Weak
 from laws.objects.generators import Generators, Iterators, LateGenerators, OfClass, OfFunctions, Teacher
 from laws.objects.hooks import HookedForAStep, TensorHooked
 from laws.objects.keys import Gathering, Keyed
@@ -52,11 +46,7 @@ from laws.objects.optimizers import (
     Warming,
     Wrapping,
 )
-from laws.objects.samplers import (
-    Samples,
-    TellsItsSampler,
-    Weighed,
-)
+from laws.objects.samplers import Samples, TellsItsSampler, Weighed
 from laws.objects.slots import SlottedCallback, SlottedData, TellsSlots
 from laws.objects.small import Small
 from laws.objects.structure import Averaged, Growing, LateUnderValidation, Listed, Moved, Reclassed, Rising
