@@ -9,7 +9,16 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["INTERNAL", "attributes_of", "items_of", "made_by", "members_of", "new_locks", "state_attributes"]
+__all__ = [
+    "INTERNAL",
+    "attributes_of",
+    "has_slots",
+    "items_of",
+    "made_by",
+    "members_of",
+    "new_locks",
+    "state_attributes",
+]
 
 #: what nn.Module keeps of its own
 INTERNAL = frozenset(vars(nn.Module()))
@@ -59,6 +68,11 @@ def made_by(kind: type) -> type:
     (<class 'list'>, <class 'object'>)
     """
     return next(base for base in kind.__mro__ if isinstance(vars(base).get("__new__"), types.BuiltinFunctionType))
+
+
+def has_slots(kind: type) -> bool:
+    """Return whether objects of `kind` hold attributes beside their `__dict__`."""
+    return bool(_slots(kind))
 
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]] | None:

@@ -51,6 +51,22 @@ from laws.objects.optimizers import (
     Warming,
     Wrapping,
 )
+from laws.objects.read_data import (
+    ClosesAnew,
+    ClosesAnewOverStream,
+    ClosesOverOne,
+    Grows,
+    HandsOn,
+    ReadsArray,
+    ReadsChain,
+    ReadsDict,
+    ReadsList,
+    ReadsShared,
+    ReadsTorchData,
+    ReadsTorchDataInWorkers,
+    ReadsTorchDataInWorkersThatStay,
+    Reclassifies,
+)
 from laws.objects.samplers import (
     Samples,
     TellsItsSampler,
@@ -62,11 +78,13 @@ from laws.objects.surroundings import (
     Counting,
     Curriculum,
     Forgetful,
+    OfTensors,
     Reordered,
     Telling,
     TellingWrapped,
     Watching,
     Wrapped,
+    WritesTensors,
 )
 from laws.objects.unsaved import Metered
 from laws.objects.values import (
@@ -163,6 +181,22 @@ _MODULES: list[type[Small]] = [
         LateGenerators,
     ),
     *(Remembers, Ordered, Recollated),
+    *(
+        ReadsTorchData,
+        ReadsTorchDataInWorkers,
+        ReadsTorchDataInWorkersThatStay,
+        ReadsList,
+        ReadsDict,
+        ReadsArray,
+        ReadsChain,
+        Reclassifies,
+        ClosesAnew,
+        ClosesAnewOverStream,
+        ClosesOverOne,
+        HandsOn,
+        Grows,
+        ReadsShared,
+    ),
 ]
 
 
@@ -176,4 +210,5 @@ KEPT |= {
     "data": (Telling, Counting, list),
     "an order in data": (Reordered, None, list),
     "data that torch wraps": (TellingWrapped, Wrapped, list),
+    "data of torch": (WritesTensors, OfTensors, list),
 }
