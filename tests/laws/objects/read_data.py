@@ -202,7 +202,7 @@ def scaled_to(factors: list[float], values: list[Tensor]) -> Tensor:
 
 
 class HandsOn(ClosesAnew):
-    """Each collate_fn has the module's list, which grows while the pass goes on with the one before."""
+    """The first pass goes on with the module's list, which grows; those after it have copies."""
 
     def build(self) -> None:
         self.factors = [1.0]
@@ -210,7 +210,7 @@ class HandsOn(ClosesAnew):
 
     def factor(self, batch: Tensor) -> Any:
         self.factors.append(0.1)
-        self.loader.collate_fn = partial(scaled_to, self.factors)
+        self.loader.collate_fn = partial(scaled_to, [*self.factors])
         return 1.0
 
 
