@@ -163,13 +163,6 @@ AROUND = [
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",
     ),
     Mutant(
-        "data that torch wraps are not looked at",
-        "engine/data/held_data.py",
-        "    if isinstance(inner, (list, tuple, dict)):\n",
-        "    if False:\n",
-        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",
-    ),
-    Mutant(
         "the class that training gives an object is no state",
         "engine/objects/object_state.py",
         "                classes[root.path] = kind\n",
