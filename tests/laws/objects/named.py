@@ -36,6 +36,7 @@ from laws.objects.loaders import (
     RemembersInWorkers,
     TellsLockedStream,
 )
+from laws.objects.read_data import ReadsLongList, ReadsPictures, ReadsTable, TellsWorkersThatRead
 from laws.objects.samplers import (
     SamplesAsked,
     SamplesExpecting,
@@ -51,11 +52,9 @@ from laws.objects.surroundings import (
     CountsOnClass,
     KeepsDraws,
     LockedCallback,
-    OfTensors,
     Opened,
     Opening,
     Pruned,
-    WritesTensors,
 )
 from laws.objects.unsaved import Clips, CountsInGlobal, Deaf, Loses, Swaps, Weighs
 from laws.objects.values import (
@@ -169,9 +168,24 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         r"LockedStream: \S+ has changed since the epoch began, which reads the data as they were then\. A run",
     ),
     "data of a library": (
-        (WritesTensors, OfTensors, list),
+        (ReadsPictures, None, list),
         False,
-        r"part of no snapshot: data\.module\.dataset\.tensors\[0\]",
+        r"part of no snapshot: data\.training\.dataset\.labels\[0\] \(0\.0, now 1\.0\)",
+    ),
+    "data of a library that are no data set": (
+        (ReadsTable, None, list),
+        False,
+        r"part of no snapshot: data\.training\.dataset\['view'\] \('train', now 'part 0'\)",
+    ),
+    "a long list in data": (
+        (ReadsLongList, None, list),
+        False,
+        r"part of no snapshot: data\.training \(torch\)\.indices \(1200 items \w+, now 1200 items \w+\)",
+    ),
+    "memory that workers share": (
+        (TellsWorkersThatRead, None, list),
+        False,
+        r"data set\.step\._obj has changed in memory that the workers of a loader share, while they read ahead",
     ),
     "data of a loader alone": (
         (RelabelsTensors, None, list),

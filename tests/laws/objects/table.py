@@ -52,6 +52,22 @@ from laws.objects.optimizers import (
     Warming,
     Wrapping,
 )
+from laws.objects.read_data import (
+    ClosesAnew,
+    ClosesAnewOverStream,
+    ClosesOverOne,
+    Grows,
+    HandsOn,
+    ReadsArray,
+    ReadsChain,
+    ReadsDict,
+    ReadsList,
+    ReadsShared,
+    ReadsTorchData,
+    ReadsTorchDataInWorkers,
+    ReadsTorchDataInWorkersThatStay,
+    Reclassifies,
+)
 from laws.objects.samplers import (
     Samples,
     TellsItsSampler,
@@ -64,11 +80,13 @@ from laws.objects.surroundings import (
     Counting,
     Curriculum,
     Forgetful,
+    OfTensors,
     Reordered,
     Telling,
     TellingWrapped,
     Watching,
     Wrapped,
+    WritesTensors,
 )
 from laws.objects.unsaved import Metered
 from laws.objects.values import (
@@ -166,6 +184,22 @@ _MODULES: list[type[Small]] = [
     ),
     *(Remembers, Ordered, Recollated),
     *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks),
+    *(
+        ReadsTorchData,
+        ReadsTorchDataInWorkers,
+        ReadsTorchDataInWorkersThatStay,
+        ReadsList,
+        ReadsDict,
+        ReadsArray,
+        ReadsChain,
+        Reclassifies,
+        ClosesAnew,
+        ClosesAnewOverStream,
+        ClosesOverOne,
+        HandsOn,
+        Grows,
+        ReadsShared,
+    ),
 ]
 
 
@@ -181,4 +215,5 @@ KEPT |= {
     "data that torch wraps": (TellingWrapped, Wrapped, list),
     "slots": (TellsSlots, SlottedData, lambda: [SlottedCallback()]),
     "slots, read in workers": (TellsSlots, lambda: SlottedData(workers=1), lambda: [SlottedCallback()]),
+    "data of torch": (WritesTensors, OfTensors, list),
 }
