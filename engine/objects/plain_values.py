@@ -99,17 +99,18 @@ def is_large(value: Any) -> bool:
 
 def _bytes_in(value: Any, most: int) -> int:
     """Return the bytes of arrays and text in a container and in those in it, or more than `most` where there are."""
-    items = value.values() if isinstance(value, dict) else value
-    total = 0
-    if _NUMBERS.issuperset(map(type, items)):
-        return 0
-    for item in items:
-        if isinstance(item, (Tensor, np.ndarray)):
-            total += item.nbytes if not isinstance(item, Tensor) or item.layout == torch.strided else 0
-        elif isinstance(item, (str, bytes)):
-            total += len(item)
-        elif isinstance(item, (list, tuple, dict, deque)) and len(item) <= LARGE_ITEMS:
-            total += _bytes_in(item, most - total)
-        if total > most:
-            return total
+    total, waiting, seen = 0, [value], set[int]()
+    while waiting and total <= most:
+        around = waiting.pop()
+        if id(around) in seen:  # a circle, or of two names
+            continue
+        seen.add(id(around))
+        items = around.values() if isinstance(around, dict) else around
+        for item in () if _NUMBERS.issuperset(map(type, items)) else items:
+            if isinstance(item, (Tensor, np.ndarray)):
+                total += item.nbytes if not isinstance(item, Tensor) or item.layout == torch.strided else 0
+            elif isinstance(item, (str, bytes)):
+                total += len(item)
+            elif isinstance(item, (list, tuple, dict, deque)) and len(item) <= LARGE_ITEMS:
+                waiting.append(item)
     return total

@@ -247,20 +247,6 @@ AROUND = [
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[slots]",
     ),
     Mutant(
-        "the indices of a subset are no state",
-        "engine/data/held_data.py",
-        "    if is_user_class(type(dataset)) or isinstance(dataset, _WRAPPERS):\n",
-        "    if is_user_class(type(dataset)):\n",
-        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Rechooses]",
-    ),
-    Mutant(
-        "a data set of a library's that a loader alone has is not watched",
-        "engine/training/checkpointing/roots.py",
-        "{**loader_attributes(loader), **data}",
-        "loader_attributes(loader)",
-        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[data of a loader alone]",
-    ),
-    Mutant(
         "what an attempt sets up itself is asked for again",
         "engine/objects/object_state.py",
         "            self._leave_setup_out(root, state_dict)\n",

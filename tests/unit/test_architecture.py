@@ -211,8 +211,6 @@ WALKS = {
     "engine/config/arguments.py: map_texts": "JSON, where no torch is loaded",
     "engine/config/arguments.py: texts_in": "the same",
     "engine/data/iterable/content_digest.py: _plain": "what a digest in snapshots is made of: kinds and keys count too",
-    "engine/data/held_data.py: _owners": "what a data set of torch's consists of: no tuple or dict in another",
-    "engine/data/quick_look.py: _add": "values of attributes: which objects they are counts, not what is in them",
     "engine/data/read_memory.py: _without_generators": "nodes of objects: instances and deques too",
     "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",
     "engine/metrics/torchmetrics_state.py: _copied": "states of metrics: what is in a list never changes",

@@ -100,5 +100,5 @@ def test_what_has_changed_is_not_said_to_be_as_it_was(name: str) -> None:
 def test_of_what_changes_unseen_nothing_is_said(name: str) -> None:
     own = {"value": NEVER_TOLD[name]()}
     for held in (own, {"value": [own]}):
-        owners = {"data": (own, held)}
+        owners = {"data": (Held(), held)}
         assert not QuickLook(owners).is_same(owners)
