@@ -215,7 +215,6 @@ WALKS = {
     "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",
     "engine/metrics/torchmetrics_state.py: _copied": "states of metrics: what is in a list never changes",
     "engine/metrics/values.py: numbers_in": "what a metric computed: a tensor is a nest of numbers",
-    "engine/objects/plain_values.py: _bytes_in": "a container up to a limit: deques too",
     "engine/optim/optimizers.py: _describe": "text for a message",
     "engine/optim/optimizers.py: _read": "what configure_optimizers may return, a few shapes of it",
     "engine/optim/optimizers.py: _uncast": "two trees, of which one may lack what the other has",

@@ -12,7 +12,6 @@ from laws.objects.code import (
     OnAutogradFunction,
     OnFunction,
 )
-from laws.objects.data_sets import RelabelsTensors
 from laws.objects.derived import DerivedInC, MakesLate
 from laws.objects.files import CountsInHelper, CountsOnClassOfHelper, SwapsInHelper
 from laws.objects.functions import (
@@ -186,11 +185,6 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (TellsWorkersThatRead, None, list),
         False,
         r"data set\.step\._obj has changed in memory that the workers of a loader share, while they read ahead",
-    ),
-    "data of a loader alone": (
-        (RelabelsTensors, None, list),
-        False,
-        r"part of no snapshot: loaders\.training\.dataset\.tensors\[0\]",
     ),
     "many of a kind": ((Locked, None, list), False, r"not part of snapshots"),
     "a function": ((ActsOtherwise, None, list), False, r"what no snapshot can hold: module\.act \(now .*tanh"),

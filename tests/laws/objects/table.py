@@ -14,7 +14,15 @@ from laws.objects.attributes import (
     Tagged,
     Tuned,
 )
-from laws.objects.data_sets import Rechooses, RechoosesForWorkers, Relabels, RelabelsForWorkers, RelabelsNamed, Restacks
+from laws.objects.data_sets import (
+    Rechooses,
+    RechoosesForWorkers,
+    Relabels,
+    RelabelsForWorkers,
+    RelabelsNamed,
+    RelabelsTensors,
+    Restacks,
+)
 from laws.objects.derived import Derived, Leaf, Plain
 from laws.objects.files import DrawsInHelper
 from laws.objects.functions import (
@@ -183,7 +191,7 @@ _MODULES: list[type[Small]] = [
         LateGenerators,
     ),
     *(Remembers, Ordered, Recollated),
-    *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks),
+    *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks, RelabelsTensors),
     *(
         ReadsTorchData,
         ReadsTorchDataInWorkers,
