@@ -4,7 +4,6 @@ combined          several loaders at once: what a user writes, and the loader th
                   one after the other
 dataloader_order  how a user's DataLoader is read: which order its samplers mean, on this rank of this world
 held_data         what a data set, and what reads it, hold: taken as nodes, and put back in place
-identity_record   whether attributes are as they were, told by identity
 in_place_copy     values that become equal to others and stay the objects they are, so that what is shared
                   stays shared
 items             the items of an epoch as a snapshot holds them: arrays where they are numbers or lists of
@@ -16,8 +15,11 @@ map_style         map-style loaders that start anywhere in an epoch and give the
                   come there by walking
 order             the order of samples as a function of (seed, epoch, position): nothing to remember, nothing
                   to replay
+pass_collate      the collate_fn that a pass goes on with, beside the one that training has set since
 permutation       permutations of an epoch's samples: small ones drawn at once, large ones computed where they
                   are read
+quick_look        a look at attributes that tells, in a fraction of the time of a walk, that nothing in them
+                  has changed
 read_memory       what reading leaves behind in data: a worker that is started anew begins without it, and no
                   snapshot holds it
 resolve           a fit's loaders: the user's, each made resumable

@@ -60,6 +60,8 @@ class LaneLoader(MapLoader):
         for number in range(start, end):
             read = {lane: self._next(iterator, number) for lane in order.at(number)}
             self.at_end = number == end - 1
+            if self.at_end:
+                self._data.end_pass()
             self.indices_by_lane = {lane: indices for lane, (_, indices) in read.items()}
             yield {lane: batch for lane, (batch, _) in read.items()}
 

@@ -1,6 +1,7 @@
 """Map-style loaders that start anywhere in an epoch and give the same batches as if they had come there by walking."""
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from midstride.engine.seeds import mix
 
 __all__ = ["COUNTED", "MapLoader", "limited"]
 
+log = logging.getLogger(__name__)
 
 #: samples that are read twice in each attempt: what draws where it cannot be found may do so for few of them
 PROBED = 64
@@ -37,6 +39,10 @@ COUNTED = 10_000_000
 def limited(batches: int, limit: float) -> int:
     """Return how many of `batches` are read: a share of them, or a number."""
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def _length(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") else None
 
 
 class _BatchSampler:
@@ -95,6 +101,8 @@ class MapLoader(ResumableLoader):
         self._rng_isolation = RngIsolation()
         self._data = WorkerData(loader, copies=not self._in_main)
         self._has_read = False
+        #: samples that the data set had when its order was made, if it said
+        self._samples, self._is_told = _length(loader.dataset), False
         self._module: nn.Module | None = None  #: that is trained
         #: that workers read the module; None if they do not
         self._acts: str | None = None
@@ -157,10 +165,13 @@ class MapLoader(ResumableLoader):
         for number in range(start, last + 1):
             batch, self.last_indices = self._next(iterator, number)
             self.at_end = number == last
+            if self.at_end:
+                self._data.end_pass()
             yield batch
 
     def _opened(self, epoch: int, start: int, count: int, *, before: int) -> Iterator[Any]:
         """Return what reads `count` requests of `epoch` from batch `start` on, with so many `before` them."""
+        self._tell_length()
         self.order.sequence.open(epoch, resumed=start > 0)
         self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
         self._sampler.idle = before % self._loader.num_workers if self._loader.num_workers else 0
@@ -184,6 +195,16 @@ class MapLoader(ResumableLoader):
         data, module = (self.source.dataset, self.source.collate_fn), self._module
         is_held = self._in_main or module is None or any(path_to_module(one, module) is not None for one in data)
         return ReadMemory(*data, module if is_held else None)
+
+    def _tell_length(self) -> None:
+        """Say once that the data set has got longer or shorter, which the order of its samples does not follow."""
+        if self._has_numbers and not self._is_told and (now := _length(self.source.dataset)) != self._samples:
+            self._is_told = True
+            log.warning(
+                "the %s data set has %s samples now, and had %s at first: the order of samples stays one of %s. Begin "
+                "with all of them, and let a sampler of your own choose",
+                *(self._what, now, self._samples, self._samples),
+            )
 
     def attach(self, module: nn.Module) -> None:
         """Leave out, of what workers begin with, what is `module`'s; they are not to read that in training."""

@@ -1,25 +1,21 @@
 """What reading leaves behind in data: a worker that is started anew begins without it, and no snapshot holds it."""
 
 import copy
-import ctypes
-import multiprocessing.sharedctypes
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.data.held_data import HeldData, Nodes, users_data
+from midstride.engine.data.held_data import HeldData, Nodes, data_owners
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
 from midstride.engine.objects.digest import digest_lines
+from midstride.engine.objects.shared_memory import is_shared
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance
 
 __all__ = ["ReadMemory"]
-
-#: kinds of numbers in memory that processes may share
-_SHARED: Any = (multiprocessing.sharedctypes.SynchronizedBase, ctypes.Array, ctypes.c_int.__base__)
 
 
 class ReadMemory(HeldData):
@@ -32,7 +28,7 @@ class ReadMemory(HeldData):
     """
 
     def __init__(self, dataset: Any, collate: Any, module: nn.Module | None = None) -> None:
-        held = {**dict(users_data("data set", dataset)), "loader": SimpleNamespace(collate_fn=collate)}
+        held = {**dict(data_owners("data set", dataset)), "loader": SimpleNamespace(collate_fn=collate)}
         super().__init__(held, module)
         self.dataset = dataset
         self._code = [kind for kind in (type(dataset), type(collate)) if is_user_class(kind)]
@@ -45,7 +41,7 @@ class ReadMemory(HeldData):
         """Note what they hold before the first batch."""
         if self._begun is None:
             self._begun = copy.deepcopy(self.nodes())
-            self._is_shared = any(map(_is_shared, self._walked()))
+            self._is_shared = any(map(is_shared, self._walked()))
             self._outside = self._of_code()
 
     def is_due(self) -> bool:
@@ -96,8 +92,3 @@ def _without_generators(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _without_generators(value) for key, value in node.items()}
     return [*map(_without_generators, node)] if isinstance(node, (list, tuple, deque)) else node
-
-
-def _is_shared(value: object) -> bool:
-    """Return whether other processes may see what is written to `value`."""
-    return bool(value.is_shared()) if isinstance(value, Tensor) else isinstance(value, _SHARED)

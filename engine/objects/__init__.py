@@ -7,6 +7,7 @@ code_changes       what the code of an attempt builds, beside what that of the s
 code_state         what user code keeps beside objects: on its classes, in globals of its modules, in its functions
 container_writers  how containers are described, and what nothing is known of but its class: their writers
 containers         how values, tensors and containers are put back: a filler for each type of node
+data_sets          data sets: which hold nothing but attributes, so that these are all of their state
 digest             A digest of what a module, its data, their classes and their files' globals hold at the end of a
                    training
 function_code      what tells functions of one name apart, such as two lambdas that one method makes: their code
@@ -26,6 +27,7 @@ python_objects     iterators, arrays and shared values of Python's own: how they
                    back
 registered_hooks   the hooks that user code registers on modules and optimizers: what they hold is state, which there
                    are is not
+shared_memory      memory that processes share: what one of them writes to it, the others see
 side_effects       a step of a module that leaves nothing behind
 unwritable         what of a run's objects no file can hold: named, once
 user_modules       the files that the classes of a training stand in, and those that these import

@@ -13,9 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import delete_attribute, new_locks, set_attribute, state_attributes
 from midstride.engine.objects.containers import MISSING, Filler
+from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.plain_values import kind_name, step
 
-__all__ = ["KNOWN", "NAMESPACES", "class_called", "fill_attributes", "fresh", "is_made_anew"]
+__all__ = ["KNOWN", "NAMESPACES", "class_called", "fill_attributes", "fresh", "is_made_anew", "set_class"]
 
 #: of torch's classes, those of which objects are made anew
 _MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
@@ -26,6 +27,7 @@ NAMESPACES = frozenset(
         *("collections:UserString", "collections:ChainMap"),
         *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
+        *map(kind_name, TORCH_DATA),
     }
 )
 #: what users derive classes from whose objects hold nothing but attributes and items
@@ -44,6 +46,17 @@ def class_called(kind: str, live: Any, base: type) -> Any:
     if not isinstance(found, type) or not issubclass(found, base):
         return None
     return found if is_user_class(found) or issubclass(found, _MADE_ANEW) or kind in NAMESPACES else None
+
+
+def set_class(owner: object, kind: str) -> bool:
+    """Let a live object be of the class called `kind`; return whether it is."""
+    if kind_name(type(owner)) == kind:
+        return True
+    try:
+        object.__setattr__(owner, "__class__", class_called(kind, MISSING, object))
+    except TypeError:  # there is none, or objects of it are laid out otherwise
+        return False
+    return True
 
 
 @lru_cache(maxsize=1024)  # asked for each object at every snapshot

@@ -6,6 +6,7 @@ import types
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -48,6 +49,10 @@ class Walk(Protocol):
 
     def meet(self, value: object, path: str) -> None:
         """Note that `value` stands at `path`."""
+        ...
+
+    def without_large(self) -> AbstractContextManager[None]:
+        """Leave out what is large within the block."""
         ...
 
     def attributes(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:

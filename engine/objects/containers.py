@@ -54,6 +54,14 @@ class Filler(Protocol):
         """Return whether `live` is to be filled as what stands at `path`."""
         ...
 
+    def is_anchor(self, live: Any) -> bool:
+        """Return whether another part of the state keeps the object `live`."""
+        ...
+
+    def is_left_out(self, live: Any) -> bool:
+        """Return whether the object `live` is large, shared or deep, too."""
+        ...
+
     def takes(self, live: Any, node: Tensor) -> bool:
         """Return whether the tensor `live` can take the values of `node`."""
         ...

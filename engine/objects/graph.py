@@ -6,13 +6,15 @@ part of the state (a parameter, a submodule, the trainer), becomes a `Same`: wri
 What no file can hold becomes an opaque instance, of which only the kind is known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from midstride.engine.objects.node_writers import has_memory, writer_of
 from midstride.engine.objects.plain_values import PLAIN, is_large, kind_name, step
+from midstride.engine.objects.shared_memory import is_shared
 from midstride.engine.state.nodes import Instance, Same, View
 
 __all__ = ["DEEPEST", "GraphWalk"]
@@ -30,10 +32,11 @@ class GraphWalk:
     Args:
         anchors: id of what other parts of the state keep -> its name.
         tensors: parameters and buffers by name; what lies in their memory becomes a `View`.
+        copied: what is described are copies that other processes have: what they share is left out.
     """
 
-    def __init__(self, anchors: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
-        self.anchors, self._tensors = anchors, tensors
+    def __init__(self, anchors: Mapping[int, str], tensors: Mapping[str, Tensor], *, copied: bool = False) -> None:
+        self.anchors, self._tensors, self._copied = anchors, tensors, copied
         #: whether what is large is left out, as data are
         self.is_small = False
         self._storages: dict[int, str] | None = None
@@ -44,7 +47,7 @@ class GraphWalk:
         self.functions: set[str] = set()  #: those of them that are found again by their names, by path
         self.deep: dict[str, object] = {}  #: what was left out because it is nested too deep, by path
         self._depth = 0
-        self.large: dict[str, object] = {}  #: what was left out because it is large
+        self.large: dict[str, object] = {}  #: what was left out because it is large, or shared
 
     def node(self, value: Any, path: str) -> Any:
         """Return the node of `value`, which stands at `path`."""
@@ -55,7 +58,7 @@ class GraphWalk:
             return Same(name)
         if (met := self.seen.get(id(value))) is not None:
             return Same(met[0])
-        if self.is_small and is_large(value):
+        if (self.is_small and is_large(value)) or (self._copied and is_shared(value)):
             self.meet(value, path)
             self.large[path] = value
             return Instance("large", kind_name(kind))
@@ -72,6 +75,15 @@ class GraphWalk:
     def meet(self, value: object, path: str) -> None:
         """Note that `value` stands at `path`; it stays alive until the walk ends, so that no id is used twice."""
         self.seen[id(value)] = path, value
+
+    @contextmanager
+    def without_large(self) -> Iterator[None]:
+        """Leave out what is large within the block."""
+        before, self.is_small = self.is_small, True
+        try:
+            yield
+        finally:
+            self.is_small = before
 
     def root_attributes(self, values: Mapping[str, Any], path: str, *, is_small: bool) -> dict[str, Any]:
         """Return the nodes of a root's attributes; `is_small`: what is large is left out from here on."""

@@ -43,6 +43,7 @@ class GraphRestore:
         self._made: dict[str, object] = {}
         self._used: dict[int, object] = {id(value): value for value in anchors.values()}
         self._memory: dict[tuple[str, int], int] = {}
+        self._left_out: set[int] | None = None
         self.stale: dict[str, str] = {}  #: what could not be brought back, by path, and why
         self.is_old = False  #: whether an earlier version described something here in another way
         self.reordered: list[str] = []  #: sets that iterate in another order now
@@ -69,6 +70,16 @@ class GraphRestore:
         if free:
             self.set(live, path)
         return free
+
+    def is_anchor(self, live: Any) -> bool:
+        """Return whether another part of the state keeps the object `live`."""
+        return id(live) in self._walk.anchors
+
+    def is_left_out(self, live: Any) -> bool:
+        """Return whether the walk has left out the object `live`, too."""
+        if self._left_out is None:
+            self._left_out = {id(value) for value in (*self._walk.large.values(), *self._walk.deep.values())}
+        return id(live) in self._left_out
 
     def takes(self, live: Any, node: Tensor) -> bool:
         """Return whether the tensor `live` can take the values of `node`, and shares memory with the same others."""

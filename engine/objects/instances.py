@@ -27,6 +27,7 @@ from midstride.engine.objects.containers import (
     on_device,
     with_gradient,
 )
+from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.functions import fill_function, fill_method, fill_partial, fill_weak
 from midstride.engine.objects.generators import Generator, get_state, set_state
 from midstride.engine.objects.graph import GraphWalk
@@ -63,6 +64,8 @@ _BITS: dict[str, Callable[[], Any]] = {
     kind.__name__: kind
     for kind in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
 }
+
+_DATA = frozenset(map(kind_name, TORCH_DATA))
 
 
 def _set(filling: Filler, node: Instance, live: Any, path: str) -> Any:
@@ -222,13 +225,18 @@ def _address(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 def _opaque(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     found = None if live is MISSING else GraphWalk({}, {}).node(live, path)
-    if not isinstance(found, Instance) or (found.form, found.kind) != (node.form, node.kind):
+    is_new = isinstance(found, Instance) and found.kind in _DATA  # of which earlier versions said no more
+    form = found.form if isinstance(found, Instance) and is_new else node.form
+    is_one = isinstance(found, Instance) and (found.form, found.kind) == (form, node.kind)
+    if not is_one or filling.is_anchor(live):
         return filling.give_up(path, node.kind, live)
+    if is_new:
+        filling.read_back()
     return filling.set(live, path)
 
 
 def _large(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    return filling.give_up(path, node.kind, live) if live is MISSING else filling.set(live, path)
+    return filling.set(live, path) if filling.is_left_out(live) else filling.give_up(path, node.kind, live)
 
 
 FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {

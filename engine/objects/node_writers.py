@@ -32,6 +32,7 @@ from midstride.engine.objects.container_writers import (
     set_node,
     tuple_node,
 )
+from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.generators import get_state
 from midstride.engine.objects.plain_values import (
@@ -54,7 +55,7 @@ from midstride.engine.state.codec import encode
 from midstride.engine.state.nodes import Instance, kind_text
 from midstride.engine.state.stateful import Stateful
 
-__all__ = ["DATA", "has_memory", "writer_of"]
+__all__ = ["DATA", "WATCHED", "has_memory", "is_described", "writer_of"]
 
 #: of libraries, and holding nothing but what their attributes say
 _NAMESPACES = NAMESPACES | {
@@ -65,7 +66,9 @@ _OF_TORCH = ("torch.optim", "torch.distributions")
 #: immutable types of Python's that users derive from
 _BASES = (int, float, complex, str, bytes, frozenset)
 #: of libraries, and known not to change by themselves: data sets are watched
-DATA = (Dataset, DataLoader, Sampler)
+DATA = (Dataset, DataLoader, Sampler, np.memmap)
+#: of these, what is named when it changes
+WATCHED = (Dataset, np.memmap)
 
 
 def has_memory(tensor: Tensor) -> bool:
@@ -223,6 +226,12 @@ def _object(walk: Walk, value: Any, path: str) -> Any:
     return node
 
 
+def _data_set(walk: Walk, value: Any, path: str) -> Any:
+    """Describe a data set of torch's own, wherever it stands; what is large in it is left out."""
+    with walk.without_large():
+        return _object(walk, value, path)
+
+
 def _derived(walk: Walk, value: Any, path: str) -> Any:
     """Describe a value of a user's class that is derived from an immutable one of Python's."""
     walk.meet(value, path)
@@ -260,6 +269,7 @@ _WRITERS: dict[type, Writer] = {
     **dict.fromkeys((type(iter([])), type(iter(())), type(iter(range(0)))), _cursor),
     **{types.FunctionType: _function, types.MethodType: _method, types.BuiltinMethodType: _method},
     **{partial: _partial, weakref.ref: _weak, bytearray: bytes_node},
+    **dict.fromkeys(TORCH_DATA, _data_set),
 }
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -267,6 +277,11 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 def writer_of(kind: type) -> Writer:
     """Return what describes objects of class `kind`."""
     return _WRITERS.get(kind) or _WRITERS.setdefault(kind, _writer(kind))
+
+
+def is_described(kind: type) -> bool:
+    """Return whether there is more to be said of objects of `kind` than of which class they are."""
+    return writer_of(kind) is not opaque_node
 
 
 def _writer(kind: type) -> Writer:

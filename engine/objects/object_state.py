@@ -6,23 +6,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
-from midstride.engine.objects.attribute_restore import class_called
+from midstride.engine.objects.attribute_restore import set_class
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, delete_attribute, set_attribute
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
+from midstride.engine.objects.node_writers import WATCHED
 from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
 from midstride.engine.objects.unwritable import Unwritable, few, shown
 from midstride.engine.state.differences import differences, same_key_order
-from midstride.engine.state.nodes import Instance
+from midstride.engine.state.nodes import Instance, Same
 from midstride.engine.state.stateful import AlikeOnRanks
 
 __all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgrade"]
@@ -36,6 +37,8 @@ _COMPOSABLE = "__composable_api_state_key"
 #: of those of other classes, what stands in their attributes is their class's own
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
+#: how the paths of what data hold begin
+_DATA = "data/"
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 Nodes = dict[str, dict[str, dict[str, Any]]]
 
@@ -138,7 +141,7 @@ class Objects(AlikeOnRanks):
             nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
             self._built[root.path] = set(root.values)
             self._classes[root.path] = kind_name(type(root.owner))
-            if root.owner is None or is_user_class(type(root.owner)):
+            if is_user_class(type(root.owner)) or (root.owner is None and not root.is_data):
                 built = built_by(nodes, root.path)
                 # of what every attempt sets up anew, such as a number of workers, the names alone
                 self._code |= {k: dict.fromkeys(v, "") for k, v in built.items()} if root.is_setup else built
@@ -177,8 +180,8 @@ class Objects(AlikeOnRanks):
 
     def _as_set_up(self, path: str, node: Any) -> bool:
         before = self._setup.get(path, MISSING)
-        if type(before) is not type(node):
-            return False
+        if type(before) is not type(node) or (type(node) is Same and node.path.startswith(_DATA)):
+            return False  # what it is the same as may be another object when a state is back
         if type(node) in PLAIN:
             return bool(before == node)
         return not differences(before, node) and same_key_order(before, node)
@@ -218,9 +221,7 @@ class Objects(AlikeOnRanks):
             wanted = classes.get(root.path, self._classes.get(root.path, now))
             if now == wanted:
                 continue
-            try:
-                object.__setattr__(root.owner, "__class__", class_called(wanted, MISSING, object))
-            except TypeError:  # there is none, or objects of it are laid out otherwise
+            if not set_class(root.owner, wanted):
                 lost[f"{root.path}/__class__"] = f"{wanted}, now {now}"
         return lost
 
@@ -232,8 +233,11 @@ class Objects(AlikeOnRanks):
                 continue
             before = root.values.get(name, MISSING)
             after = filling.put(node, before, path)
-            if after is not before and after is not MISSING:
-                root.set(name, after)
+            if after is before or after is MISSING:
+                continue
+            if root.owner is None and root.is_data:  # what reads them has the live one
+                filling.give_up(path, "another object", before)
+            root.set(name, after)
 
     def _leave_setup_out(self, root: Root, state: dict[str, Any]) -> None:
         """Leave out of `state` what this attempt sets up itself, as `state_dict` does: others may not have done so."""
@@ -254,7 +258,8 @@ class Objects(AlikeOnRanks):
             for name, node in nodes.items()
             if f"{root.path}/{name}" in self._setup and not self._as_set_up(f"{root.path}/{name}", node)
         }
-        return {**setup, **state.get(root.group, {}).get(root.name, {})}
+        # In the order of a walk: what is met again comes after what it is the same as.
+        return dict(sorted({**setup, **state.get(root.group, {}).get(root.name, {})}.items()))
 
     def _take_away(self, root: Root, saved: dict[str, Any], deleted: list[list[str]], change: CodeChange) -> None:
         """Delete what came up later than the snapshot, and what was gone by then."""
@@ -308,8 +313,13 @@ def upgrade(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _watched(walk: GraphWalk) -> dict[str, object]:
-    data = {path: value for path, value in walk.opaque.items() if issubclass(type(value), Dataset)}
-    return walk.large | data | walk.called
+    data = {path: value for path, value in walk.opaque.items() if issubclass(type(value), WATCHED)}
+    large = {path: value for path, value in walk.large.items() if not _is_read_only_file(value)}
+    return large | data | walk.called
+
+
+def _is_read_only_file(value: object) -> bool:
+    return isinstance(value, np.memmap) and not value.flags.writeable
 
 
 def _kinds(walk: GraphWalk) -> set[type]:

@@ -26,8 +26,9 @@ __all__ = [
 
 #: values that never change, written as they are
 PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
-#: what is larger than this is data, which is watched and not written
-LARGE_BYTES, LARGE_ITEMS = 1 << 20, 1000
+#: what is larger than this is data, which is watched and not written; `LARGE_SUM` is of all bytes in a container
+LARGE_BYTES, LARGE_ITEMS, LARGE_SUM = 1 << 20, 1000, 16 << 20
+_NUMBERS = frozenset({type(None), bool, int, float})
 #: immutable values of the standard library -> what makes them anew
 VALUES: dict[str, Callable[[Any], list[Any]]] = {
     "builtins:ellipsis": lambda value: [],
@@ -82,9 +83,34 @@ def kind_name(kind: type) -> str:
 
 
 def is_large(value: Any) -> bool:
-    """Return whether `value` alone is so large that it is data rather than state."""
+    """Return whether `value` alone is so large that it is data rather than state.
+
+    >>> [is_large([{"picture": bytes(1 << 20)}] * number) for number in (16, 17)]
+    [False, True]
+    """
     if isinstance(value, Tensor) and value.layout == torch.sparse_coo:  # which has no nbytes of its own
         return sum(part.nbytes for part in indices_and_values(value)) > LARGE_BYTES
     if isinstance(value, (Tensor, np.ndarray)):
         return bool(value.nbytes > LARGE_BYTES)
-    return issubclass(type(value), (list, tuple, dict, set, frozenset, deque)) and len(value) > LARGE_ITEMS
+    if not issubclass(type(value), (list, tuple, dict, set, frozenset, deque)):
+        return False
+    return len(value) > LARGE_ITEMS or _bytes_in(value, LARGE_SUM) > LARGE_SUM
+
+
+def _bytes_in(value: Any, most: int) -> int:
+    """Return the bytes of arrays and text in a container and in those in it, or more than `most` where there are."""
+    total, waiting, seen = 0, [value], set[int]()
+    while waiting and total <= most:
+        around = waiting.pop()
+        if id(around) in seen:  # a circle, or of two names
+            continue
+        seen.add(id(around))
+        items = around.values() if isinstance(around, dict) else around
+        for item in () if _NUMBERS.issuperset(map(type, items)) else items:
+            if isinstance(item, (Tensor, np.ndarray)):
+                total += item.nbytes if not isinstance(item, Tensor) or item.layout == torch.strided else 0
+            elif isinstance(item, (str, bytes)):
+                total += len(item)
+            elif isinstance(item, (list, tuple, dict, deque)) and len(item) <= LARGE_ITEMS:
+                waiting.append(item)
+    return total

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Row
@@ -226,7 +225,7 @@ def serve_mlflow(folder: Path) -> Iterator[tuple[str, list[int]]]:
                 with urlopen(f"{address}/health", timeout=5) as answer:
                     assert answer.status == 200
                 break
-            except URLError:
+            except OSError:  # nothing listens, or what listens is not ready to answer
                 assert server.poll() is None, (folder / "mlflow.log").read_text()[-2000:]
                 time.sleep(0.2)
         yield address, [server.pid, *descendants(server.pid)]

@@ -134,6 +134,8 @@ class IterableLoader(ResumableLoader):
             self.at_end = not self._every_rank(ahead is not None)
             if self.at_end and ahead is not None:
                 self._warn_of_rest()
+            if self.at_end:
+                self._data.end_pass()
             position.consume(current)
             self.last_mark = current.answer.mark
             yield current.answer.batch

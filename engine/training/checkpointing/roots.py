@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.data.held_data import users_data
+from midstride.engine.data.held_data import WholeData, data_owners
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.data.sampler_state import values_beside
 from midstride.engine.data.worker_data import loader_attributes
@@ -17,6 +17,7 @@ from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
+from midstride.engine.objects.plain_values import PLAIN
 from midstride.engine.objects.registered_hooks import user_hooks
 from midstride.engine.objects.user_modules import user_modules
 from midstride.engine.optim.optimizers import scheduler_objects
@@ -51,7 +52,8 @@ def objects_of(context: FitContext) -> Objects:
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         yield from _callback_roots(callbacks)
         for name, owner in data.items():
-            yield Root("data", name, attributes_of(owner), owner, is_setup=True, is_data=True)
+            is_whole = isinstance(owner, WholeData)
+            yield Root("data", name, attributes_of(owner), None if is_whole else owner, is_setup=True, is_data=True)
         yield from _loader_roots(context.loaders)
         yield from samplers.roots()
         yield from _optimizer_roots(context)
@@ -76,6 +78,16 @@ def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> I
             yield name, value
     for path, value in objects.watched.items():
         yield path.replace("/", "."), value
+    for name, loader in _loaders(context.loaders).items():
+        if isinstance(loader, DataLoader) and not dict(data_owners(name, loader.dataset)):
+            yield f"data.{name}.dataset", _known_of(loader.dataset)
+
+
+def _known_of(dataset: Any) -> object:
+    """Return what is known of a library's data: what code counts in is read whole, of others plain values alone."""
+    if is_counted_in(dataset):
+        return dataset
+    return {name: value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) in PLAIN}
 
 
 def _is_plain(value: object) -> bool:
@@ -86,10 +98,11 @@ def _is_plain(value: object) -> bool:
 
 
 def _data_of(fit_loaders: FitLoaders, source: object) -> dict[str, Any]:
-    """Return the objects of the user's that data are read from in the main process, by name."""
+    """Return what data are read from in the main process, by name."""
     found: dict[str, Any] = {"module": source} if isinstance(source, DataModule) else {}
     for name, loader in _loaders(fit_loaders).items():
-        found |= users_data(name, getattr(loader, "dataset", None))
+        if isinstance(loader, DataLoader):
+            found |= data_owners(name, loader.dataset)
     return found
 
 
@@ -131,11 +144,10 @@ class _SamplerValues:
 
 
 def _loader_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
-    """Yield what users set on loaders, and the data sets that are no owners of attributes: values, and a library's."""
+    """Yield what users set on loaders."""
     for name, loader in _loaders(fit_loaders).items():
         if isinstance(loader, DataLoader):
-            data = {} if dict(users_data(name, loader.dataset)) else {"dataset": loader.dataset}
-            yield Root("loaders", name, {**loader_attributes(loader), **data}, loader, is_setup=True, is_data=True)
+            yield Root("loaders", name, loader_attributes(loader), loader, is_setup=True, is_data=True)
 
 
 def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:

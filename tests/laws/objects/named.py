@@ -12,7 +12,6 @@ from laws.objects.code import (
     OnAutogradFunction,
     OnFunction,
 )
-from laws.objects.data_sets import RelabelsTensors
 from laws.objects.derived import DerivedInC, MakesLate
 from laws.objects.files import CountsInHelper, CountsOnClassOfHelper, SwapsInHelper
 from laws.objects.functions import (
@@ -36,6 +35,7 @@ from laws.objects.loaders import (
     RemembersInWorkers,
     TellsLockedStream,
 )
+from laws.objects.read_data import ReadsLongList, ReadsPictures, ReadsTable, TellsWorkersThatRead
 from laws.objects.samplers import SamplesAsked, SamplesExpecting, SamplesForgetting, Streams
 from laws.objects.small import Small
 from laws.objects.structure import Tied
@@ -46,11 +46,9 @@ from laws.objects.surroundings import (
     CountsOnClass,
     KeepsDraws,
     LockedCallback,
-    OfTensors,
     Opened,
     Opening,
     Pruned,
-    WritesTensors,
 )
 from laws.objects.unsaved import Clips, CountsInGlobal, Deaf, Loses, Swaps, Weighs
 from laws.objects.values import Locked
@@ -150,14 +148,24 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         r"LockedStream: \S+ has changed since the epoch began, which reads the data as they were then\. A run",
     ),
     "data of a library": (
-        (WritesTensors, OfTensors, list),
+        (ReadsPictures, None, list),
         False,
-        r"part of no snapshot: data\.module\.dataset\.tensors\[0\]",
+        r"part of no snapshot: data\.training\.dataset\.labels\[0\] \(0\.0, now 1\.0\)",
     ),
-    "data of a loader alone": (
-        (RelabelsTensors, None, list),
+    "data of a library that are no data set": (
+        (ReadsTable, None, list),
         False,
-        r"part of no snapshot: loaders\.training\.dataset\.tensors\[0\]",
+        r"part of no snapshot: data\.training\.dataset\['view'\] \('train', now 'part 0'\)",
+    ),
+    "a long list in data": (
+        (ReadsLongList, None, list),
+        False,
+        r"part of no snapshot: data\.training \(torch\)\.indices \(1200 items \w+, now 1200 items \w+\)",
+    ),
+    "memory that workers share": (
+        (TellsWorkersThatRead, None, list),
+        False,
+        r"data set\.step\._obj has changed in memory that the workers of a loader share, while they read ahead",
     ),
     "many of a kind": ((Locked, None, list), False, r"not part of snapshots"),
     "a function": ((ActsOtherwise, None, list), False, r"what no snapshot can hold: module\.act \(now .*tanh"),

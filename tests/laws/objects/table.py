@@ -14,7 +14,15 @@ from laws.objects.attributes import (
     Tagged,
     Tuned,
 )
-from laws.objects.data_sets import Rechooses, RechoosesForWorkers, Relabels, RelabelsForWorkers, RelabelsNamed, Restacks
+from laws.objects.data_sets import (
+    Rechooses,
+    RechoosesForWorkers,
+    Relabels,
+    RelabelsForWorkers,
+    RelabelsNamed,
+    RelabelsTensors,
+    Restacks,
+)
 from laws.objects.derived import Derived, Leaf, Plain
 from laws.objects.files import DrawsInHelper
 from laws.objects.functions import Chooses, ChoosesLambdas, Counts, Partials, Weak
@@ -46,6 +54,22 @@ from laws.objects.optimizers import (
     Warming,
     Wrapping,
 )
+from laws.objects.read_data import (
+    ClosesAnew,
+    ClosesAnewOverStream,
+    ClosesOverOne,
+    Grows,
+    HandsOn,
+    ReadsArray,
+    ReadsChain,
+    ReadsDict,
+    ReadsList,
+    ReadsShared,
+    ReadsTorchData,
+    ReadsTorchDataInWorkers,
+    ReadsTorchDataInWorkersThatStay,
+    Reclassifies,
+)
 from laws.objects.samplers import Samples, TellsItsSampler, Weighed
 from laws.objects.slots import SlottedCallback, SlottedData, TellsSlots
 from laws.objects.small import Small
@@ -54,11 +78,13 @@ from laws.objects.surroundings import (
     Counting,
     Curriculum,
     Forgetful,
+    OfTensors,
     Reordered,
     Telling,
     TellingWrapped,
     Watching,
     Wrapped,
+    WritesTensors,
 )
 from laws.objects.unsaved import Metered
 from laws.objects.values import (
@@ -155,7 +181,23 @@ _MODULES: list[type[Small]] = [
         LateGenerators,
     ),
     *(Remembers, Ordered, Recollated),
-    *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks),
+    *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks, RelabelsTensors),
+    *(
+        ReadsTorchData,
+        ReadsTorchDataInWorkers,
+        ReadsTorchDataInWorkersThatStay,
+        ReadsList,
+        ReadsDict,
+        ReadsArray,
+        ReadsChain,
+        Reclassifies,
+        ClosesAnew,
+        ClosesAnewOverStream,
+        ClosesOverOne,
+        HandsOn,
+        Grows,
+        ReadsShared,
+    ),
 ]
 
 
@@ -171,4 +213,5 @@ KEPT |= {
     "data that torch wraps": (TellingWrapped, Wrapped, list),
     "slots": (TellsSlots, SlottedData, lambda: [SlottedCallback()]),
     "slots, read in workers": (TellsSlots, lambda: SlottedData(workers=1), lambda: [SlottedCallback()]),
+    "data of torch": (WritesTensors, OfTensors, list),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
@@ -184,12 +184,18 @@ def test_workers_that_had_not_begun_begin_with_what_data_hold() -> None:
     assert sums(again, 0) == [8.0, 8.0]
 
 
-@pytest.mark.parametrize("data", [Ones, Streamed])
-def test_a_state_of_a_loader_that_holds_nothing_walks_through_nothing(
-    data: Any, monkeypatch: pytest.MonkeyPatch
+def chosen() -> Any:
+    return Subset(Subset(TensorDataset(torch.arange(8.0)), range(8)), [*range(8)])
+
+
+@pytest.mark.parametrize(
+    ("data", "workers"), [(Ones, 0), (Streamed, 0), (Ones, 1), (chosen, 1), (lambda: [(1.0, [2])] * 8, 1)]
+)
+def test_a_state_of_plain_data_that_have_not_changed_walks_through_nothing(
+    data: Any, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop of one's own may take one at every step."""
-    loader: DataLoader[Any] = DataLoader(data(), 4)
+    loader: DataLoader[Any] = DataLoader(data(), 4, num_workers=workers)
     read = resumable(loader)
     batches = read.batches(0)
     next(batches)

@@ -1,0 +1,156 @@
+"""Data that training changes: what a pass began with, and what of it workers see at once."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from unit.data.test_worker_data import Ones, Streamed, negated, resumable, sums, tripled
+
+
+def chosen() -> Any:
+    return Subset(Subset(TensorDataset(torch.arange(8.0)), range(8)), [*range(8)])
+
+
+def turned(data: Any) -> None:
+    data.indices.reverse()
+
+
+def written(data: Any) -> None:
+    data.dataset.dataset.tensors[0].numpy()[:] = 1.0
+
+
+def widened(data: Any) -> None:
+    data.indices[0] = False  # equal to 0
+
+
+def reclassed(data: Any) -> None:
+    data.__class__ = Reversed
+
+
+class Reversed(Subset[Any]):
+    pass
+
+
+@pytest.mark.parametrize("change", [turned, written, widened, reclassed])
+def test_what_data_of_torch_began_with_is_in_a_state_when_they_change(change: Any) -> None:
+    data, resumed = chosen(), chosen()
+    read = resumable(DataLoader(data, 4, num_workers=1))
+    batches = read.batches(0)
+    next(batches)
+    change(data)
+    state = read.state_dict()
+    assert "start" in state
+
+    change(resumed)
+    again = resumable(DataLoader(resumed, 4, num_workers=1))
+    again.load_state_dict(state)
+
+    rest, expected = again.batches(0, 1), list(batches)
+    assert [[*map(torch.Tensor.tolist, batch)] for batch in rest] == [[*map(torch.Tensor.tolist, b)] for b in expected]
+    assert type(resumed) is type(data)
+    assert resumed.indices == data.indices
+
+
+def test_data_with_one_more_attribute_are_given_back_as_they_were_without_it() -> None:
+    data = Ones()
+    read = resumable(DataLoader(data, 4, num_workers=1))
+    batches = read.batches(0)
+    next(batches)
+    assert "start" not in read.state_dict()
+
+    data.later = 1  # type: ignore[attr-defined]
+
+    assert "later" not in read.state_dict()["start"]["data set"]
+
+
+def scaled(by: list[float]) -> Any:
+    return lambda rows: torch.stack(rows) * sum(by)
+
+
+@pytest.mark.parametrize("data", [Ones, Streamed])
+def test_a_pass_goes_on_with_its_own_collate_fn_beside_one_of_the_same_code(data: Any) -> None:
+    loader: DataLoader[Any] = DataLoader(data(), 2, collate_fn=scaled([2.0]))
+    read = resumable(loader)
+    batches = read.batches(0)
+    next(batches)
+    loader.collate_fn = scaled([3.0])
+    state = read.state_dict()
+
+    other: DataLoader[Any] = DataLoader(data(), 2, collate_fn=scaled([3.0]))  # as training has set it anew
+    again = resumable(other)
+    again.load_state_dict(state)
+
+    rest = again.batches(0, 1)
+    assert float(next(rest).sum()) == 4.0
+    held: Any = other.collate_fn.__closure__
+    held[0].cell_contents.append(1.0)
+    assert [float(batch.sum()) for batch in rest] == [4.0, 4.0]
+    assert sums(again, 1) == [8.0] * 4
+
+
+def test_a_pass_without_workers_is_gone_on_with_in_workers() -> None:
+    loader: DataLoader[Any] = DataLoader(Ones(), 2)
+    read = resumable(loader)
+    batches = read.batches(0)
+    next(batches)
+    loader.collate_fn = negated
+    state = read.state_dict()
+
+    other: DataLoader[Any] = DataLoader(Ones(), 2, num_workers=1)
+    again = resumable(other)
+    other.collate_fn, other.worker_init_fn = negated, tripled
+    again.load_state_dict(state)
+
+    assert sums(again, 0, 1) == [6.0] * 3
+    assert sums(again, 1) == [-6.0] * 4
+
+
+def test_data_that_get_longer_are_named_once_since_their_order_does_not_follow(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = [torch.ones(())] * 8
+    read = resumable(DataLoader(data, 4))  # type: ignore[arg-type]
+    assert sums(read, 0) == [4.0, 4.0]
+    data.append(torch.ones(()))
+
+    assert sums(read, 1) == [4.0, 4.0]
+    data.append(torch.ones(()))
+    assert sums(read, 2) == [4.0, 4.0]
+
+    assert len(caplog.records) == 1
+    assert (
+        "the train data set has 9 samples now, and had 8 at first: the order of samples stays one of 8" in caplog.text
+    )
+
+
+class Heard(Ones):
+    """What it holds, its workers hear of at once; they make nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = torch.zeros(2).share_memory_()
+        self.array = self.told.numpy()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_shared_memory_that_changes_while_workers_read_is_named_once(
+    persistent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Heard()
+    read = resumable(DataLoader(data, 2, num_workers=1, persistent_workers=persistent))
+    for epoch in range(2):
+        data.told += 1  # between epochs
+        list(read.batches(epoch))
+    data.told += 1
+    assert "start" not in read.state_dict()
+    assert not caplog.records
+
+    batches = read.batches(2)
+    next(batches)
+    data.told += 1
+    read.state_dict()
+    data.told += 1
+    list(batches)
+
+    assert [record.getMessage().split(" in memory")[0] for record in caplog.records] == ["data set.array has changed"]
