@@ -184,13 +184,13 @@ def _uninterrupted() -> Iterator[None]:
     A signal's exception that is raised inside Prefect's client comes out of it as another one, and the
     request would be lost.
     """
-    held: list[int] = []
+    pending: list[int] = []
     handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
 
     def hold(number: int, frame: FrameType | None) -> None:
-        if held:
+        if pending:
             handlers[number](number, frame)
-        held.append(number)
+        pending.append(number)
 
     if threading.current_thread() is threading.main_thread():
         for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -203,5 +203,5 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if held:
-        handlers[held[0]](held[0], None)
+    if pending:
+        handlers[pending[0]](pending[0], None)

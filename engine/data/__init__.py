@@ -2,8 +2,8 @@
 
 combined          several loaders at once: what a user writes, and the loader that reads them side by side or
                   one after the other
+data_owners       what a data set, and what reads it, hold: taken as nodes, and put back in place
 dataloader_order  how a user's DataLoader is read: which order its samplers mean, on this rank of this world
-held_data         what a data set, and what reads it, hold: taken as nodes, and put back in place
 in_place_copy     values that become equal to others and stay the objects they are, so that what is shared
                   stays shared
 items             the items of an epoch as a snapshot holds them: arrays where they are numbers or lists of

@@ -101,5 +101,5 @@ def _content(value: Any) -> tuple[Any, ...] | None:
 
 def _is_fixed_function(value: object) -> bool:
     """Return whether `value` is a function that holds nothing."""
-    held = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
-    return isinstance(value, types.FunctionType) and not any(getattr(value, name) for name in held)
+    slots = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
+    return isinstance(value, types.FunctionType) and not any(getattr(value, name) for name in slots)

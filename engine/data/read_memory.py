@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.data.held_data import HeldData, Nodes, data_owners
+from midstride.engine.data.data_owners import DataOwners, Nodes, data_owners
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
 from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.shared_memory import is_shared
@@ -18,7 +18,7 @@ from midstride.engine.state.nodes import Instance
 __all__ = ["ReadMemory"]
 
 
-class ReadMemory(HeldData):
+class ReadMemory(DataOwners):
     """What a data set and its collate hold, in the process that reads them.
 
     Args:
@@ -28,8 +28,8 @@ class ReadMemory(HeldData):
     """
 
     def __init__(self, dataset: Any, collate: Any, module: nn.Module | None = None) -> None:
-        held = {**dict(data_owners("data set", dataset)), "loader": SimpleNamespace(collate_fn=collate)}
-        super().__init__(held, module)
+        owners = {**dict(data_owners("data set", dataset)), "loader": SimpleNamespace(collate_fn=collate)}
+        super().__init__(owners, module)
         self.dataset = dataset
         self._code = [kind for kind in (type(dataset), type(collate)) if is_user_class(kind)]
         self._begun: Nodes | None = None

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine.data.held_data import HeldData, Nodes, WholeData, data_owners
+from midstride.engine.data.data_owners import DataOwners, Nodes, WholeData, data_owners
 from midstride.engine.data.pass_collate import collate_node, collate_of
 from midstride.engine.data.quick_look import QuickLook
 from midstride.engine.errors import NotExact
@@ -41,7 +41,7 @@ def loader_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes_of(loader).items() if name not in _OF_LOADERS}
 
 
-class WorkerData(HeldData):
+class WorkerData(DataOwners):
     """What is copied when a pass begins; where its data are not, the functions that it goes on with.
 
     Args:
@@ -237,8 +237,8 @@ class WorkerData(HeldData):
         return GraphWalk({id(value): name for name, value in self._anchors().items()}, {}, copied=is_copied)
 
 
-def _lines_of(held: Mapping[str, object]) -> dict[str, str]:
-    return {where: line for path, value in held.items() for where, line in digest_lines(path, value).items()}
+def _lines_of(values: Mapping[str, object]) -> dict[str, str]:
+    return {where: line for path, value in values.items() for where, line in digest_lines(path, value).items()}
 
 
 def _completed(now: Nodes, start: Nodes) -> Nodes:

@@ -136,9 +136,9 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
         for name in ("__defaults__", "__kwdefaults__")
         if not _is_constant(getattr(value, name))
     }
-    held = {"cells": cells, "attributes": walk.attributes(vars(value), path)}
+    parts = {"cells": cells, "attributes": walk.attributes(vars(value), path)}
     code = {"code": digest} if digest is not None else {}
-    return Instance("function", kind, {**code, **{name: nodes for name, nodes in held.items() if nodes}, **defaults})
+    return Instance("function", kind, {**code, **{name: nodes for name, nodes in parts.items() if nodes}, **defaults})
 
 
 def _is_constant(defaults: Any) -> bool:
@@ -162,8 +162,8 @@ def _method(walk: Walk, value: types.MethodType | types.BuiltinMethodType, path:
 
 def _partial(walk: Walk, value: partial[Any], path: str) -> Any:
     walk.meet(value, path)
-    held = {"func": value.func, "args": value.args, "keywords": value.keywords}
-    node = instance_of(value, "partial", **{n: walk.node(item, step(path, n)) for n, item in held.items()})
+    parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+    node = instance_of(value, "partial", **{n: walk.node(item, step(path, n)) for n, item in parts.items()})
     if attributes := walk.attributes(attributes_of(value), path):
         node.state["attributes"] = attributes
     return node

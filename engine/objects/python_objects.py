@@ -92,13 +92,13 @@ def numbers_node(walk: Walk, value: Any, path: str) -> Any:
         return opaque_node(walk, value, path)
     walk.meet(value, path)
     found = np.frombuffer(memory, dtype=np.uint8) if memory.nbytes else np.zeros(0, dtype=np.uint8)
-    held: dict[str, Any] = (
+    parts: dict[str, Any] = (
         {"attributes": walk.attributes(attributes_of(value), path)} if is_user_class(type(value)) else {}
     )
     if isinstance(value, array.array):  # whose length cannot change while another shows its memory
-        held |= {"code": value.typecode}
+        parts |= {"code": value.typecode}
         found = found.copy()
-    return instance_of(value, "numbers", **held, bytes=found)
+    return instance_of(value, "numbers", **parts, bytes=found)
 
 
 def _memory_of(value: Any) -> memoryview | None:

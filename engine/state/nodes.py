@@ -99,10 +99,10 @@ def _insertions(items: list[Any]) -> Any:
     yield items[::-1], ()
     if len(items) > _MOST:
         return
-    held = set(items)
+    taken = set(items)
     for factor in (2, 4, 8, 16, 32):
         for base in (0, 1 << 40):
-            padding = [number for number in range(base, base + factor * (len(items) + 4)) if number not in held]
+            padding = [number for number in range(base, base + factor * (len(items) + 4)) if number not in taken]
             for order in (items, items[::-1]):
                 yield order, padding
                 if base == 0:

@@ -74,8 +74,8 @@ AROUND = [
     Mutant(
         "a stop that comes while Prefect is called is lost",
         "tasks/monitor.py",
-        "    if held:\n        handlers[held[0]](held[0], None)",
-        "    held.clear()",
+        "    if pending:\n        handlers[pending[0]](pending[0], None)",
+        "    pending.clear()",
         "flows/test_watch.py",
     ),
     Mutant(

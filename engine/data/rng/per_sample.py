@@ -114,33 +114,33 @@ class SampleSeeder:
         if self.draws_nothing and not fetch.probe:
             self._unseen = self.last_reading or read_rng(), dataset
             return _read(dataset, fetch.indices)
-        held = self._dataset_generators.of(dataset)
+        seeders = self._dataset_generators.of(dataset)
         if self._rng == "batch":
             self._used, self.last_reading = [True, True, True], None
-            self._seed(mix(fetch.key, fetch.first), held)
+            self._seed(mix(fetch.key, fetch.first), seeders)
             return _read(dataset, fetch.indices)
 
         def one(number: int) -> Any:
-            return self._read_seeded(dataset, fetch, [number], held)[0]
+            return self._read_seeded(dataset, fetch, [number], seeders)[0]
 
         def plain() -> list[Any]:
             return _read(dataset, fetch.indices)
 
         def seeded() -> list[Any]:
-            return self._read_seeded(dataset, fetch, range(len(fetch.indices)), held)
+            return self._read_seeded(dataset, fetch, range(len(fetch.indices)), seeders)
 
         before, self.last_reading = self.last_reading or read_rng(), None
         known = list(self._used)
-        samples = self._settle(before, plain, seeded, held)
-        self._check_draws(known, one, fetch, held, dataset)
+        samples = self._settle(before, plain, seeded, seeders)
+        self._check_draws(known, one, fetch, seeders, dataset)
         if self._dataset_generators.grew(dataset):  # generators made at the first reading
-            held = self._dataset_generators.of(dataset)
+            seeders = self._dataset_generators.of(dataset)
             samples, self.last_reading = seeded(), None
         for number in range(fetch.probe):
             self._compare(samples[number], one(number), dataset, fetch.indices[number])
         return samples
 
-    def _read_seeded(self, dataset: Any, fetch: BatchRequest, numbers: Sequence[int], held: _Seeders) -> list[Any]:
+    def _read_seeded(self, dataset: Any, fetch: BatchRequest, numbers: Sequence[int], seeders: _Seeders) -> list[Any]:
         """Return the samples of `numbers` in the batch, each read with seeds of its own; in line, as there are many."""
         many, main = getattr(dataset, "__getitems__", None), [*compress(SEED, self._used)]
         samples = []
@@ -148,13 +148,13 @@ class SampleSeeder:
             seed, index = mix(fetch.key, fetch.first + number * fetch.stride), fetch.indices[number]
             for set_seed in main:
                 set_seed(seed)
-            for position, set_seed in enumerate(held):
+            for position, set_seed in enumerate(seeders):
                 set_seed(mix(seed, position))
             samples.append(many([index])[0] if many else dataset[index])
         return samples
 
     def _check_draws(
-        self, known: list[bool], one: Callable[[int], Any], fetch: BatchRequest, held: _Seeders, dataset: Any
+        self, known: list[bool], one: Callable[[int], Any], fetch: BatchRequest, seeders: _Seeders, dataset: Any
     ) -> None:
         """Refuse a data set that moved a generator not `known` before, and moves none when `fetch` is read again."""
         if self._used == known:
@@ -163,7 +163,7 @@ class SampleSeeder:
         for number in range(len(fetch.indices)):
             one(number)
             after = read_rng()
-            self._seed(mix(fetch.key, fetch.first + number * fetch.stride), held)
+            self._seed(mix(fetch.key, fetch.first + number * fetch.stride), seeders)
             if any(rng_changed(read_rng(), after)):
                 return
         raise NotExact(_KEEPS.format(dataset=type(dataset).__name__))
@@ -185,29 +185,29 @@ class SampleSeeder:
             self.last_reading = after
             self.draws_nothing = False
             samples = self.samples(fetch, dataset)
-        held = self._collate_generators.of(collate)
+        seeders = self._collate_generators.of(collate)
         seed = mix(fetch.key ^ _COLLATE, fetch.first)
         if self._rng == "batch":
-            self._seed(seed, held)
+            self._seed(seed, seeders)
             return collate(samples)
 
         def seeded() -> T:
-            self._seed(seed, held)
+            self._seed(seed, seeders)
             if self.collate_drew:
                 return collate(samples)
             before = read_rng()
             batch = collate(samples)
-            self.set_collate_drew(bool(held) or any(rng_changed(before, read_rng())))
+            self.set_collate_drew(bool(seeders) or any(rng_changed(before, read_rng())))
             return batch
 
         given = _copied(samples) if fetch.probe else None
         # Collating follows reading at once: what was seen after the one is there before the other.
         before, self.last_reading = self.last_reading or read_rng(), None
-        batch = self._settle(before, lambda: collate(samples), seeded, held)
-        self.draws_nothing = not (held or self._dataset_generators.seeders or any(self._used))
+        batch = self._settle(before, lambda: collate(samples), seeded, seeders)
+        self.draws_nothing = not (seeders or self._dataset_generators.seeders or any(self._used))
         if given is not None:
             self.last_reading = None
-            self._seed(seed, held)
+            self._seed(seed, seeders)
             if not is_repeatable(batch, collate(given)):
                 name = getattr(collate, "__name__", type(collate).__name__)
                 raise NotExact(_COLLATE_NOT_REPEATABLE.format(collate=name))
@@ -239,10 +239,10 @@ class SampleSeeder:
                 counted,
             )
 
-    def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], held: _Seeders) -> T:
+    def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], seeders: _Seeders) -> T:
         """Call until no generator that was taken for unused has moved."""
         while True:
-            result = seeded() if held or any(self._used) else plain()
+            result = seeded() if seeders or any(self._used) else plain()
             after = read_rng()
             used = [known or moves for known, moves in zip(self._used, rng_changed(before, after), strict=True)]
             if used == self._used:
@@ -250,10 +250,10 @@ class SampleSeeder:
                 return result
             self._used, before = used, after
 
-    def _seed(self, seed: int, held: _Seeders) -> None:
+    def _seed(self, seed: int, seeders: _Seeders) -> None:
         for set_seed in compress(SEED, self._used):
             set_seed(seed)
-        for number, set_seed in enumerate(held):
+        for number, set_seed in enumerate(seeders):
             set_seed(mix(seed, number))
 
 

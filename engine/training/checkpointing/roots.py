@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.data.held_data import WholeData, data_owners
+from midstride.engine.data.data_owners import WholeData, data_owners
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.data.sampler_state import values_beside
 from midstride.engine.data.worker_data import loader_attributes
@@ -215,5 +215,5 @@ def _global_generators(owners: list[Any]) -> Iterator[Root]:
     namespaces: dict[str, Any] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds}
     namespaces |= {module.__name__: module for module in modules}
     for name, namespace in namespaces.items():
-        if held := {key: value for key, value in vars(namespace).items() if isinstance(value, Generator)}:
-            yield Root("globals", name, held)
+        if generators := {key: value for key, value in vars(namespace).items() if isinstance(value, Generator)}:
+            yield Root("globals", name, generators)

@@ -18,7 +18,7 @@ from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.node_writers import is_described
 from midstride.engine.objects.plain_values import kind_name
 
-__all__ = ["HeldData", "Nodes", "WholeData", "data_owners"]
+__all__ = ["DataOwners", "Nodes", "WholeData", "data_owners"]
 
 #: attributes by the path of their owner and by name, as nodes; the name of the owner's class stands among them
 Nodes = dict[str, dict[str, Any]]
@@ -57,7 +57,7 @@ def _owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
         yield from _owners(f"{name}/datasets/{key}", one)
 
 
-class HeldData:
+class DataOwners:
     """Owners of attributes, by path, and what those hold.
 
     Args:
