@@ -31,6 +31,13 @@ DATA = [
         "unit/data/test_per_sample.py::test_workers_start_alike_wherever_the_main_generators_stand",
     ),
     Mutant(
+        "a normal number that data drew waits for the training step",
+        "engine/data/rng/fast_state.py",
+        "    if memory.raw != _seeded:",
+        "    if False:",
+        "unit/data/test_raw_memory.py::test_no_normal_number_of_numpy_waits_when_it_is_put_back",
+    ),
+    Mutant(
         "a worker outlives its rank",
         "engine/data/workers.py",
         "            die_with_parent(self.rank_pid)",

@@ -15,6 +15,7 @@ from midstride.engine.data.rng.fast_state import (
     restore_random,
     restore_torch,
     rng_changed,
+    seed_generators,
 )
 from midstride.engine.seeds import Generators
 from midstride.engine.state.codec import differences
@@ -50,6 +51,15 @@ def test_what_draws_is_seen_and_put_back(name: str) -> None:
         assert not differences(before, Generators().state_dict())
         draw()
         assert not differences(after, Generators().state_dict())
+
+
+@pytest.mark.parametrize("seed", [np.random.seed, seed_generators])
+def test_no_normal_number_of_numpy_waits_when_it_is_put_back(seed: Callable[[int], None]) -> None:
+    seen = read_rng()
+    seed(1)
+    np.random.normal()
+    put_back(seen)
+    assert not np.random.get_state(legacy=False)["has_gauss"]
 
 
 def test_the_second_of_two_normal_numbers_that_numpy_draws_at_once_is_kept() -> None:
