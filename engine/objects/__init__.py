@@ -10,6 +10,7 @@ containers         how values, tensors and containers are put back: a filler for
 data_sets          data sets: which hold nothing but attributes, so that these are all of their state
 digest             A digest of what a module, its data, their classes and their files' globals hold at the end of a
                    training
+function_cache     functions that cache their results (`functools.cache`, `lru_cache`): no snapshot holds these
 function_code      what tells functions of one name apart, such as two lambdas that one method makes: their code
 functions          how functions, methods, partials and weak references are put back
 generators         generators that an object holds: found where a reader of its code would find them, seeded like the
@@ -23,6 +24,7 @@ node_writers       how each kind of object is described: a writer for each class
 object_state       what a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers and
                    schedulers
 plain_values       what is written as it is or made from a few arguments, and what is too large to be state
+process_state      what user code sets for the whole process: settings of torch, variables of the environment
 python_objects     iterators, arrays and shared values of Python's own: how they are described, and how they are put
                    back
 registered_hooks   the hooks that user code registers on modules and optimizers: what they hold is state, which there

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from midstride.engine.code_origin import is_user_class, is_user_file
+from midstride.engine.objects.function_cache import Cached, is_users_cache
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.user_modules import user_modules
 
@@ -16,7 +17,7 @@ __all__ = ["class_and_global_state", "is_counted_in", "is_data"]
 _COUNTED_IN = frozenset(
     {
         *("builtins", "collections", "itertools", "weakref", "_contextvars", "array", "ctypes", "queue", "_queue"),
-        *("threading", "_thread", "multiprocessing.sharedctypes", "decimal", "fractions", "datetime"),
+        *("functools", "threading", "_thread", "multiprocessing.sharedctypes", "decimal", "fractions", "datetime"),
         *("numpy", "torch", "torch.nn.parameter", "pandas", "pandas.core.frame", "pandas.core.series"),
     }
 )
@@ -31,7 +32,7 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
     """Yield by name what the user's code around `objects` and `classes` holds.
 
     That is what stands on their classes, and in the user's modules that these and their code name: in globals, which
-    functions included, on classes, and in the defaults, attributes and closures of functions.
+    functions included, on classes, and in the defaults, attributes, closures and caches of functions.
     """
     kinds = {kind for one in (*map(type, objects), *classes) for kind in one.__mro__ if is_user_class(kind)}
     modules = user_modules(kinds)
@@ -39,11 +40,12 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
     kinds.update(value for value in named if isinstance(value, type) and is_user_class(value))
     for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
         yield from _of_class(kind)
-    for function in dict.fromkeys(value for value in named if isinstance(value, types.FunctionType)):
+    for function in dict.fromkeys(code for code in map(_code_of, named) if isinstance(code, types.FunctionType)):
         yield from _of_function(function)
     for module in modules:
         for name, value in vars(module).items():
-            if not name.startswith("__") and (is_data(value) or isinstance(value, types.FunctionType)):
+            is_function = isinstance(value, types.FunctionType) or is_users_cache(value)
+            if not name.startswith("__") and (is_function or is_data(value)):
                 yield f"global {module.__name__}.{name}", value
 
 
@@ -65,12 +67,16 @@ def _of_class(kind: type) -> Iterator[tuple[str, object]]:
         yield from ((f"{name}: {member.name}", member) for member in kind)
         return
     for key, value in vars(kind).items():
-        code: Any = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-        if isinstance(code, types.FunctionType):
-            yield f"{name}: {key}", code
-            yield from _of_function(code)
+        function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        if isinstance(function, types.FunctionType) or is_users_cache(function):
+            yield f"{name}: {key}", function
+            yield from _of_function(_code_of(function))
         elif not key.startswith("__") and is_data(value):
             yield f"{name}: {key}", value
+
+
+def _code_of(value: Any) -> Any:
+    return value.__wrapped__ if isinstance(value, Cached) else value
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, members_of
 from midstride.engine.objects.code_state import class_and_global_state, is_data
+from midstride.engine.objects.function_cache import Cached, describe_cache
 from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
 from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name
@@ -124,13 +125,15 @@ def _describe(value: Any) -> str | None:
 
 
 def _describe_position(value: Any) -> str | None:
-    """Return where a file or an iterator stands, what a variable of a context is, or the name of a function."""
+    """Return where a file or an iterator stands, what a variable of a context is, the name of a function, its cache."""
     if isinstance(value, io.IOBase):
         return _describe_file(value)
     if isinstance(value, ContextVar):
         return repr(value.get(None))
     if isinstance(value, types.FunctionType):
         return " ".join(filter(None, (kind_text(value.__module__, value.__qualname__), code_digest(value))))
+    if isinstance(value, Cached):
+        return describe_cache(value)
     if isinstance(value, itertools.count) or kind_name(type(value)) in VALUES:
         return repr(value)
     return f"{value.__length_hint__()} items left" if hasattr(value, "__length_hint__") else None

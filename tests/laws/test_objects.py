@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -139,6 +140,7 @@ def test_a_world_that_is_killed_again_and_again_has_what_it_had(name: str, tmp_p
     assert Path(whole, "metrics.csv").read_text() == Path(killed, "metrics.csv").read_text()
 
 
+@patch.dict(os.environ)  # which a row changes
 @pytest.mark.parametrize("name", NAMED)
 def test_what_cannot_come_back_is_named_in_the_first_life(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -1,6 +1,5 @@
 """The main generators of a process, looked at and seeded at a cost that a trivial data set can bear."""
 
-import _random
 import random
 from collections.abc import Callable
 from typing import Any
@@ -69,8 +68,12 @@ def _seed_numpy(seed: int) -> None:
     np.random.seed(seed >> 32)
 
 
+_seed_words = super(random.Random, _inst).seed
+
+
 def _seed_random(seed: int) -> None:
-    _random.Random.seed(_inst, seed)  # what `random.seed` does for an integer, without its questions
+    """Do what `random.seed` does for an integer, without its questions."""
+    _seed_words(seed)
     _inst.gauss_next = None
 
 

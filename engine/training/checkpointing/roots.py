@@ -18,6 +18,7 @@ from midstride.engine.objects.code_state import class_and_global_state, is_count
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.object_state import Objects, Root, module_anchors, module_roots
 from midstride.engine.objects.plain_values import PLAIN
+from midstride.engine.objects.process_state import process_state
 from midstride.engine.objects.registered_hooks import user_hooks
 from midstride.engine.objects.user_modules import user_modules
 from midstride.engine.optim.optimizers import scheduler_objects
@@ -76,6 +77,7 @@ def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> I
     for name, value in class_and_global_state(holders, objects.kinds):
         if _is_plain(value) and all(value is not one for one in holders):
             yield name, value
+    yield from process_state({*map(type, holders), *objects.kinds})
     for path, value in objects.watched.items():
         yield path.replace("/", "."), value
     for name, loader in _loaders(context.loaders).items():

@@ -1,7 +1,10 @@
-"""Counts that user code keeps beside objects: in functions, on classes, in enumerations and context variables."""
+"""What user code keeps beside objects: in functions, their caches, on classes, in enumerations, the environment."""
 
 import contextvars
 import enum
+import functools
+import os
+import sqlite3
 import weakref
 from typing import Any
 
@@ -117,3 +120,47 @@ class Louder(torch.autograd.Function):
 class OnAutogradFunction(Small):
     def factor(self, batch: Tensor) -> Any:
         return 1 + Louder.apply(batch).mean()  # type: ignore[no-untyped-call]
+
+
+@functools.lru_cache
+def direction(number: int) -> Tensor:
+    return torch.rand(number)
+
+
+class InCache(Small):
+    """Caches what a function draws."""
+
+    def factor(self, batch: Tensor) -> Any:
+        return 1 + direction(1)
+
+
+class InCacheOfMethod(Small):
+    @functools.lru_cache(maxsize=8)  # noqa: B019
+    def scale(self, number: int) -> float:
+        return float(torch.rand(()))
+
+    def factor(self, batch: Tensor) -> Any:
+        return 1 + self.scale(0)
+
+
+class InEnvironment(Small):
+    def factor(self, batch: Tensor) -> Any:
+        calls = int(os.environ.get("FACTOR_CALLS", "0")) + 1
+        os.environ["FACTOR_CALLS"] = str(calls)
+        return calls
+
+
+class InSettings(Small):
+    def factor(self, batch: Tensor) -> Any:
+        torch.set_float32_matmul_precision("high")
+        return 1.0
+
+
+class InDatabase(Small):
+    def build(self) -> None:
+        self.rows = sqlite3.connect(":memory:")
+        self.rows.execute("create table steps (step)")
+
+    def factor(self, batch: Tensor) -> Any:
+        self.rows.execute("insert into steps values (1)")
+        return self.rows.execute("select count(*) from steps").fetchone()[0]

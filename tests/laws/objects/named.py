@@ -3,11 +3,16 @@
 from typing import Any
 
 from laws.objects.code import (
+    InCache,
+    InCacheOfMethod,
     InContext,
+    InDatabase,
     InDefault,
     InDescriptor,
     InEnum,
+    InEnvironment,
     InOwnDefault,
+    InSettings,
     InSingleton,
     OnAutogradFunction,
     OnFunction,
@@ -182,6 +187,15 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     "in a descriptor": ((InDescriptor, None, list), False, r"part of no snapshot: class InDescriptor: gain\.values"),
     "in an enumeration": ((InEnum, None, list), False, r"class Phase: WARM\.seen \(0, now 1"),
     "in a singleton": ((InSingleton, None, list), False, r"class Shared: _made"),
+    "in a cache": ((InCache, None, list), False, r"global .*\.direction \(0 results cached, now 1"),
+    "in a method's cache": ((InCacheOfMethod, None, list), False, r"InCacheOfMethod: scale \(0 results cached, now 1"),
+    "in the environment": ((InEnvironment, None, list), False, r"environment variable FACTOR_CALLS \(missing, now"),
+    "in a setting of torch": (
+        (InSettings, None, list),
+        False,
+        r"part of no snapshot: torch\.get_float32_matmul_precision\(\) \('highest', now 'high'\)",
+    ),
+    "in a database": ((InDatabase, None, list), False, r"attribute rows, a Connection, is not part of snapshots"),
     "in a context": ((InContext, None, list), False, r"global .*DEPTH \(None, now 1"),
     "on another class": ((OnAutogradFunction, None, list), False, r"class Louder: calls \(0, now 1"),
     "in another file": ((CountsInHelper, None, list), False, r"part of no snapshot: global .*helper\.STEPS \(\d+, now"),
