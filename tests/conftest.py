@@ -146,7 +146,10 @@ def _uses(item: pytest.Item) -> list[str]:
 #: what ranks of tests, and the worlds they stand in, would import one by one; what is not installed is left out
 IN_RANKS = (
     "horovod.torch",
+    "midstride.engine.jobs.operations",
     "midstride.engine.launch.rank",
+    "midstride.engine.launch.spawn_agent",
+    "midstride.engine.launch.torchrun_agent",
     "midstride.engine.strategies.pipeline.strategy",
     "pytest",
     "support.lean_torchmetrics",

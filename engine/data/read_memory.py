@@ -12,7 +12,7 @@ from midstride.engine.data.data_owners import DataOwners, Nodes, data_owners
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
 from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.shared_memory import is_shared
-from midstride.engine.state.differences import differences, same_key_order
+from midstride.engine.state.differences import differences, first_difference, same_key_order
 from midstride.engine.state.nodes import Instance
 
 __all__ = ["ReadMemory"]
@@ -56,8 +56,8 @@ class ReadMemory(DataOwners):
     def changed_since(self, before: Nodes) -> str | None:
         """Return what reading has changed since they held `before`."""
         now = self.nodes()
-        if lines := differences(before, now):
-            return lines[0]
+        if (what := first_difference(before, now)) is not None:
+            return what
         return None if same_key_order(before, now) else "the order of a dict"
 
     def counted(self) -> str | None:

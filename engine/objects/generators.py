@@ -4,6 +4,7 @@ import inspect
 import random
 import sys
 import types
+from abc import ABCMeta
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
@@ -121,11 +122,10 @@ def _used_by_class(kind: type) -> Iterator[tuple[str, object]]:
     """Yield what class attributes hold, and the functions that reading an instance calls."""
     if _is_library(kind.__module__):
         return
-    names = [name for name in _CALLED if isinstance(inspect.getattr_static(kind, name, None), types.FunctionType)]
+    names = [name for name in _CALLED if isinstance(_static(kind, name), types.FunctionType)]
     for name in names:  # grows by what they call in turn
-        function = getattr(
-            inspect.getattr_static(kind, name, None), "__func__", inspect.getattr_static(kind, name, None)
-        )
+        function = _static(kind, name)
+        function = getattr(function, "__func__", function)
         if isinstance(function, property):
             function = function.fget
         if isinstance(function, types.FunctionType):
@@ -163,10 +163,17 @@ def _called_on(kind: type, names: Iterable[str]) -> Iterator[tuple[str, object]]
     if _is_library(kind.__module__):
         return
     for name in {*names, "__init__", *_CALLED}:
-        value = inspect.getattr_static(kind, name, None)
+        value = _static(kind, name)
         value = getattr(value, "__func__", value)
         if value is not None and not isinstance(value, types.WrapperDescriptorType):
             yield f".{name}", value
+
+
+def _static(kind: type, name: str) -> Any:
+    """Return what `kind` has by that name, not called or bound, None if nothing: a tenth of the time of inspect's."""
+    if type(kind) in (type, ABCMeta):  # whose own attributes are no generators
+        return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    return inspect.getattr_static(kind, name, None)
 
 
 @cache

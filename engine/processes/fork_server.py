@@ -27,7 +27,7 @@ from midstride.engine.processes.preload import preload
 from midstride.engine.processes.proc_entry import show_command, show_variable
 from midstride.engine.processes.supervisor import Supervisor
 
-__all__ = ["ForkServer", "ForkedSupervisor", "forking", "running_server"]
+__all__ = ["ForkServer", "ForkedSupervisor", "ForkingSupervisor", "forking", "running_server"]
 
 _MARK_BYTES = 256
 _REQUEST_BYTES = 1 << 17
@@ -217,8 +217,8 @@ class ForkedSupervisor:
         return self._handle < 0 or bool(select.select([self._handle], [], [], timeout_s)[0])
 
 
-class _ForkingSupervisor(Supervisor):
-    """Calls, in the process that it forks for its command, what the server has imported."""
+class ForkingSupervisor(Supervisor):
+    """Calls, in the process that it forks for its command, what the process that it was forked from has imported."""
 
     def execute(self) -> None:
         """Become the command."""
@@ -245,7 +245,7 @@ def _supervise(connection: socket.socket, request: dict[str, Any], server: int) 
     os.chdir(request["folder"])
     show_command([sys.executable, "-m", "midstride.engine.processes.supervisor", *request["command"]])
     show_variable(MARK, os.environ.get(MARK, ""))
-    sys.exit(_ForkingSupervisor(request["command"], request["grace_s"]).run())
+    sys.exit(ForkingSupervisor(request["command"], request["grace_s"]).run())
 
 
 def _serve(connection: socket.socket, launcher: int) -> None:

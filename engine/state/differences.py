@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import operator
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from torch import Tensor
 from midstride.engine.state.nodes import Instance, Same
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["differences", "iter_differences", "same_key_order"]
+__all__ = ["differences", "first_difference", "iter_differences", "same_key_order"]
 
 #: from here on it pays to compare eight bytes at a time
 _LARGE_BYTES = 1 << 16
@@ -29,7 +30,16 @@ def differences(a: object, b: object) -> list[str]:
     >>> differences({"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1, "betas": (0.9, 0.95)})
     ['betas/1 (0.99, now 0.95)']
     """
-    return [f"{path or 'the whole'} ({left}, now {right})" for path, left, right in iter_differences(a, b)]
+    return [*_lines(a, b)]
+
+
+def first_difference(a: object, b: object) -> str | None:
+    """Return the first of `differences`, None if there is none; what follows it is not compared.
+
+    >>> first_difference([1, 2, 3], [1, 5, 6])
+    '1 (2, now 5)'
+    """
+    return next(_lines(a, b), None)
 
 
 def iter_differences(a: object, b: object) -> Iterator[tuple[str, str, str]]:
@@ -48,8 +58,13 @@ def same_key_order(a: object, b: object) -> bool:
     if isinstance(a, Instance) and isinstance(b, Instance):
         return all(same_key_order(a.state[key], b.state.get(key)) for key in a.state)
     if isinstance(a, (list, tuple, deque)) and isinstance(b, (list, tuple, deque)):
-        return all(map(same_key_order, a, b))
+        return _are_integers(a) or all(map(same_key_order, a, b))
     return True
+
+
+def _lines(a: object, b: object) -> Iterator[str]:
+    for path, left, right in iter_differences(a, b):
+        yield f"{path or 'the whole'} ({left}, now {right})"
 
 
 def _walk(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
@@ -73,9 +88,14 @@ def _walk_sequence(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
         yield path, f"{len(a)} items", f"{len(b)} items"
     elif isinstance(a, deque) and a.maxlen != b.maxlen:
         yield path, f"maxlen {a.maxlen}", f"maxlen {b.maxlen}"
-    else:
+    elif not (_are_integers(a) and _are_integers(b) and all(map(operator.eq, a, b))):
         for index, (left, right) in enumerate(zip(a, b, strict=True)):
             yield from _walk(left, right, _join(path, index))
+
+
+def _are_integers(items: Any) -> bool:
+    """Return whether all are of type int, as the 625 of the state of a generator of Python's are."""
+    return {*map(type, items)} == {int}
 
 
 def _walk_instance(a: Instance, b: Instance, path: str) -> Iterator[tuple[str, str, str]]:

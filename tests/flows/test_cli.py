@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.flow_events import payload, told
 from support.flow_runs import STEPS, Command, results, wait_for
+from support.prefect_server import EMPTY
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.session.attempts import AttemptLog
@@ -45,16 +47,23 @@ def _outcomes(job: TrainingJob, run: str) -> list[str]:
 
 
 def test_a_killed_flow_goes_on_where_it_was_also_where_no_server_is(
-    make_job: Make, midstride: Start, undisturbed: dict[str, bytes], alive: Alive, tmp_path: Path
+    make_job: Make,
+    midstride: Start,
+    undisturbed: dict[str, bytes],
+    alive: Alive,
+    tmp_path: Path,
+    shared_folder: Path,
 ) -> None:
-    job = make_job(wait_at=8)
+    job, home = make_job(wait_at=8), tmp_path / "home"
+    home.mkdir()
+    shutil.copy(shared_folder / EMPTY, home / "prefect.db")
     command = ("train", str(tmp_path / "job.yaml"), "--run", "nine-lives")
     first = midstride(*command)
     wait_for((tmp_path / "mark").exists, "the step at which the model waits")
     os.kill(first.process.pid, signal.SIGKILL)
     first.code()
     wait_for(lambda: not alive(), "the world to end after its flow")
-    again = midstride(*command, PREFECT_API_URL="", PREFECT_HOME=str(tmp_path / "home"))
+    again = midstride(*command, PREFECT_API_URL="", PREFECT_HOME=str(home))
     assert again.code() == 0, again.output
     assert not alive(), "its own server, too, is gone"
     assert results(job, "nine-lives") == undisturbed

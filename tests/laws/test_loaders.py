@@ -3,8 +3,9 @@
 import os
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,28 +53,39 @@ def read(feed: ResumableLoader, epoch: int, start: int, end: int | None = None) 
     return found
 
 
-def check_lives(kind: str, stage: str, rank: int, ranks: int, workers: int, deaths: int) -> None:
-    """Read some epochs in one life, then in several, each one dying somewhere; compare all that was read."""
+def check_lives(kind: str, stage: str, rank: int, ranks: int, workers: int, *deaths: int) -> None:
+    """Read some epochs in one life, then in several that die at so many places, for each of `deaths`; compare all."""
     whole = feed_of(kind, stage, rank=rank, ranks=ranks)
     main = Generators().state_dict()
     epochs = [0] * EPOCHS if stage != "train" else range(EPOCHS)  # an evaluation is read from its start each time
     expected = [read(whole, epoch, 0) for epoch in epochs]
     assert not differences(main, Generators().state_dict())
-    draw = random.Random(f"{kind} {stage} {rank} {deaths}")
-    stops = sorted((draw.randrange(EPOCHS), draw.randint(0, len(whole))) for _ in range(deaths))
+    for number in deaths:
+        draw = random.Random(f"{kind} {stage} {rank} {number}")
+        stops = sorted((draw.randrange(EPOCHS), draw.randint(0, len(whole))) for _ in range(number))
+        found, state = read_in_lives(
+            partial(feed_of, kind, stage, rank=rank, ranks=ranks, workers=workers), epochs, stops
+        )
+        assert not differences(expected, found)
+        assert not differences(whole.state_dict(), state)
+
+
+def read_in_lives(
+    feed: Callable[[], ResumableLoader], epochs: Sequence[int], stops: list[tuple[int, int]]
+) -> tuple[list[list[Any]], Any]:
+    """Return the batches of each epoch, and the last state, of lives of which each but the last ends at a stop."""
     number, start, state, found = 0, 0, None, [[] for _ in epochs]
-    for death in [*stops, (EPOCHS, 0)]:
-        feed = feed_of(kind, stage, rank=rank, ranks=ranks, workers=workers)
+    for death in [*stops, (len(epochs), 0)]:
+        life = feed()
         if state is not None:
-            feed.load_state_dict(state)
-            assert not differences(state, feed.state_dict())
-        while (number, start) < death and number < EPOCHS:
-            end = death[1] if number == death[0] else len(feed)
-            found[number] += read(feed, epochs[number], start, end)
+            life.load_state_dict(state)
+            assert not differences(state, life.state_dict())
+        while (number, start) < death and number < len(epochs):
+            end = death[1] if number == death[0] else len(life)
+            found[number] += read(life, epochs[number], start, end)
             number, start = (number, end) if number == death[0] else (number + 1, 0)
-        state = written(feed)
-    assert not differences(expected, found)
-    assert not differences(whole.state_dict(), state)
+        state = written(life)
+    return found, state
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -81,8 +93,7 @@ def check_lives(kind: str, stage: str, rank: int, ranks: int, workers: int, deat
 def test_read_on_by_any_number_of_lives(kind: str, ranks: int) -> None:
     for stage in ("train", "validate"):
         for rank in range(ranks):
-            for deaths in (1, 2, 5):
-                check_lives(kind, stage, rank, ranks, 0, deaths)
+            check_lives(kind, stage, rank, ranks, 0, 1, 2, 5)
 
 
 def _with_workers(kind: str) -> None:

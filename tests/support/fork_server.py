@@ -11,26 +11,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from midstride.engine.processes.forked_program import end_with
+from midstride.engine.processes.fork_server import ForkingSupervisor
+from midstride.engine.processes.forked_program import end_with, take_environment
 from midstride.engine.processes.lifetime import die_with_parent
-from midstride.engine.processes.supervisor import Supervisor
 
 __all__ = ["ForkedProcess", "run_program", "start_program", "start_supervisor"]
-
-#: what is called in a fork instead of being started by `python -m`; any other command is executed as it is
-CALLED = (
-    "midstride.engine.jobs.operations",
-    "midstride.engine.launch.spawn_agent",
-    "midstride.engine.launch.rank",
-    "midstride.engine.launch.torchrun_agent",
-)
 
 
 def run_program(path: Path, log: Path, *arguments: str, environment: Mapping[str, str] = os.environ) -> int:
@@ -80,14 +69,6 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-class _CallingSupervisor(Supervisor):
-    def execute(self) -> None:
-        if self.command[:2] == [sys.executable, "-m"] and self.command[2] in CALLED:
-            sys.argv = self.command[2:]
-            end_with(import_module(self.command[2]).main)
-        super().execute()
-
-
 def _fork(target: Callable[..., None], *arguments: Any, environment: Mapping[str, str], log: Path) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_begin, args=(dict(environment), str(log), target, arguments))
@@ -102,16 +83,14 @@ def _begin(environment: dict[str, str], log: str, target: Callable[..., None], a
     for stream, source in enumerate((nothing, output, output)):
         os.dup2(source, stream)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.environ.clear()
-    os.environ.update(environment)
-    torch.set_num_threads(1)
+    take_environment(environment)
     multiprocessing.set_start_method("fork", force=True)
     end_with(lambda: target(*arguments))
 
 
 def _supervise(command: list[str], grace_s: float) -> None:
     die_with_parent(os.getppid(), signal.SIGTERM)
-    sys.exit(_CallingSupervisor(command, grace_s).run())
+    sys.exit(ForkingSupervisor(command, grace_s).run())
 
 
 def _program(path: str, arguments: tuple[str, ...]) -> None:

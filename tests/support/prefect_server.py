@@ -2,8 +2,9 @@
 
 import fcntl
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +13,10 @@ from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_STARTUP_T
 
 from midstride.flows import server
 
-__all__ = ["shared_server"]
+__all__ = ["EMPTY", "shared_server"]
+
+#: database of a server that nobody has used, beside the one of the shared server: to make its tables takes seconds
+EMPTY = "prefect-empty.db"
 
 
 @contextmanager
@@ -39,6 +43,8 @@ def _server(folder: Path) -> Iterator[str]:
             patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
             patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder}/prefect.db")
             address = running.enter_context(server.api(nullcontext))
+        with closing(sqlite3.connect(folder / "prefect.db")) as used, closing(sqlite3.connect(folder / EMPTY)) as empty:
+            used.backup(empty)
         yield address
 
 

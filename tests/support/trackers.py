@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from midstride.engine.loggers.mlflow import MLflowLogger
 from midstride.engine.loggers.tensorboard import TensorBoardLogger
 from midstride.engine.loggers.wandb import WandbLogger
 from midstride.engine.processes.lifetime import descendants
+from midstride.engine.processes.supervised_process import SupervisedProcess
 
 __all__ = [
     "Away",
@@ -38,6 +38,8 @@ __all__ = [
     "serve_mlflow",
 ]
 
+#: for a server to end in peace
+GRACE_S = 5.0
 #: step -> name -> value
 Table = dict[int, dict[str, Any]]
 
@@ -209,7 +211,7 @@ def in_wandb(folder: Path, run: str) -> Table:
 
 @contextmanager
 def serve_mlflow(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Give the address of an MLflow server on sqlite, and its processes, which end with the block."""
+    """Give the address of an MLflow server on sqlite, and its processes, which end with the block or this process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     command = [
@@ -217,18 +219,14 @@ def serve_mlflow(folder: Path) -> Iterator[tuple[str, list[int]]]:
         *("--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/artifacts"),
         *("--workers", "1"),
     ]
-    with (folder / "mlflow.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
+    log = folder / "mlflow.log"
+    with SupervisedProcess(command, environment=os.environ, log=log, grace_s=GRACE_S) as server:
         while True:
             try:
                 with urlopen(f"{address}/health", timeout=5) as answer:
                     assert answer.status == 200
                 break
             except OSError:  # nothing listens, or what listens is not ready to answer
-                assert server.poll() is None, (folder / "mlflow.log").read_text()[-2000:]
+                assert server.poll() is None, log.read_text()[-2000:]
                 time.sleep(0.2)
         yield address, [server.pid, *descendants(server.pid)]
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
