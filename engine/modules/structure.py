@@ -1,6 +1,7 @@
 """What a module has come to consist of since it was built: layers, parameters and buffers that came up in training."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of, transient_buffers
 from midstride.engine.objects.containers import MISSING
+from midstride.engine.objects.distributed_tensors import reshard_nodes
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.object_state import module_anchors
@@ -95,6 +97,11 @@ class ModuleStructure:
                 tensor.data = value
         if "shared buffers" in state_dict:
             self._share(state_dict["shared buffers"])
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return what rank 0 has, of distributed tensors this rank's rows."""
+        reshard_nodes(states, self._module.parameters())
+        return states[0]
 
     def _share(self, groups: list[list[str]]) -> None:
         """Let the buffers of each group be one, and all others be apart."""

@@ -10,6 +10,7 @@ containers         how values, tensors and containers are put back: a filler for
 data_sets          data sets: which hold nothing but attributes, so that these are all of their state
 digest             A digest of what a module, its data, their classes and their files' globals hold at the end of a
                    training
+distributed_tensors  tensors that are cut over the ranks, such as copies of weights: each rank keeps its rows
 function_cache     functions that cache their results (`functools.cache`, `lru_cache`): no snapshot holds these
 function_code      what tells functions of one name apart, such as two lambdas that one method makes: their code
 functions          how functions, methods, partials and weak references are put back

@@ -7,7 +7,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -15,6 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from midstride.engine.objects.hashed_items import is_writable_item
 from midstride.engine.objects.plain_values import PLAIN, is_plain_key, key_path, kind_name, step, value_path
 from midstride.engine.state.nodes import Instance, Same, View, kind_text
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "CONSTANT",
@@ -65,6 +68,15 @@ class Walk(Protocol):
 
     def view(self, tensor: Tensor) -> View | None:
         """Return how `tensor` lies in a parameter's memory, if it does."""
+        ...
+
+    @property
+    def sharded_weight(self) -> "DTensor | None":
+        """One of the parameters that are cut over the ranks, if there are any."""
+        ...
+
+    def weight_at(self, rows: Tensor) -> str | None:
+        """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""
         ...
 
 

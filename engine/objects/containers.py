@@ -4,7 +4,7 @@ import itertools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from midstride.engine.objects.code_changes import CodeChange
 from midstride.engine.objects.plain_values import PLAIN, is_plain_key, step
 from midstride.engine.state.nodes import Instance, Same, View
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "KINDS",
@@ -39,6 +42,11 @@ class Filler(Protocol):
     stale: dict[str, str]
     is_old: bool
 
+    @property
+    def sharded_weight(self) -> "DTensor | None":
+        """One of the parameters that are cut over the ranks, if there are any."""
+        ...
+
     def put(self, node: Any, live: Any, path: str) -> Any:
         """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible.
 
@@ -64,6 +72,10 @@ class Filler(Protocol):
 
     def takes(self, live: Any, node: Tensor) -> bool:
         """Return whether the tensor `live` can take the values of `node`."""
+        ...
+
+    def weight_at(self, rows: Tensor) -> str | None:
+        """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""
         ...
 
     def set(self, value: Any, path: str) -> Any:

@@ -8,14 +8,20 @@ What no file can hold becomes an opaque instance, of which only the kind is know
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from midstride.engine.objects.node_writers import has_memory, writer_of
 from midstride.engine.objects.plain_values import PLAIN, is_large, kind_name, step
 from midstride.engine.objects.shared_memory import is_shared
 from midstride.engine.state.nodes import Instance, Same, View
+from midstride.engine.state.row_shards import is_distributed, row_shard_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["DEEPEST", "GraphWalk"]
 
@@ -120,3 +126,22 @@ class GraphWalk:
             return None
         offset = int(tensor.storage_offset()) - int(self._tensors[name].storage_offset())
         return View(name, tuple(tensor.shape), tensor.stride(), offset) if offset >= 0 else None
+
+    @property
+    def sharded_weight(self) -> "DTensor | None":
+        """One of the parameters that are cut over the ranks; None if none is, or if they are gathered now."""
+        return self._sharded_weight
+
+    @cached_property
+    def _sharded_weight(self) -> "DTensor | None":
+        return next(filter(is_distributed, self._tensors.values()), None)
+
+    def weight_at(self, rows: Tensor) -> str | None:
+        """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""
+        return self._rows.get((rows.data_ptr(), rows.shape)) if rows.numel() else None
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, torch.Size], str]:
+        weights = {name: tensor for name, tensor in self._tensors.items() if is_distributed(tensor)}
+        shards = ((name, row_shard_of(tensor)) for name, tensor in weights.items())
+        return {(shard.rows.data_ptr(), shard.rows.shape): name for name, shard in shards if shard is not None}

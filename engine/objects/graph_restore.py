@@ -20,6 +20,7 @@ from midstride.engine.objects.instances import FORMS
 from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.user_modules import user_function
 from midstride.engine.state.nodes import Instance, kind_text
+from midstride.engine.state.row_shards import is_distributed
 
 __all__ = ["GraphRestore"]
 
@@ -39,6 +40,8 @@ class GraphRestore:
     ) -> None:
         self._walk, self.device = walk, device
         self.change = CodeChange() if change is None else change
+        #: a parameter that is cut over the ranks
+        self.sharded_weight = next(filter(is_distributed, anchors.values()), None)
         self._known = {**{path: value for path, value in walk.seen.values()}, **anchors}
         self._made: dict[str, object] = {}
         self._used: dict[int, object] = {id(value): value for value in anchors.values()}
@@ -93,6 +96,10 @@ class GraphRestore:
         ours, theirs = live.untyped_storage().data_ptr(), node.untyped_storage().data_ptr()
         pairs = ("live", ours, theirs), ("saved", theirs, ours)
         return not live.numel() or all(self._memory.setdefault((side, a), b) == b for side, a, b in pairs)
+
+    def weight_at(self, rows: Tensor) -> str | None:
+        """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""
+        return self._walk.weight_at(rows)
 
     def set(self, value: Any, path: str) -> Any:
         """Note that `value` stands at `path`, and return it."""

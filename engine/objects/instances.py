@@ -28,6 +28,7 @@ from midstride.engine.objects.containers import (
     with_gradient,
 )
 from midstride.engine.objects.data_sets import TORCH_DATA
+from midstride.engine.objects.distributed_tensors import fill_alias, fill_rows
 from midstride.engine.objects.functions import fill_function, fill_method, fill_partial, fill_weak
 from midstride.engine.objects.generators import Generator, get_state, set_state
 from midstride.engine.objects.graph import GraphWalk
@@ -263,5 +264,5 @@ FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
         "members": members,
         "large": _large,
     },
-    **{"stateful": _stateful, "address": _address},
+    **{"stateful": _stateful, "address": _address, "rows": fill_rows, "alias": fill_alias},
 }

@@ -33,6 +33,7 @@ from midstride.engine.objects.container_writers import (
     tuple_node,
 )
 from midstride.engine.objects.data_sets import TORCH_DATA
+from midstride.engine.objects.distributed_tensors import distributed_node
 from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.generators import get_state
 from midstride.engine.objects.plain_values import (
@@ -53,7 +54,9 @@ from midstride.engine.objects.python_objects import (
 from midstride.engine.state.arrays import describe_dtype
 from midstride.engine.state.codec import encode
 from midstride.engine.state.nodes import Instance, kind_text
+from midstride.engine.state.row_shards import DISTRIBUTED
 from midstride.engine.state.stateful import Stateful
+from midstride.engine.state.tensors import other_kind
 
 __all__ = ["DATA", "WATCHED", "has_memory", "is_described", "writer_of"]
 
@@ -81,7 +84,7 @@ def _tensor(walk: Walk, value: Tensor, path: str) -> Any:
     if (view := walk.view(value)) is not None:
         return view
     plain = value.detach() if value.grad_fn is not None else value
-    if plain.is_quantized or plain.is_nested or plain.is_meta or plain.layout not in (torch.strided, torch.sparse_coo):
+    if other_kind(plain) is not None:
         return opaque_node(walk, value, path)
     node = Instance("on device", kind_name(type(value)), {"value": plain}) if plain.device.type != "cpu" else plain
     if value.is_leaf and value.grad is not None:
@@ -271,12 +274,14 @@ _WRITERS: dict[type, Writer] = {
     **{partial: _partial, weakref.ref: _weak, bytearray: bytes_node},
     **dict.fromkeys(TORCH_DATA, _data_set),
 }
+#: of those whose module takes seconds to load, by name
+_NOT_LOADED: dict[str, Writer] = {DISTRIBUTED: distributed_node}
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 def writer_of(kind: type) -> Writer:
     """Return what describes objects of class `kind`."""
-    return _WRITERS.get(kind) or _WRITERS.setdefault(kind, _writer(kind))
+    return _WRITERS.get(kind) or _WRITERS.setdefault(kind, _NOT_LOADED.get(kind_name(kind)) or _writer(kind))
 
 
 def is_described(kind: type) -> bool:

@@ -16,12 +16,13 @@ from midstride.engine.objects.attribute_restore import set_class
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, delete_attribute, set_attribute
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
+from midstride.engine.objects.distributed_tensors import reshard_nodes
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.node_writers import WATCHED
 from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
-from midstride.engine.objects.unwritable import Unwritable, few, shown
+from midstride.engine.objects.unwritable import Unnamed, Unwritable, few, shown
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance, Same
 from midstride.engine.state.stateful import AlikeOnRanks
@@ -108,19 +109,25 @@ class Objects(AlikeOnRanks):
         roots: yields the attributes there are now.
         anchors: returns what other parts of the state keep, by name.
         device: where tensors are that come up in training.
+        is_kept: whether snapshots hold them, and what they cannot hold is named.
     """
 
     in_words = "what an attribute holds"
 
     def __init__(
-        self, roots: Callable[[], Iterator[Root]], anchors: Callable[[], dict[str, object]], device: torch.device
+        self,
+        roots: Callable[[], Iterator[Root]],
+        anchors: Callable[[], dict[str, object]],
+        device: torch.device,
+        *,
+        is_kept: bool = True,
     ) -> None:
         self._roots, self._anchors, self._device = roots, anchors, device
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}
         self._classes: dict[str, str] = {}
         self._code: Built = {}
-        self._unwritable = Unwritable()
+        self._unwritable = Unwritable() if is_kept else Unnamed()
         #: what is in no snapshot and is watched, by path, as of the last walk: large data, data sets of libraries, and
         #: what can be called of theirs
         self.watched: dict[str, object] = {}
@@ -129,10 +136,10 @@ class Objects(AlikeOnRanks):
         self._begin()
 
     @classmethod
-    def of_module(cls, module: nn.Module, device: torch.device | None = None) -> "Objects":
-        """Return what the objects of a module alone hold."""
-        device = torch.device("cpu") if device is None else device
-        return cls(lambda: module_roots(module), lambda: module_anchors(module), device)
+    def of_module(cls, module: nn.Module) -> "Objects":
+        """Return what the objects of a module alone hold, which goes to no snapshot."""
+        device = torch.device("cpu")
+        return cls(lambda: module_roots(module), lambda: module_anchors(module), device, is_kept=False)
 
     def _begin(self) -> None:
         """Note what every attempt sets up alike."""
@@ -177,6 +184,11 @@ class Objects(AlikeOnRanks):
         self.watched, self.kinds = _watched(walk), _kinds(walk)
         others = {"deleted": deleted, "classes": classes}
         return {**state, **{name: value for name, value in others.items() if value}, "built": self._code}
+
+    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
+        """Return what all ranks have, of distributed tensors this rank's rows; what differs else is rank 0's."""
+        reshard_nodes(states, self._anchors().values())
+        return super().resharded(states, rank)
 
     def _as_set_up(self, path: str, node: Any) -> bool:
         before = self._setup.get(path, MISSING)

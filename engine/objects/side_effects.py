@@ -15,17 +15,15 @@ __all__ = ["side_effects_reverted"]
 
 
 @contextmanager
-def side_effects_reverted(
-    module: nn.Module, generators: Generators, device: torch.device | None = None
-) -> Iterator[None]:
+def side_effects_reverted(module: nn.Module, generators: Generators, objects: Objects | None = None) -> Iterator[None]:
     """Put back what a step of `module` within changes: its buffers and objects, and the generators.
 
     Args:
         module: which is called.
         generators: of the devices that the step draws on.
-        device: that the module's objects are given back to; the CPU if None.
+        objects: that may be changed, the module's among them; those of the module alone if None.
     """
-    parts: dict[str, Stateful] = {"objects": Objects.of_module(module, device), "generators": generators}
+    parts: dict[str, Stateful] = {"objects": objects or Objects.of_module(module), "generators": generators}
     before = copy.deepcopy(state_of(parts))
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:

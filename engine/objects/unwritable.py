@@ -9,7 +9,7 @@ from midstride.engine.objects.node_writers import DATA
 from midstride.engine.objects.plain_values import kind_name
 from midstride.engine.objects.user_modules import user_function
 
-__all__ = ["Unwritable", "few", "shown"]
+__all__ = ["Unnamed", "Unwritable", "few", "shown"]
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,16 @@ class Unwritable:
                 "it in __init__ or setup, or again in on_load_checkpoint",
                 few(lines),
             )
+
+
+class Unnamed(Unwritable):
+    """Names nothing: what is described goes to no snapshot."""
+
+    def tell(self, walk: GraphWalk) -> None:
+        """Do nothing."""
+
+    def tell_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
+        """Do nothing."""
 
 
 def _add(names: set[str], name: str) -> bool:

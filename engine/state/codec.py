@@ -24,7 +24,7 @@ from midstride.engine.state.differences import differences
 from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.nodes import Instance, Same, View, fill_set, stable_kind
 from midstride.engine.state.row_shards import RowShard
-from midstride.engine.state.tensors import TensorEntry, rebuild, stage
+from midstride.engine.state.tensors import TensorEntry, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["Encoded", "decode", "differences", "encode", "walk"]
@@ -163,12 +163,9 @@ def _read_float(text: str) -> float:
 def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
     if tensor.grad_fn is not None:
         return encoder.fault(path, "a tensor with a gradient graph; keep its .detach() instead")
-    layout = tensor.layout
-    if tensor.is_quantized or tensor.is_nested or tensor.is_meta or layout not in (torch.strided, torch.sparse_coo):
-        kinds = {"quantised": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
-        kind = next((kind for kind, found in kinds.items() if found), str(layout).removeprefix("torch."))
+    if (kind := other_kind(tensor)) is not None:
         return encoder.fault(path, f"a {kind} tensor of {tensor.dtype}")
-    if layout == torch.sparse_coo:
+    if tensor.layout == torch.sparse_coo:
         entry: dict[str, Any] = {_TAG: "sparse", "shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
         indices, values = indices_and_values(tensor)
         entry["indices"] = encoder.strided(indices, _join(path, "indices"))

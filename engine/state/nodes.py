@@ -1,10 +1,12 @@
 """What a tree of state says of objects: that two names share one, and what one consists of."""
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice, permutations
 from typing import Any
 
-__all__ = ["Instance", "Same", "View", "fill_set", "kind_text", "stable_kind"]
+__all__ = ["Instance", "Same", "View", "fill_set", "instances_in", "kind_text", "stable_kind"]
 
 #: orders of insertion that are tried for a set
 _ORDERS = 120
@@ -58,6 +60,18 @@ class Instance:
 
     def __hash__(self) -> int:
         return hash((self.form, self.kind))
+
+
+def instances_in(tree: Any, form: str, path: str = "") -> Iterator[tuple[str, Instance]]:
+    """Yield the instances of `form` in a tree of state, each with its path; keys and items of sets are left out."""
+    if isinstance(tree, Instance) and tree.form == form:
+        yield path, tree
+    elif isinstance(tree, (dict, Instance)):
+        for key, value in (tree.state if isinstance(tree, Instance) else tree).items():
+            yield from instances_in(value, form, f"{path}/{key}")
+    elif isinstance(tree, (list, tuple, deque)):
+        for index, value in enumerate(tree):
+            yield from instances_in(value, form, f"{path}/{index}")
 
 
 def kind_text(module: str | None, name: str) -> str:

@@ -5,7 +5,7 @@ A rank may have none.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,24 @@ from torch import Tensor
 from midstride.engine.errors import NotExact
 from midstride.engine.trees import is_state_leaf, map_leaves
 
-__all__ = ["RowShard", "join_rows", "reshard_rows", "shard_rows"]
+if TYPE_CHECKING:  # seconds, which only sharded training is worth
+    from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "DISTRIBUTED",
+    "RowShard",
+    "distributed_tensor",
+    "is_distributed",
+    "join_rows",
+    "reshard_rows",
+    "row_shard_of",
+    "shard_rows",
+    "shards_of",
+]
+
+
+#: the class of distributed tensors, which may not be loaded
+DISTRIBUTED = "torch.distributed.tensor:DTensor"
 
 
 class RowShard(NamedTuple):
@@ -70,3 +87,36 @@ def reshard_rows(trees: Sequence[Any], rank: int, size: int) -> Any:
         return shard_rows(join_rows(leaves), rank, size) if isinstance(leaves[0], RowShard) else leaves[0]
 
     return map_leaves(resharded, *trees, is_leaf=is_state_leaf)
+
+
+def is_distributed(value: object) -> "TypeGuard[DTensor]":
+    """Return whether `value` is a distributed tensor."""
+    kind = type(value)
+    return f"{kind.__module__}:{kind.__qualname__}" == DISTRIBUTED
+
+
+def shards_of(tensor: "DTensor") -> tuple[int, int]:
+    """Return which of its shards this rank has of `tensor`, and how many there are."""
+    over = tensor.device_mesh.ndim - 1  # of a mesh of two dimensions, the first is that of replicas
+    return tensor.device_mesh.get_local_rank(over), tensor.device_mesh.size(over)
+
+
+def row_shard_of(tensor: "DTensor") -> RowShard | None:
+    """Return the rows that this rank has of `tensor`, in its memory; None if it is not cut by rows."""
+    *around, last = tensor.placements
+    if not last.is_shard(0) or not all(placement.is_replicate() for placement in around):
+        return None
+    rank, size = shards_of(tensor)
+    each = -(-len(tensor) // size)
+    return RowShard(cast("DTensor", tensor.detach()).to_local(), min(rank * each, len(tensor)), tuple(tensor.shape))
+
+
+def distributed_tensor(shard: RowShard, like: "DTensor") -> "DTensor":
+    """Return the distributed tensor of which `shard` is this rank's, placed as `like` is."""
+    shape = torch.Size(shard.shape)
+    stride = torch.empty(shape, device="meta").stride()
+    rows = shard.rows.to(like.device)
+    made: DTensor = type(like).from_local(
+        rows, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
+    )
+    return made

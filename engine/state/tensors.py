@@ -17,7 +17,18 @@ from midstride.engine.state.bounds import check_view, sizes
 from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.torch_internals import foreach_copy
 
-__all__ = ["DTYPES", "FreshTensors", "Layout", "TensorEntry", "TensorRegion", "copy_tensors", "rebuild", "stage"]
+__all__ = [
+    "DTYPES",
+    "FreshTensors",
+    "Layout",
+    "TensorEntry",
+    "TensorRegion",
+    "copy_tensors",
+    "is_freed",
+    "other_kind",
+    "rebuild",
+    "stage",
+]
 
 _ALIGN_BYTES = 16  # no element is larger
 
@@ -146,6 +157,22 @@ class Layout:
         """Write into the entries where the bytes of each leaf are."""
         for leaf, note in zip(leaves, self._notes, strict=True):
             leaf.entry.update(note)
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Return whether the memory of `tensor` was given back: of sharded training's whole weights, between steps."""
+    has_memory = tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda") and tensor.numel() > 0
+    return has_memory and not tensor.untyped_storage().nbytes()
+
+
+def other_kind(tensor: Tensor) -> str | None:
+    """Return of which kind a tensor is that no file holds; None of any other."""
+    kinds = {"quantised": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
+    if found := next((kind for kind, is_found in kinds.items() if is_found), None):
+        return found
+    if tensor.layout not in (torch.strided, torch.sparse_coo):
+        return str(tensor.layout).removeprefix("torch.")
+    return "freed" if is_freed(tensor) else None
 
 
 def stage(leaves: Sequence[TensorEntry]) -> dict[str, Tensor]:

@@ -15,12 +15,12 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.state.row_shards import RowShard, reshard_rows, shard_rows
+from midstride.engine.state.row_shards import RowShard, distributed_tensor, reshard_rows, row_shard_of, shard_rows
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import ModelParallel
@@ -215,7 +215,7 @@ class Sharded(ModelParallel, Strategy):
             if not isinstance(theirs, DTensor):
                 return value
             shards = self.world.size // self._replicas
-            return _distributed(shard_rows(value, self.world.rank % shards, shards), theirs)
+            return distributed_tensor(shard_rows(value, self.world.rank % shards, shards), theirs)
 
         module.load_state_dict({name: of_this_rank(name, value) for name, value in state_dict.items()})
 
@@ -247,7 +247,7 @@ class _ShardedState:
         like = next(p for p in self._module.parameters() if isinstance(p, DTensor))
 
         def distributed(value: Any) -> Any:
-            return _distributed(value, like) if isinstance(value, RowShard) else value
+            return distributed_tensor(value, like) if isinstance(value, RowShard) else value
 
         self._part.load_state_dict(map_leaves(distributed, state_dict, is_leaf=is_state_leaf))
 
@@ -287,20 +287,9 @@ def _row_shard(value: Any) -> Any:
     """Return the piece that a distributed tensor is here; anything else as it is."""
     if not isinstance(value, DTensor):
         return value
-    if value.placements[-1] != Shard(0):
+    if (shard := row_shard_of(value)) is None:
         raise UnsupportedState(
             f"a distributed tensor of {tuple(value.shape)} is placed as {value.placements}, not cut by rows: an "
             "optimizer keeps more than one number for each weight. Use strategy ddp, or another optimizer."
         )
-    over = len(value.placements) - 1  # of a mesh of two dimensions, the first is that of replicas
-    each = -(-len(value) // value.device_mesh.size(over))
-    rows = cast("DTensor", value.detach()).to_local()
-    return RowShard(rows, min(value.device_mesh.get_local_rank(over) * each, len(value)), tuple(value.shape))
-
-
-def _distributed(shard: RowShard, like: DTensor) -> DTensor:
-    """Return the distributed tensor of which `shard` is this rank's piece, placed as `like` is."""
-    shape = torch.Size(shard.shape)
-    stride = torch.empty(shape, device="meta").stride()
-    rows = shard.rows.to(like.device)
-    return DTensor.from_local(rows, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+    return shard

@@ -9,6 +9,7 @@ context         what one call of a Trainer works with: made whole before its loo
                 else
 determinism     repeatable algorithms, for as long as a fit runs
 evaluation      evaluations on their own, outside a fit: of a module that is ready, on ranks that have met
+extra_steps     steps that a rank takes only so that other ranks can take theirs: nothing of them stays
 finite          losses that have to be finite: refused before anything is written after them
 fit             one fit: its parts put together, resumed from where the run stands, trained to the end
 fit_warnings    what looks as if it took part in a fit and does not: parameters, validations, monitors

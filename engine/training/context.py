@@ -1,7 +1,6 @@
 """What one call of a Trainer works with: made whole before its loop starts, and set from nowhere else."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,10 +21,9 @@ from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import TRANSFER_HOOKS, TrainingModule
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
-from midstride.engine.objects.side_effects import side_effects_reverted
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
-from midstride.engine.seeds import DeviceGenerator, Generators
+from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.signals import SignalRequests
 from midstride.engine.strategies.base import Strategy
@@ -136,13 +134,6 @@ class EvaluationContext:
     def forward_is_collective(self) -> bool:
         """Whether a rank without a batch has to join in the steps of others."""
         return isinstance(self.strategy, ModelParallel) and self.strategy.forward_is_collective
-
-    @contextmanager
-    def side_effects_reverted(self) -> Iterator[None]:
-        """Drop what is logged within, and put back what a step updated, drew or kept."""
-        generators = Generators(self.generator, devices=self.strategy.devices)
-        with side_effects_reverted(self.module, generators, self.device), self.metric_logger.muted():
-            yield
 
     def mark_step(self) -> None:
         """Have carried out what the device has collected, where it does."""

@@ -10,6 +10,7 @@ from midstride.engine.data.resolve import LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.training.context import EvaluationContext
+from midstride.engine.training.extra_steps import extra_step
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.uneven_ranks import lockstep_batches
 
@@ -52,7 +53,7 @@ def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
                 elif own:
                     predictions.append(_predict(context, batch, index, number))
                 elif context.forward_is_collective:
-                    with context.side_effects_reverted():
+                    with extra_step(context, loader):
                         _predict(context, batch, index, number)
                 context.mark_step()
     context.hooks.call("on_predict_epoch_end")

@@ -18,6 +18,7 @@ from midstride.engine.strategies.step import StepName
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import EvaluationContext, FitContext
+from midstride.engine.training.extra_steps import extra_step
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.optimizer_step import OptimizerStep
 from midstride.engine.training.shared_order import ensure_shared_order
@@ -252,7 +253,7 @@ class EvaluationLoop:
             if own:
                 self.batch(to_device(batch), progress.val_batch, number)
             elif context.forward_is_collective:
-                with context.side_effects_reverted():
+                with extra_step(context, self.loaders[number]):
                     self.step(to_device(batch), progress.val_batch, number)
             if self.lanes is not None:
                 self.lanes.leave(progress.step, number, progress.val_batch)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,23 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import CatMetric, MeanMetric
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Callback, DataModule, Trainer, TrainingModule
 from midstride.engine.testing import run_ranks
+
+DRAWS = random.Random(3)
+
+
+class Tally(Callback):
+    """Counts samples where the module tells it to."""
+
+    def __init__(self) -> None:
+        self.samples = 0
 
 
 class Numbers(Dataset[Tensor]):
     def __init__(self, samples: int) -> None:
         self.samples = samples
+        self.told = 0
 
     def __len__(self) -> int:
         return self.samples
@@ -42,6 +53,7 @@ class Counts(TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.layer(batch)
+        self.count(len(batch), dataloader_idx)
         over_all: dict[str, Any] = {"sync_dist": True, "add_dataloader_idx": False}
         self.log("sum", batch.sum(), reduce_fx="sum", **over_all)
         self.log("mean", batch.mean(), on_step=True, **over_all)
@@ -54,21 +66,37 @@ class Counts(TrainingModule):
         self.log("metric", self.mean, add_dataloader_idx=False)
         self.log("all", self.all, add_dataloader_idx=False)
 
+    def count(self, samples: int, loader: int) -> None:
+        """Count where another rank's batch must not be counted: beside the module."""
+        self.trainer.callbacks[0].samples += samples
+        self.trainer.samples = getattr(self.trainer, "samples", 0) + samples
+        self.trainer.datamodule.data[loader].told += samples
+        for _ in range(samples):
+            DRAWS.random()
+
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Data:
+class Data(DataModule):
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
+        self.data = [Numbers(size) for size in sizes]
 
     def val_dataloader(self) -> list[DataLoader[Any]]:
-        return [DataLoader(Numbers(size), 2, shuffle=True) for size in self.sizes]
+        return [DataLoader(numbers, 2, shuffle=True) for numbers in self.data]
 
 
 def validate(folder: str, sizes: list[int], strategy: str | None) -> None:
-    trainer = Trainer(max_epochs=1, strategy=strategy)
-    values = trainer.validate(Counts(), Data(sizes))
+    tally, data = Tally(), Data(sizes)
+    trainer = Trainer(max_epochs=1, strategy=strategy, callbacks=[tally])
+    drawn = random.Random()
+    drawn.setstate(DRAWS.getstate())
+    values = trainer.validate(Counts(), data)
+    for _ in range(tally.samples):
+        drawn.random()
+    assert drawn.getstate() == DRAWS.getstate()
+    counted = [tally.samples, getattr(trainer, "samples", 0), sum(numbers.told for numbers in data.data)]
+    Path(folder, f"counted-{trainer.world.rank}.json").write_text(json.dumps(counted))
     found = {"values": values, "steps": trainer.metric_logger.step_values["mean_step"]}
     Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
 
@@ -90,6 +118,8 @@ def test_every_sample_counts_once(
     assert start(validate, str(tmp_path), sizes, strategy, processes=ranks) == [0] * ranks
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     values, steps = found[0]["values"], found[0]["steps"]
+    counted = [json.loads((tmp_path / f"counted-{rank}.json").read_text()) for rank in range(ranks)]
+    assert [sum(column) for column in zip(*counted, strict=True)] == [sum(sizes)] * 3
     assert all(other == found[0] for other in found)
     numbers = [float(number) for size in sizes for number in range(size)]
     assert values["sum"] == sum(numbers)

@@ -94,6 +94,15 @@ def whole(run: Path, part: str, name: str | None = None) -> Any:
     return _plain(map_leaves(joined, *trees, is_leaf=is_state_leaf))
 
 
+def averages(run: Path, name: str) -> dict[str, Tensor]:
+    """Return the averages that a snapshot of `Adaptive` holds, put together."""
+    store = Store.open(run)
+    found = next(one for one in SnapshotCatalog(store).snapshots() if one.name == name)
+    ranks = [read(store, found, rank)["objects"]["module"][""] for rank in range(found.manifest["world_size"])]
+    names = ranks[0]["averages"]
+    return {name: join_rows([rank["averages"][name].state["rows"] for rank in ranks]) for name in names}
+
+
 def _plain(tree: Any) -> Any:
     return {key: _plain(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
@@ -110,7 +119,8 @@ class Witness(Callback):
             return
         self.process = os.getpid()
         optimizer = {"0": trainer.optimizers[0].state_dict()}
-        state = map_leaves(gathered, {"module": dict(module.state_dict()), "optimizers": optimizer})
+        parts = {"module": dict(module.state_dict()), "optimizers": optimizer, "averages": module.averages}
+        state = map_leaves(gathered, parts)
         if trainer.world.is_first:
             torch.save(_plain(state), f"{self.folder}/begins-{trainer.progress.step}-of-{trainer.world.size}.pt")
 
@@ -121,7 +131,12 @@ def gathered(value: Any) -> Any:
 
 class Adaptive(Deep):
     def configure_optimizers(self) -> Any:
+        self.averages = {name: weight.detach().clone() for name, weight in self.named_parameters()}
         return torch.optim.AdamW(self.parameters(), lr=1e-2, amsgrad=True)
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        for name, weight in self.named_parameters():
+            self.averages[name].lerp_(weight.detach(), 0.1)
 
 
 def go_on(folder: str, strategy: str, arguments: dict[str, Any], steps: int) -> None:
@@ -146,6 +161,7 @@ def test_row_shards_are_cut_anew_for_another_world_bit_for_bit(
         begins = torch.load(tmp_path / f"begins-{steps}-of-{size}.pt")
         if before is not None:
             kept = {part: whole(tmp_path / "run", part, before) for part in ("module", "optimizers")}
+            kept["averages"] = averages(tmp_path / "run", before)
             assert differences(kept, begins) == []
         before = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1].name
 

@@ -327,4 +327,18 @@ WORLDS = [
         "            if progress.batch == 0:\n",
         "laws/test_loaders.py::test_samplers_that_ranks_tell_otherwise_are_refused[laps-epoch 0]",
     ),
+    Mutant(
+        "a rank whose state cannot be written leaves others waiting to compare theirs",
+        "engine/training/checkpointing/replica_check.py",
+        "except UnsupportedState:  # which the writer refuses, on every rank",
+        "except ZeroDivisionError:",
+        "unit/training/test_replica_check.py",
+    ),
+    Mutant(
+        "of large weights some elements are compared",
+        "engine/training/checkpointing/replica_check.py",
+        'if plain.device.type != "cpu" and (parts',
+        "if (parts",
+        "unit/training/test_replica_check.py::test_one_element_that_differs_is_named",
+    ),
 ]

@@ -208,6 +208,7 @@ def calls(tree: ast.Module) -> Iterator[ast.Call]:
 
 #: functions that walk dicts and lists in each other -> what they walk that `trees` and `arguments` do not
 WALKS = {
+    "engine/state/nodes.py: instances_in": "nodes of objects: instances and deques too",
     "engine/config/arguments.py: map_texts": "JSON, where no torch is loaded",
     "engine/config/arguments.py: texts_in": "the same",
     "engine/data/iterable/content_digest.py: _plain": "what a digest in snapshots is made of: kinds and keys count too",

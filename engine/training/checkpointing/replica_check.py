@@ -4,6 +4,7 @@ User code may write to one rank's alone: noise from that rank's generator, a fro
 writes a share of what all have, so a resumed run would have another mixture than any rank had.
 """
 
+import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ __all__ = ["ReplicaCheck"]
 
 log = logging.getLogger(__name__)
 
-#: of a larger tensor, some elements are compared
+#: of a larger tensor on an accelerator, some elements are compared
 _WHOLE_BYTES = 1 << 20
 
 
@@ -72,9 +73,12 @@ def _differing(ranks: Sequence[dict[str, str]]) -> list[str]:
 
 
 def _digest(tensor: Tensor) -> str:
+    """Return a digest of the bytes of `tensor`; of a large one on an accelerator, of some of its elements."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         return ""
-    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    if (parts := flat.numel() * flat.element_size() // _WHOLE_BYTES) > 1:
-        flat = flat[::parts]
-    return xxhash.xxh3_64_hexdigest(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.device.type != "cpu" and (parts := plain.nbytes // _WHOLE_BYTES) > 1:
+        plain = plain.reshape(-1)[::parts]
+    plain = plain.cpu().contiguous()
+    memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())  # no copy of it
+    return xxhash.xxh3_64_hexdigest(memory)

@@ -15,10 +15,11 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from midstride.engine.errors import EngineError, NotExact, UserCodeError
+from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError
 from midstride.engine.state.differences import differences
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.stateful import Stateful
+from midstride.engine.state.tensors import is_freed
 
 __all__ = ["check_restores"]
 
@@ -85,6 +86,11 @@ def _restore_message(name: str, when: str, what: str) -> str:
 
 def _on_host(tensor: Tensor) -> Tensor | str:
     """Return a copy of `tensor`, or, of a large one, what `_by_digest` returns."""
+    if is_freed(tensor):
+        raise UnsupportedState(
+            f"a weight of {list(tensor.shape)} that a step has gathered and the strategy has freed since is held by an "
+            "attribute or a state: no snapshot can hold it. Keep a clone of it instead"
+        )
     if isinstance(digest := _by_digest(tensor), str):
         return digest
     copied = tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().cpu()

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.data_owners import WholeData, data_owners
-from midstride.engine.data.loader import FitLoaders
+from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.sampler_state import values_beside
 from midstride.engine.data.worker_data import loader_attributes
 from midstride.engine.modules.callbacks import Callback, Callbacks
@@ -23,9 +23,9 @@ from midstride.engine.objects.registered_hooks import user_hooks
 from midstride.engine.objects.user_modules import user_modules
 from midstride.engine.optim.optimizers import scheduler_objects
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
-from midstride.engine.training.context import FitContext
+from midstride.engine.training.context import EvaluationContext, FitContext
 
-__all__ = ["objects_of", "unsaved_state_monitor"]
+__all__ = ["evaluated_objects", "objects_of", "unsaved_state_monitor"]
 
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
@@ -71,6 +71,36 @@ def objects_of(context: FitContext) -> Objects:
     return Objects(roots, anchors, context.device)
 
 
+def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Objects:
+    """Return the objects that a step of an evaluation may change; no snapshot holds them in this form.
+
+    Args:
+        context: of the evaluation.
+        loader: that is read.
+    """
+    loaders = _sources({"evaluation": loader})
+    data = {name: owner for name, owner in _data_in(loaders).items() if not isinstance(owner, WholeData)}
+    data |= {"module": source} if isinstance(source := context.trainer.datamodule, DataModule) else {}
+    callbacks = {str(n): callback for n, callback in enumerate(context.callbacks) if is_user_class(type(callback))}
+    holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
+
+    def roots() -> Iterator[Root]:
+        yield from module_roots(context.module)
+        yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
+        for number, callback in callbacks.items():
+            yield Root("callbacks", number, attributes_of(callback), callback, is_setup=True)
+        for name, owner in data.items():
+            yield Root("data", name, attributes_of(owner), owner, is_setup=True, is_data=True)
+        yield from _global_generators(holders)
+
+    def anchors() -> dict[str, object]:
+        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(context.module)}
+        named |= {f"callback {number}": callback for number, callback in callbacks.items()}
+        return named | {f"data {name}": owner for name, owner in data.items()} | loaders
+
+    return Objects(roots, anchors, context.device, is_kept=False)
+
+
 def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
     """Yield by name what user code could keep a count in and no snapshot holds: on classes, in globals, large data."""
     holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
@@ -102,7 +132,12 @@ def _is_plain(value: object) -> bool:
 def _data_of(fit_loaders: FitLoaders, source: object) -> dict[str, Any]:
     """Return what data are read from in the main process, by name."""
     found: dict[str, Any] = {"module": source} if isinstance(source, DataModule) else {}
-    for name, loader in _loaders(fit_loaders).items():
+    return found | _data_in(_loaders(fit_loaders))
+
+
+def _data_in(loaders: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, loader in loaders.items():
         if isinstance(loader, DataLoader):
             found |= data_owners(name, loader.dataset)
     return found
@@ -154,10 +189,11 @@ def _loader_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
 
 def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:
     """Return every loader and sampler of `fit_loaders`, by name."""
-    named = {
-        "training": fit_loaders.training,
-        **{f"validation {n}": resumable for n, resumable in enumerate(fit_loaders.validation)},
-    }
+    validation = {f"validation {n}": resumable for n, resumable in enumerate(fit_loaders.validation)}
+    return _sources({"training": fit_loaders.training, **validation})
+
+
+def _sources(named: Mapping[str, ResumableLoader]) -> dict[str, Any]:
     loaders: dict[str, Any] = {}
     for name, resumable in named.items():
         several = _resumable_leaves(resumable)

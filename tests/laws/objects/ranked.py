@@ -1,5 +1,6 @@
 """What a single rank of a world holds or writes."""
 
+import copy
 from typing import Any
 
 import torch
@@ -62,6 +63,60 @@ class CountsInWeight(Small):
         return 1.0
 
 
+class Averages(Small):
+    """Averages of weights that are cut over the ranks: made before training and in it, and as a layer."""
+
+    def build(self) -> None:
+        self.wide, self.blocks = nn.Linear(2, 5), nn.ModuleList([nn.Linear(2, 2)])
+        self.late: dict[str, Tensor] = {}
+        self.of_weight: Tensor | None = None
+
+    def configure_optimizers(self) -> Any:
+        self.early = {name: weight.detach().clone() for name, weight in self.named_parameters()}
+        self.layers = [copy.deepcopy(self.wide)]
+        return super().configure_optimizers()
+
+    def factor(self, batch: Tensor) -> Any:
+        held: list[Any] = [*self.early.values(), *self.late.values(), *self.layers[0].parameters()]
+        held += [] if self.of_weight is None else [self.of_weight]
+        return self.wide(self.blocks[0](batch)).mean() + sum(one.detach().full_tensor().sum() for one in held)
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        for name, weight in self.named_parameters():
+            self.early[name].lerp_(weight.detach(), 0.1)
+            self.late[name] = weight.detach() if name not in self.late else self.late[name] * 0.9
+        for average, weight in zip(self.layers[0].parameters(), self.wide.parameters(), strict=True):
+            average.detach().lerp_(weight.detach(), 0.1)
+        if self.of_weight is None:
+            self.of_weight = self.wide.weight.detach()  # in its memory
+
+
+class KeepsWhole(Small):
+    """Keeps the weight that a step has gathered."""
+
+    def factor(self, batch: Tensor) -> Any:
+        self.held = [self.layer.weight]
+        return 1.0
+
+
+class StagedBesideItsLoader(Small):
+    """Layers in stages, and the module has its loader."""
+
+    def build(self) -> None:
+        del self.layer
+        self.sequential_module = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+        self.loader = DataLoader(Rows(), 4, shuffle=True)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        return self.sequential_module(batch)
+
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+        return outputs.square().mean()
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+
 #: name -> the module, options of the Trainer, and the words in which it is named; none if it comes back
 RANKED: dict[str, tuple[type[Small], dict[str, Any], str]] = {
     "told": (Told, {}, ""),
@@ -77,4 +132,12 @@ RANKED: dict[str, tuple[type[Small], dict[str, Any], str]] = {
         {},
         r"strategy ddp has these alike on all ranks, .* alone: module\.count\.",
     ),
+    "averages, sharded": (Averages, {"strategy": "sharded"}, ""),
+    "averages, fully sharded": (Averages, {"strategy": "fully_sharded"}, ""),
+    "a gathered weight": (
+        KeepsWhole,
+        {"strategy": "sharded"},
+        r"the module's attribute held\.0, a Parameter, is not part of snapshots",
+    ),
+    "a loader, staged": (StagedBesideItsLoader, {"strategy": "pipeline"}, ""),
 }
