@@ -25,7 +25,7 @@ def describe_cache(cached: Any) -> str:
     return f"{number} results cached"
 
 
-def is_users_cache(value: object) -> bool:
+def is_users_cache(value: Any) -> bool:
     """Return whether `value` is such a function of the user's."""
     code = getattr(value.__wrapped__, "__code__", None) if isinstance(value, Cached) else None
     return code is not None and is_user_file(code.co_filename)

@@ -68,7 +68,8 @@ def _seed_numpy(seed: int) -> None:
     np.random.seed(seed >> 32)
 
 
-_seed_words = super(random.Random, _inst).seed
+_base: Any = random.Random.__base__
+_seed_words: Callable[[int], object] = _base.seed.__get__(_inst)
 
 
 def _seed_random(seed: int) -> None:
