@@ -3,9 +3,9 @@
 What differs between two digests is where a training kept what no snapshot holds.
 """
 
-import ctypes
 import io
 import itertools
+import marshal
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,13 +25,17 @@ from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_
 from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name
 from midstride.engine.objects.python_objects import ITERATORS, parts_of_iterator
 from midstride.engine.state.nodes import kind_text
+from midstride.engine.state.tensor_digest import tensor_digest
 
 __all__ = ["differing_lines", "digest_lines", "object_digest", "users_lines"]
 
 DEPTH = 5
-_WHOLE_BYTES = 1 << 26
+#: of an array in memory, looked at in 0.1 s; of a larger one, one in a file or on an accelerator, a sample is
+_WHOLE_BYTES, _SAMPLE_BYTES = 1 << 30, 1 << 26
 #: a container of numbers and text with more of them is one line, and of others no more are looked at
 _MANY = 1000
+#: items whose content makes one line more
+_MOST_ITEMS = 10_000
 #: of one value
 _MOST_LINES = 10_000
 _NOT_STATE = INTERNAL | {"_trainer"}
@@ -93,6 +97,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
             yield " holds", f"{len(value)} items"
         items = value.tolist() if isinstance(value, np.ndarray) else value
         if isinstance(items, (list, tuple)) and len(items) > _MANY:  # some from everywhere
+            yield " in all", _of_all(items)
             yield from ((f"[{at}]", items[at]) for at in range(0, len(items), -(-len(items) // (_MANY - 1))))
         else:
             yield from members_of(items)
@@ -115,7 +120,8 @@ def _describe(value: Any) -> str | None:
         if getattr(value.dtype, "hasobject", False):
             return None
         kind = str(value.dtype).removeprefix("torch.")
-        return f"{kind}{list(value.shape)} {_short(_content(value))}"
+        shape = "[nested]" if getattr(value, "is_nested", False) else list(value.shape)
+        return f"{kind}{shape} {_of_array(value)}"
     if isinstance(value, (list, tuple, dict, deque, set, frozenset)):
         return _describe_items(value)
     if isinstance(value, Generator):
@@ -165,7 +171,7 @@ def _describe_content(value: Any) -> str | None:
     """Return a digest of what stands in memory that `value` shows: of a table, a ctype, an array of Python's."""
     if hasattr(type(value), "__array__"):
         found = np.asarray(value)
-        return f"{list(found.shape)} {_short(repr(found.tolist()) if found.dtype.hasobject else _content(found))}"
+        return f"{list(found.shape)} {_short(repr(found.tolist())) if found.dtype.hasobject else _of_array(found)}"
     if callable(getattr(type(value), "qsize", None)) and not hasattr(value, "__dict__"):
         return f"{value.qsize()} items"
     try:
@@ -174,16 +180,30 @@ def _describe_content(value: Any) -> str | None:
         return None
 
 
-def _content(value: Any) -> bytes:
-    """Return the bytes of a tensor or array; of a large one, of some of its elements."""
-    if value.nbytes > _WHOLE_BYTES:
-        value = value.reshape(-1)[:: -(-value.nbytes // _WHOLE_BYTES)]
+def _of_all(items: Sequence[Any]) -> str | None:
+    """Return a digest of what stands in all of many items, if that is numbers, text and arrays."""
+    texts = []
+    for item in items if len(items) <= _MOST_ITEMS else ():
+        if isinstance(item, (Tensor, np.ndarray)) and not getattr(item.dtype, "hasobject", False):
+            texts.append(_of_array(item))
+            continue
+        try:
+            texts.append(_short(marshal.dumps(item, 0)))  # 0: the same whoever else has a part of it
+        except ValueError:
+            return None
+    return _short("".join(texts))
+
+
+def _of_array(value: Any) -> str:
+    """Return a digest of what stands in a tensor or array; of a large one, of some of its elements."""
     if isinstance(value, Tensor):
-        # An array of it would make it one that cannot be resized.
-        value = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        return ctypes.string_at(value.data_ptr(), value.nbytes) if value.nbytes else b""
-    return bytes(value.tobytes())
+        is_whole = value.is_cpu and value.numel() * value.element_size() <= _WHOLE_BYTES
+        return tensor_digest(value, None if is_whole else _SAMPLE_BYTES)[:6]
+    is_in_memory = not isinstance(value, np.memmap) and not isinstance(value.base, np.memmap)
+    if value.nbytes > (_WHOLE_BYTES if is_in_memory else _SAMPLE_BYTES):
+        value = value.reshape(-1)[:: -(-value.nbytes // _SAMPLE_BYTES)]
+    return _short(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
-def _short(content: str | bytes) -> str:
+def _short(content: Any) -> str:
     return xxhash.xxh3_64_hexdigest(content.encode() if isinstance(content, str) else content)[:6]

@@ -10,6 +10,7 @@ dtypes           types of elements that a file may name, from fixed lists: a nam
 nodes            what a tree of state says of objects: that two names share one, and what one consists of
 row_shards       tensors of which each rank has some rows, joined and sharded for another number of ranks
 stateful         the state of a run: parts that can say what they are and become it again
+tensor_digest    digests of what stands in tensors, wherever they are and however they are laid out
 tensor_file      files of tensors (safetensors), read in one pass: checked against their digests, each tensor
                  into memory of its own
 tensors          tensors on their way to a file and back: copied, with their strides and the memory they share

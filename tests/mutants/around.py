@@ -253,4 +253,32 @@ AROUND = [
         "            pass\n",
         "laws/test_objects.py::test_a_run_goes_on_whatever_its_code_sets_up_now",
     ),
+    Mutant(
+        "what a function caches is not looked at",
+        "engine/objects/function_cache.py",
+        "cached.cache_info().misses if any(",
+        "0 if any(",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[in a cache]",
+    ),
+    Mutant(
+        "the environment is not looked at",
+        "engine/objects/process_state.py",
+        "if any(name in source for source in sources):",
+        "if False:",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[in the environment]",
+    ),
+    Mutant(
+        "what stands in a sparse tensor is not looked at",
+        "engine/state/tensor_digest.py",
+        "return indices_and_values(tensor)",
+        "return ()",
+        "unit/state/test_tensor_digest.py::test_a_digest_tells_the_content_of_a_tensor_of_any_layout[sparse]",
+    ),
+    Mutant(
+        "of a long list of lists some are looked at",
+        "engine/objects/digest.py",
+        '            yield " in all", _of_all(items)\n',
+        "",
+        "unit/state/test_tensor_digest.py::test_a_change_anywhere_in_a_long_list_is_seen",
+    ),
 ]

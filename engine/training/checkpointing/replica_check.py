@@ -4,18 +4,16 @@ User code may write to one rank's alone: noise from that rank's generator, a fro
 writes a share of what all have, so a resumed run would have another mixture than any rank had.
 """
 
-import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-import xxhash
 from torch import Tensor
 
 from midstride.engine.errors import UnsupportedState
 from midstride.engine.objects.unwritable import few
 from midstride.engine.state.codec import walk
+from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.training.checkpointing.unsaved_state import is_looked_at
 
@@ -24,7 +22,7 @@ __all__ = ["ReplicaCheck"]
 log = logging.getLogger(__name__)
 
 #: of a larger tensor on an accelerator, some elements are compared
-_WHOLE_BYTES = 1 << 20
+_SAMPLE_BYTES = 1 << 20
 
 
 class ReplicaCheck:
@@ -73,12 +71,4 @@ def _differing(ranks: Sequence[dict[str, str]]) -> list[str]:
 
 
 def _digest(tensor: Tensor) -> str:
-    """Return a digest of the bytes of `tensor`; of a large one on an accelerator, of some of its elements."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return ""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.device.type != "cpu" and (parts := plain.nbytes // _WHOLE_BYTES) > 1:
-        plain = plain.reshape(-1)[::parts]
-    plain = plain.cpu().contiguous()
-    memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())  # no copy of it
-    return xxhash.xxh3_64_hexdigest(memory)
+    return tensor_digest(tensor, None if tensor.is_cpu else _SAMPLE_BYTES)

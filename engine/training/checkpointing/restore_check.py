@@ -6,19 +6,18 @@ they are, so that nothing moves in memory; what a part says is compared with a c
 """
 
 import copy
-import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError
 from midstride.engine.state.differences import differences
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.stateful import Stateful
+from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.state.tensors import is_freed
 
 __all__ = ["check_restores"]
@@ -102,9 +101,7 @@ def _by_digest(tensor: Tensor) -> Tensor | str:
     is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
     if not is_plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.nbytes < _LARGE_BYTES:
         return tensor
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    memory = (ctypes.c_char * whole.nbytes).from_address(whole.data_ptr())  # an array could not be resized any more
-    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_128_hexdigest(memory)}"
+    return f"{tensor.dtype} {list(tensor.shape)} {tensor_digest(tensor)}"
 
 
 def _copied(tree: Any, tensor: Callable[[Tensor], Tensor | str] = _on_host) -> Any:

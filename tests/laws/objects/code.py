@@ -164,3 +164,12 @@ class InDatabase(Small):
     def factor(self, batch: Tensor) -> Any:
         self.rows.execute("insert into steps values (1)")
         return self.rows.execute("select count(*) from steps").fetchone()[0]
+
+
+GRAPH = torch.eye(3).to_sparse()
+
+
+class InSparseGlobal(Small):
+    def factor(self, batch: Tensor) -> Any:
+        GRAPH.mul_(2)
+        return GRAPH.sum()

@@ -1,0 +1,55 @@
+"""Digests of what stands in tensors, wherever they are and however they are laid out."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+import xxhash
+from torch import Tensor
+
+from midstride.engine.state.tensors import is_freed
+from midstride.engine.state.torch_internals import indices_and_values
+
+__all__ = ["tensor_digest"]
+
+#: sparse layouts whose rows, or columns, stand one after the other
+_ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
+
+
+def tensor_digest(tensor: Tensor, sample_bytes: int | None = None) -> str:
+    """Return a digest of the type, shape and content of a tensor.
+
+    The content does not count where it cannot be read: on "meta", freed, of a class that stands for other tensors.
+
+    Args:
+        tensor: on any device, of any layout.
+        sample_bytes: of a tensor that has more, elements from everywhere are looked at that have so many.
+
+    >>> tensor_digest(torch.eye(2).to_sparse()) == tensor_digest(2 * torch.eye(2).to_sparse())
+    False
+    """
+    if tensor.is_nested:
+        inner = [tensor_digest(one, sample_bytes) for one in tensor.unbind()]
+        return xxhash.xxh3_128_hexdigest(" ".join(inner).encode())
+    digest = xxhash.xxh3_128(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    for part in _parts(tensor):
+        plain = part.detach().resolve_conj().resolve_neg()
+        if sample_bytes is not None and plain.nbytes > sample_bytes:
+            plain = plain.reshape(-1)[:: -(-plain.nbytes // sample_bytes)]
+        plain = plain.cpu().contiguous()
+        # An array of it would make it one that cannot be resized.
+        digest.update((ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()) if plain.numel() else b"")
+    return digest.hexdigest()
+
+
+def _parts(tensor: Tensor) -> Sequence[Tensor]:
+    """Return the tensors with strides of which `tensor` consists."""
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or tensor.is_meta or is_freed(tensor):
+        return ()
+    if tensor.layout == torch.sparse_coo:
+        return indices_and_values(tensor)
+    if tensor.layout in _ROWS:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in _COLUMNS:
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,) if tensor.layout == torch.strided else ()
