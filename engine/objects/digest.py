@@ -186,12 +186,18 @@ def _of_all(items: Sequence[Any]) -> str | None:
     for item in items if len(items) <= _MOST_ITEMS else ():
         if isinstance(item, (Tensor, np.ndarray)) and not getattr(item.dtype, "hasobject", False):
             texts.append(_of_array(item))
-            continue
-        try:
-            texts.append(_short(marshal.dumps(item, 0)))  # 0: the same whoever else has a part of it
-        except ValueError:
+        elif (content := _marshalled(item)) is not None:
+            texts.append(_short(content))
+        else:
             return None
     return _short("".join(texts))
+
+
+def _marshalled(value: Any) -> bytes | None:
+    try:
+        return marshal.dumps(value, 0)  # without references, which depend on what else holds a part of it
+    except ValueError:
+        return None
 
 
 def _of_array(value: Any) -> str:

@@ -85,7 +85,7 @@ def kind_name(kind: type) -> str:
 def is_large(value: Any) -> bool:
     """Return whether `value` alone is so large that it is data rather than state.
 
-    >>> [is_large([{"picture": bytes(1 << 20)}] * number) for number in (16, 17)]
+    >>> [is_large([{"picture": bytes(1 << 20)} for _ in range(number)]) for number in (16, 17)]
     [False, True]
     """
     if isinstance(value, Tensor) and value.layout == torch.sparse_coo:  # which has no nbytes of its own

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import xxhash
@@ -12,6 +13,7 @@ from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["tensor_digest"]
 
+_tensor: Any = Tensor
 #: sparse layouts whose rows, or columns, stand one after the other
 _ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
 
@@ -44,7 +46,8 @@ def tensor_digest(tensor: Tensor, sample_bytes: int | None = None) -> str:
 
 def _parts(tensor: Tensor) -> Sequence[Tensor]:
     """Return the tensors with strides of which `tensor` consists."""
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or tensor.is_meta or is_freed(tensor):
+    kind: Any = type(tensor)
+    if kind.__torch_dispatch__ is not _tensor.__torch_dispatch__ or tensor.is_meta or is_freed(tensor):
         return ()
     if tensor.layout == torch.sparse_coo:
         return indices_and_values(tensor)
