@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import horovod.torch as hvd
 import torch
@@ -34,6 +36,8 @@ __all__ = ["Horovod"]
 
 log = logging.getLogger(__name__)
 
+#: this process's, those included that Python does not know of
+_THREADS = Path("/proc/self/task")
 #: between two looks at an exchange; Horovod's own waits are as long
 _POLL_S = 0.001
 
@@ -127,6 +131,9 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
 class HorovodCollective(Collective):
     """Values over Horovod's own exchanges; a key-value store of torch's on rank 0."""
 
+    #: the thread of this process in which Horovod carries out every exchange
+    _loop: ClassVar[Path | None] = None
+
     def __init__(self) -> None:
         self._rank = 0
         self._root: Store | None = None
@@ -142,8 +149,11 @@ class HorovodCollective(Collective):
         self._rank = world.rank
         if hvd.is_initialized():
             return
+        before = {*_THREADS.iterdir()}
         with _meeting_errors(world.rank):
             hvd.init()
+        new = {*_THREADS.iterdir()} - before
+        HorovodCollective._loop = min(new, key=lambda thread: int(thread.name), default=None)  # which it starts first
         if hvd.size() != world.size:
             raise WorldError(
                 f"rank {world.rank} belongs to a world of {world.size}, and Horovod knows of {hvd.size()}: "
@@ -153,12 +163,12 @@ class HorovodCollective(Collective):
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
         with _meeting_errors(self._rank):
-            return _gather(value, "gather", self._wait)
+            return _gather(value, "gather", self.wait)
 
     def allreduce(self, tensor: Tensor, name: str, op: Any) -> None:
         """Put what `op` makes of every rank's `tensor` in its place; what meets there has the same `name`."""
         with _meeting_errors(self._rank):
-            self._wait(hvd.allreduce_async_(tensor, name=name, op=op))
+            self.wait(hvd.allreduce_async_(tensor, name=name, op=op))
 
     def start_mean(self, tensor: Tensor, name: str) -> "_Mean":
         """Begin to put the mean of every rank's `tensor` in its place."""
@@ -168,7 +178,7 @@ class HorovodCollective(Collective):
     def finish(self, handle: int) -> None:
         """Wait for an exchange that has begun."""
         with _meeting_errors(self._rank):
-            self._wait(handle)
+            self.wait(handle)
 
     def all_agree(self, value: bool) -> bool:
         """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
@@ -189,13 +199,20 @@ class HorovodCollective(Collective):
         """Return whether `error` says that an exchange failed, or took too long."""
         return isinstance(error, _RankLost)
 
-    def _wait(self, handle: int) -> Tensor:
-        """Return what came of an exchange."""
-        until = time.monotonic() + self._timeout_s
+    def wait(self, handle: int, timeout_s: float | None = None) -> Tensor:
+        """Return what came of an exchange, which may take as long as those in training do, or `timeout_s`.
+
+        Raises:
+            _RankLost: it took longer, or Horovod has ended, as it does where another rank does.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        until = time.monotonic() + timeout_s
         while not hvd.poll(handle):
+            if self._loop is not None and not self._loop.exists() and not hvd.poll(handle):
+                raise _RankLost("Horovod has ended")  # and does not answer what was asked for meanwhile
             if time.monotonic() > until:
                 _leave_at_exit()
-                raise _RankLost(f"no answer within {self._timeout_s:g} s")
+                raise _RankLost(f"no answer within {timeout_s:g} s")
             time.sleep(_POLL_S)
         return _finished(handle)
 
@@ -209,7 +226,7 @@ class HorovodCollective(Collective):
     def side_channel(self) -> SideChannel:
         """Return a way to exchange values beside training; every rank calls this at the same point."""
         self._channels += 1
-        return _SideChannel(self._rank, self._channels)
+        return _SideChannel(self, self._rank, self._channels)
 
     def _open_store(self) -> Store:
         """Rank 0 opens a store and tells the others where."""
@@ -236,12 +253,12 @@ class _Mean:
 class _SideChannel(SideChannel):
     """Gathers under names of its own: Horovod matches exchanges by name, whatever thread they come from."""
 
-    def __init__(self, rank: int, number: int) -> None:
-        self._rank, self._name = rank, f"channel/{number}"
+    def __init__(self, collective: HorovodCollective, rank: int, number: int) -> None:
+        self._collective, self._rank, self._name = collective, rank, f"channel/{number}"
 
     def gather(self, value: object) -> list[Any]:
         with _meeting_errors(self._rank):
-            return _gather(value, self._name, _finished)
+            return _gather(value, self._name, partial(self._collective.wait, timeout_s=math.inf))
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -260,7 +277,7 @@ def _gather(value: object, name: str, wait: Callable[[int], Tensor]) -> list[Any
 
 
 def _finished(handle: int) -> Tensor:
-    """Wait for ever; return what came of an exchange."""
+    """Return what came of an exchange that has ended."""
     result: Any = hvd.synchronize(handle)
     assert isinstance(result, Tensor)
     return result

@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 from midstride.engine import Trainer, TrainingModule
-from midstride.engine.errors import StrategyUnavailable, UserError
+from midstride.engine.errors import StrategyUnavailable, UserError, WorldError
 from midstride.engine.launch.launchers.build import build_launcher
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.strategies.build import build_strategy
@@ -117,6 +119,23 @@ def fit_twice(folder: str) -> None:
 
 def test_a_module_is_fitted_again(tmp_path: Path) -> None:
     assert run_horovod_ranks(fit_twice, str(tmp_path), processes=2) == [0, 0]
+
+
+def ask_what_is_never_answered(folder: str) -> None:
+    collective = here().collective
+    channel = collective.side_channel()
+    assert channel.gather(1) == [1, 1]
+    if collective.gather(int(os.environ["HOROVOD_RANK"]))[1] == int(os.environ["HOROVOD_RANK"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    with patch("horovod.torch.poll", return_value=False):  # as of what was asked for while Horovod ended
+        with pytest.raises(WorldError, match="Horovod has ended"):
+            channel.gather(1)
+        with pytest.raises(WorldError, match="Horovod has been shut down"):
+            collective.gather(1)
+
+
+def test_nothing_is_waited_for_when_horovod_has_ended_with_a_rank(tmp_path: Path) -> None:
+    assert run_horovod_ranks(ask_what_is_never_answered, str(tmp_path), processes=2) == [0, -9]
 
 
 class Unsuited(TrainingModule):
