@@ -193,4 +193,11 @@ SNAPSHOTS = [
         "condition: dict[str, str] = {}",
         "unit/storage/test_s3.py::test_a_late_request_of_a_world_that_was_superseded_is_refused",
     ),
+    Mutant(
+        "of large weights some elements are compared",
+        "engine/training/checkpointing/replica_check.py",
+        "None if tensor.is_cpu else _SAMPLE_BYTES",
+        "_SAMPLE_BYTES",
+        "unit/training/test_replica_check.py::test_one_element_that_differs_is_named",
+    ),
 ]
