@@ -92,6 +92,7 @@ def opaque_node(walk: Walk, value: Any, path: str) -> Any:
     if issubclass(type(value), CONSTANT) and not _is_own_module(value):  # a weak proxy says another's class, or fails
         kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
         walk.constants[path] = kind
+    # Of what can be closed, such as a database, attributes do not show what it holds.
     elif callable(value) and not (isinstance(value, weakref.ref) or hasattr(type(value), "close")):
         walk.constants[path] = kind
         walk.called[path] = value

@@ -181,9 +181,11 @@ def _describe_content(value: Any) -> str | None:
 
 
 def _of_all(items: Sequence[Any]) -> str | None:
-    """Return a digest of what stands in all of many items, if that is numbers, text and arrays."""
+    """Return a digest of what stands in all of many items, if that is numbers, text and arrays; None of too many."""
+    if len(items) > _MOST_ITEMS:
+        return None
     texts = []
-    for item in items if len(items) <= _MOST_ITEMS else ():
+    for item in items:
         if isinstance(item, (Tensor, np.ndarray)) and not getattr(item.dtype, "hasobject", False):
             texts.append(_of_array(item))
         elif (content := _marshalled(item)) is not None:

@@ -203,7 +203,7 @@ class HorovodCollective(Collective):
         """Return what came of an exchange, which may take as long as those in training do, or `timeout_s`.
 
         Raises:
-            _RankLost: it took longer, or Horovod has ended, as it does where another rank does.
+            WorldError: it took longer, or Horovod has ended, as it does where another rank does.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         until = time.monotonic() + timeout_s

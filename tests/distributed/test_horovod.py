@@ -122,10 +122,10 @@ def test_a_module_is_fitted_again(tmp_path: Path) -> None:
 
 
 def ask_what_is_never_answered(folder: str) -> None:
-    collective = here().collective
-    channel = collective.side_channel()
+    strategy = here()
+    collective, channel = strategy.collective, strategy.collective.side_channel()
     assert channel.gather(1) == [1, 1]
-    if collective.gather(int(os.environ["HOROVOD_RANK"]))[1] == int(os.environ["HOROVOD_RANK"]):
+    if strategy.world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with patch("horovod.torch.poll", return_value=False):  # as of what was asked for while Horovod ended
         with pytest.raises(WorldError, match="Horovod has ended"):

@@ -197,11 +197,7 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         r"part of no snapshot: torch\.get_float32_matmul_precision\(\) \('highest', now 'high'\)",
     ),
     "in a database": ((InDatabase, None, list), False, r"attribute rows, a Connection, is not part of snapshots"),
-    "in a sparse global": (
-        (InSparseGlobal, None, list),
-        False,
-        r"snapshot: global .*GRAPH \(float32\[3, 3\]",
-    ),
+    "in a sparse global": ((InSparseGlobal, None, list), False, r"snapshot: global .*GRAPH \(float32\[3, 3\]"),
     "in a context": ((InContext, None, list), False, r"global .*DEPTH \(None, now 1"),
     "on another class": ((OnAutogradFunction, None, list), False, r"class Louder: calls \(0, now 1"),
     "in another file": ((CountsInHelper, None, list), False, r"part of no snapshot: global .*helper\.STEPS \(\d+, now"),

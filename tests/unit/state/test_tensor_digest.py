@@ -60,6 +60,15 @@ def test_of_a_large_tensor_a_sample_tells_its_content_and_all_of_it_otherwise() 
     assert tensor_digest(values, 400) != before[1]
 
 
+def test_a_change_anywhere_in_a_large_array_is_seen() -> None:
+    values = torch.zeros((1 << 26) + 8, dtype=torch.uint8)
+    looks = []
+    for _ in range(2):
+        looks.append([digest_lines("values", one) for one in (values, values.numpy())])
+        values[-2] = 1
+    assert all(before != after for before, after in zip(*looks, strict=True))
+
+
 @pytest.mark.parametrize("items", [[[n] for n in range(5000)], [torch.zeros(1) for _ in range(5000)]])
 def test_a_change_anywhere_in_a_long_list_is_seen(items: list[list[int] | Tensor]) -> None:
     before = digest_lines("list", items)
