@@ -127,7 +127,7 @@ class _WorldMonitor:
         self._session, self._watchdog = session, watchdog
         self._hang: Outcome | None = None
         self._code: int | None = None
-        self._snapshot_asked = False
+        self._snapshot_asked = self._ranks_listen = False
         self._announced: deque[str] = deque()
         self._tail = EventTail(session.events)
         self._on_line = on_line
@@ -168,7 +168,7 @@ class _WorldMonitor:
             if time.monotonic() - self._lines_at >= _LINES_EVERY_S:
                 self._lines()
                 self._check_progress(group)
-                if self._snapshot_asked and self.attempt.generation is not None:  # else there is nothing to keep yet
+                if self._snapshot_asked and self._ranks_listen:
                     self._snapshot_asked = False
                     group.ask_for_snapshot()
         self._code = code
@@ -212,6 +212,8 @@ class _WorldMonitor:
         # The attempt log has all of them, also where one cannot be handed on.
         for event in events:
             self.attempt = self.attempt.after(event)
+            if event.kind in ("started", "round"):  # a new round of nodes starts its ranks anew
+                self._ranks_listen = event.kind == "started"
         for event in events:
             self._on_event(event)
 

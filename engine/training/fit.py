@@ -102,6 +102,9 @@ class Fit:
         if (store := context.collective.key_value_store()) is not None:
             self._last_seen = LastSeen(store, context.world, lambda: progress.step)
         with context.requests.listening(store, context.world, self._last_seen):
+            # Not before: what asks for a snapshot waits for this word, and a signal before it was heard by nothing.
+            generation = self.checkpointer.generation if self.checkpointer is not None else None
+            context.reporter.begin(progress, loop.batches, context.options, generation)
             if not (progress.finished and loop.is_done()):
                 progress.begin_fit()
                 with context.collective.timeout(context.options.collective_timeout_s):
@@ -147,8 +150,6 @@ class Fit:
             context.reporter.announce(
                 f"nothing is left to train: {progress.epoch} epochs, {progress.step} steps are done"
             )
-        generation = self.checkpointer.generation if self.checkpointer is not None else None
-        context.reporter.begin(progress, loop.batches, context.options, generation)
         return loop
 
     def _announcement(self, devices: str) -> str:

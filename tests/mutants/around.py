@@ -1,4 +1,4 @@
-"""Bugs around a run: champions, checks of exactness, tasks and flows."""
+"""Bugs around a run: champions, checks of exactness, launches, tasks and flows."""
 
 from mutants.mutant import Mutant
 
@@ -280,5 +280,20 @@ AROUND = [
         '            yield " in all", _of_all(items)\n',
         "",
         "unit/state/test_tensor_digest.py::test_a_change_anywhere_in_a_long_list_is_seen",
+    ),
+    Mutant(
+        "a snapshot is asked of ranks that do not listen yet",
+        "engine/launch/launch.py",
+        "if self._snapshot_asked and self._ranks_listen:",
+        "if self._snapshot_asked and self.attempt.generation is not None:",
+        "unit/launch/test_world_monitor.py::test_a_snapshot_is_asked_for_once_the_ranks_listen",
+    ),
+    Mutant(
+        "training is said to start before signals are heard",
+        "engine/training/fit.py",
+        "        with context.requests.listening(store, context.world, self._last_seen):\n",
+        "        context.reporter.emit('started', step=progress.step)\n"
+        "        with context.requests.listening(store, context.world, self._last_seen):\n",
+        "unit/training/test_trainer.py::test_a_snapshot_asked_for_at_the_word_that_training_starts_is_taken",
     ),
 ]

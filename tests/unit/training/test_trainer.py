@@ -2,7 +2,9 @@
 
 import csv
 import inspect
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
+from midstride.engine.session.events import EventLog
+from midstride.engine.session.session import Session
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import assert_resumes_exactly
 
 
@@ -299,3 +305,25 @@ def test_a_group_of_parameters_that_no_life_could_find_is_refused(tmp_path: Path
 
     with pytest.raises(UserError, match=r"optimizer 0 \(SGD\) .* of shape \(3,\) are not the module's"):
         Trainer(max_epochs=1, snapshots={"every_steps": 1}).fit(Borrowing(), Points(), run=str(tmp_path / "run"))
+
+
+def test_a_snapshot_asked_for_at_the_word_that_training_starts_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def emit(log: EventLog, kind: str, **fields: object) -> None:
+        told.append(kind)
+        if kind == "started":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    told = list[str]()
+    (tmp_path / "session").mkdir()
+    monkeypatch.setattr(EventLog, "emit", emit)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as a rank that has not begun to train
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(Session.VARIABLE, str(tmp_path / "session"))
+            Trainer(max_steps=3, snapshots={"every_steps": 1000}).fit(Line(), Points(), run=tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "started" in told
+    assert [one.position.step for one in SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()] == [1, 3]
