@@ -312,7 +312,7 @@ def test_a_snapshot_asked_for_at_the_word_that_training_starts_is_taken(
 ) -> None:
     def emit(log: EventLog, kind: str, **fields: object) -> None:
         told.append(kind)
-        if kind == "started":
+        if kind == "started" and told.count(kind) == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     told = list[str]()
