@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ import sys
 sys.path.insert(0, {str(TESTS)!r})
 from laws.lives import Setting
 if __name__ == "__main__":
-    Setting(ranks={setting.ranks}, layout={setting.layout!r}, options={setting.options!r}).train({run!r})
+    Setting({setting.ranks}, {setting.layout!r}, {setting.workers}, {setting.options!r}).train({run!r})
 """
     )
     return [run_program(script, folder / "log.txt", environment=environment(folder, plan))]
@@ -74,6 +74,7 @@ class Row:
         start: how the world is started.
         like: options of the run it must equal; its own if None.
         readers: processes that have samples of their own, if not all of them.
+        workers: of the training loader.
     """
 
     ranks: tuple[int, ...]
@@ -82,6 +83,7 @@ class Row:
     start: Start = live
     like: dict[str, Any] | None = None
     readers: int | None = None
+    workers: int = 0
 
     def settings(self, ranks: int, module: str = "") -> tuple[Setting, Setting]:
         """Return the run that lives and dies, and the one it must equal."""
@@ -94,7 +96,7 @@ class Row:
             Setting(ranks=ranks, options={"val_check_interval": 1.0, **options}, **kind)
             for options in (self.options, like)
         )
-        return lives, expected
+        return replace(lives, workers=self.workers), expected
 
 
 class Small(Ddp):
@@ -156,7 +158,7 @@ ROWS: dict[str, Row] = {
     "a class of one's own": Row((2,), {"strategy": "laws.strategies:Small"}),
     # Started in other ways, these are ddp, bit for bit.
     "ddp_fork": Row((3,), {"strategy": "ddp_fork", "devices": 3}, start=in_caller, like={}),
-    "ddp_spawn": Row((2,), {"strategy": "ddp_spawn", "devices": 2}, start=as_script, like={}),
+    "ddp_spawn": Row((2,), {"strategy": "ddp_spawn", "devices": 2}, start=as_script, like={}, workers=2),
     "ddp_notebook": Row((2,), {"strategy": "ddp_notebook", "devices": 2}, start=in_caller, like={}),
     "ddp, a script": Row((2,), {"devices": 2}, start=as_script, like={}),
     "single, 16 bits": Row((1,), {"precision": 16, "gradient_clip_val": 0.5}),

@@ -171,8 +171,13 @@ def test_what_one_rank_holds_comes_back_or_is_named(name: str, tmp_path: Path) -
     if words:
         return
     cut(tmp_path / "whole", tmp_path / "resumed")
+    (tmp_path / "plan").mkdir()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=STEPS - 1, phase="before_commit")
+    environment = {**os.environ, **plan.environment}
 
-    assert run_ranks(train_ranked, name, str(tmp_path), "resumed", processes=3) == [0, 0, 0]
+    assert -9 in run_ranks(train_ranked, name, str(tmp_path), "resumed", processes=3, environment=environment)
+    assert run_ranks(train_ranked, name, str(tmp_path), "resumed", processes=3, environment=environment) == [0, 0, 0]
+    plan.assert_all_fired()
 
     for rank, (ours, theirs) in enumerate(
         zip(*(final_state(f"{tmp_path}/{run}") for run in ("resumed", "whole")), strict=True)
