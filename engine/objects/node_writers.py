@@ -256,6 +256,13 @@ def _stateful(walk: Walk, value: Any, path: str) -> Any:
     return instance_of(value, "stateful", state=state)
 
 
+def _graph(walk: Walk, value: Any, path: str) -> Any:
+    """Describe a graph that torch.fx has traced by its number of nodes: the user's code builds it in each attempt."""
+    walk.meet(value, path)
+    walk.constants[path] = f"{kind_name(type(value))} {len(value.nodes)} nodes"
+    return Instance("opaque", kind_name(type(value)))
+
+
 Writer = Callable[[Walk, Any, str], Any]
 #: how objects of each class are described; grows as classes are met
 _WRITERS: dict[type, Writer] = {
@@ -275,7 +282,7 @@ _WRITERS: dict[type, Writer] = {
     **dict.fromkeys(TORCH_DATA, _data_set),
 }
 #: of those whose module takes seconds to load, by name
-_NOT_LOADED: dict[str, Writer] = {DISTRIBUTED: distributed_node}
+_NOT_LOADED: dict[str, Writer] = {DISTRIBUTED: distributed_node, "torch.fx.graph:Graph": _graph}
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 

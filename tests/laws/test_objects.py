@@ -205,7 +205,7 @@ def test_three_ranks_say_it_once_and_where_it_is_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Chooses", "HookedForAStep", "HookedByObject", "Numbers", "Queued", "Samples", "Metered", "OfTorch", "Wrapping"],
+    ["Chooses", "HookedForAStep", "HookedByObject", "Numbers", "Queued", "Samples", "Metered", "OfTorch", "Traced", "Wrapping"],
 )
 def test_of_what_comes_back_nothing_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(KEPT[name], tmp_path)

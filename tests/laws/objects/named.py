@@ -44,7 +44,7 @@ from laws.objects.loaders import (
 from laws.objects.read_data import ReadsLongList, ReadsPictures, ReadsTable, TellsWorkersThatRead
 from laws.objects.samplers import SamplesAsked, SamplesExpecting, SamplesForgetting, Streams
 from laws.objects.small import Small
-from laws.objects.structure import Tied
+from laws.objects.structure import Retraced, Tied
 from laws.objects.surroundings import (
     ActsOtherwise,
     CountsInCollate,
@@ -96,6 +96,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (ChoosesLate, None, list),
         False,
         r"set in training to .* module\.act \(now \S+:times.<locals>.<lambda>, of other code\)",
+    ),
+    "a graph that is changed": (
+        (Retraced, None, list),
+        False,
+        r"set in training to .* module\.traced\._graph \(now torch\.fx\.graph:Graph, of other code\)",
     ),
     "a method of its own": (
         (Patched, None, list),

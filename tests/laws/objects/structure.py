@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.utils.prune
 from laws.objects.attributes import Part
 from laws.objects.small import Rows, Small
@@ -25,6 +26,25 @@ class Growing(Small):
             self.register_buffer("late", torch.zeros(1))
         self.late += 1  # type: ignore[has-type]
         return 1 + self.memory.sum() + self.late
+
+
+class Traced(Small):
+    """A layer that torch.fx traced; its graph is as the code builds it."""
+
+    def build(self) -> None:
+        self.traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.2)))
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.traced(batch).mean()
+
+
+class Retraced(Traced):
+    """Its graph gets a node in training."""
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        if self.global_step == 1:
+            with self.traced.graph.inserting_after():
+                self.traced.graph.placeholder("other", default_value=None)
 
 
 class Listed(Small):

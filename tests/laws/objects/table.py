@@ -73,7 +73,7 @@ from laws.objects.read_data import (
 from laws.objects.samplers import Samples, TellsItsSampler, Weighed
 from laws.objects.slots import SlottedCallback, SlottedData, TellsSlots
 from laws.objects.small import Small
-from laws.objects.structure import Averaged, Growing, LateUnderValidation, Listed, Moved, Reclassed, Rising
+from laws.objects.structure import Averaged, Growing, LateUnderValidation, Listed, Moved, Reclassed, Rising, Traced
 from laws.objects.surroundings import (
     Counting,
     Curriculum,
@@ -157,7 +157,7 @@ _MODULES: list[type[Small]] = [
         Plain,
         Weighed,
     ),
-    *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked),
+    *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked, Traced),
     *(
         Iterated,
         Numbers,
