@@ -1,12 +1,16 @@
-"""What user code sets for the whole process: settings of torch, variables of the environment."""
+"""What user code sets for the whole process: settings of torch, environment variables, functions of libraries."""
 
 import linecache
 import os
+import re
+import types
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
 import torch
 import xxhash
 
+from midstride.engine.code_origin import is_user_module
 from midstride.engine.objects.user_modules import user_modules
 
 __all__ = ["process_state"]
@@ -21,10 +25,37 @@ _SETTINGS: tuple[Callable[[], object], ...] = (
 
 
 def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
-    """Yield what is set, by name; of the environment, a digest of what the user's code around `classes` names."""
+    """Yield by name what is set: of the environment and of libraries what the user's code around `classes` names."""
     for setting in _SETTINGS:
         yield f"torch.{setting.__name__}()", str(setting())
-    sources = ["".join(linecache.getlines(getattr(module, "__file__", None) or "")) for module in user_modules(classes)]
+    modules = user_modules(classes)
+    sources = ["".join(linecache.getlines(getattr(module, "__file__", None) or "")) for module in modules]
     for name, value in os.environ.items():
         if any(name in source for source in sources):  # libraries set others, which no training step reads
             yield f"environment variable {name}", xxhash.xxh3_64_hexdigest(value.encode(errors="surrogateescape"))[:6]
+    functions = (_functions_of_libraries(*of) for of in zip(modules, sources, strict=True))
+    yield from {name: function for found in functions for name, function in found}.items()
+
+
+def _functions_of_libraries(module: types.ModuleType, source: str) -> Iterator[tuple[str, object]]:
+    """Yield what each function is now that `source`, of `module`, names as `F.relu`: code may replace them."""
+    libraries = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, types.ModuleType) and not is_user_module(value.__name__)
+    }
+    for path in _paths(source, tuple(libraries)):
+        alias, *names, name = path.split(".")
+        library: object = libraries[alias]
+        for inner in names:
+            library = vars(library).get(inner) if isinstance(library, types.ModuleType) else None
+        found = vars(library).get(name) if isinstance(library, types.ModuleType) else None
+        if isinstance(library, types.ModuleType) and isinstance(found, types.BuiltinFunctionType | types.FunctionType):
+            kind = found if isinstance(found, types.FunctionType) else found.__qualname__
+            yield f"library function {library.__name__}.{name}", kind
+
+
+@lru_cache(maxsize=256)  # asked at many snapshots
+def _paths(source: str, names: tuple[str, ...]) -> list[str]:
+    """Return what `source` says behind `names`, such as `F.relu` and `torch.nn.functional.relu`."""
+    return sorted(set(re.findall(rf"\b(?:{'|'.join(names)})(?:\.\w+)+", source))) if names else []

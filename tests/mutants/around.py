@@ -268,6 +268,20 @@ AROUND = [
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[in the environment]",
     ),
     Mutant(
+        "functions of libraries are not looked at",
+        "engine/objects/process_state.py",
+        "if isinstance(found, types.FunctionType | types.BuiltinFunctionType):",
+        "if False:",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[in a library]",
+    ),
+    Mutant(
+        "a function that a library loads late is taken for a change",
+        "engine/training/checkpointing/unsaved_state.py",
+        'name.startswith("library function ")',
+        "False",
+        "unit/training/test_unsaved_state.py::test_a_function_that_a_library_loads_late_is_no_change",
+    ),
+    Mutant(
         "what stands in a sparse tensor is not looked at",
         "engine/state/tensor_digest.py",
         "return indices_and_values(tensor)",

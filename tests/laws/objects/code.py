@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from laws.objects.small import Small
 from torch import Tensor
+from torch.nn import functional
 
 
 def remember(value: float, seen: list[float] = []) -> int:  # noqa: B006 - as users write it
@@ -154,6 +155,22 @@ class InSettings(Small):
     def factor(self, batch: Tensor) -> Any:
         torch.set_float32_matmul_precision("high")
         return 1.0
+
+
+class InLibrary(Small):
+    """A function of a library is another one from the second step on."""
+
+    def factor(self, batch: Tensor) -> Any:
+        return functional.relu(batch - 0.5).sum()
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        functional.relu = functional.elu
+
+    def on_fit_end(self) -> None:
+        functional.relu = RELU
+
+
+RELU = functional.relu
 
 
 class InDatabase(Small):

@@ -59,6 +59,18 @@ def test_what_changes_later_is_named_then(caplog: pytest.LogCaptureFixture) -> N
     assert named == [1, 1, 10, 0]
 
 
+def test_a_function_that_a_library_loads_late_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    held = {"library function one.known": "one:known"}
+    monitor = UnsavedStateMonitor(lambda: iter(held.items()))
+    held["library function one.late"] = "one:late"
+    monitor.check()
+    assert caplog.messages == []
+
+    held["library function one.late"] = "mine:other"
+    monitor.check()
+    assert len(caplog.messages) == 1
+
+
 def test_what_is_imported_later_has_changed_when_it_differs_from_then(caplog: pytest.LogCaptureFixture) -> None:
     held: dict[str, Any] = {"global first.X": 0}
     monitor = UnsavedStateMonitor(lambda: iter(held.items()))
