@@ -7,7 +7,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep the files of tests, and temporary files of all they start, in memory where there is room."""
     # Gloo's thread spins while the one that has its lock is off the processor: a thread that is woken does not push
     # another one off here, nor in what tests start, which saves a tenth of what tests of ranks take.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     on_disk = config.getoption("--disk") or not has_room_in_memory()
     folder = config.stash[RUN_FOLDER] = make_run_folder(DISK if on_disk else MEMORY)
     if hasattr(config, "workerinput") or not config.option.basetemp:

@@ -6,6 +6,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import torch
 import xxhash
@@ -39,20 +40,19 @@ def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
 
 def _functions_of_libraries(module: types.ModuleType, source: str) -> Iterator[tuple[str, object]]:
     """Yield what each function is now that `source`, of `module`, names as `F.relu`: code may replace them."""
-    libraries = {
-        name: value
+    libraries = tuple(
+        name
         for name, value in vars(module).items()
         if isinstance(value, types.ModuleType) and not is_user_module(value.__name__)
-    }
-    for path in _paths(source, tuple(libraries)):
-        alias, *names, name = path.split(".")
-        library: object = libraries[alias]
-        for inner in names:
-            library = vars(library).get(inner) if isinstance(library, types.ModuleType) else None
-        found = vars(library).get(name) if isinstance(library, types.ModuleType) else None
-        if isinstance(library, types.ModuleType) and isinstance(found, types.BuiltinFunctionType | types.FunctionType):
+    )
+    for path in _paths(source, libraries):
+        library: Any = module
+        found: Any = module
+        for name in path.split("."):
+            library, found = found, vars(found).get(name) if isinstance(found, types.ModuleType) else None
+        if isinstance(found, types.BuiltinFunctionType | types.FunctionType):
             kind = found if isinstance(found, types.FunctionType) else found.__qualname__
-            yield f"library function {library.__name__}.{name}", kind
+            yield f"library function {library.__name__}.{path.rpartition('.')[2]}", kind
 
 
 @lru_cache(maxsize=256)  # asked at many snapshots

@@ -102,7 +102,7 @@ class Fit:
         if (store := context.collective.key_value_store()) is not None:
             self._last_seen = LastSeen(store, context.world, lambda: progress.step)
         with context.requests.listening(store, context.world, self._last_seen):
-            # Not before: what asks for a snapshot waits for this word, and a signal before it was heard by nothing.
+            # A snapshot is asked for once this is said: here, since a signal that came earlier would not be heard.
             generation = self.checkpointer.generation if self.checkpointer is not None else None
             context.reporter.begin(progress, loop.batches, context.options, generation)
             if not (progress.finished and loop.is_done()):

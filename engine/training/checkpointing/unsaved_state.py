@@ -55,9 +55,11 @@ class UnsavedStateMonitor:
 
     def _is_of_new_code(self, name: str) -> bool:
         """Return whether `name` is of a module, a class or a function that was imported since."""
-        if name not in self._before and name.startswith("library function "):  # some load theirs when first asked
+        if name in self._before:
+            return False
+        if name.startswith("library function "):  # some load theirs when first asked
             return True
-        if name in self._before or not name.startswith(("global ", "class ", "function ")):
+        if not name.startswith(("global ", "class ", "function ")):
             return False
         owner = name.partition(": ")[0] if ": " in name else name.rpartition(".")[0]
         return not any(known.startswith(owner) for known in self._before)

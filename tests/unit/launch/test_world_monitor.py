@@ -1,4 +1,4 @@
-"""Tests of what is known of a world where one who hears of it fails."""
+"""Tests of what a launcher knows of its world, also where a receiver of events fails, and when it asks something."""
 
 from pathlib import Path
 from types import SimpleNamespace
