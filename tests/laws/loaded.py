@@ -74,7 +74,7 @@ class WeightedByGenerator(Loaded):
 
 class Part(Loaded):
     def options(self, samples: Samples) -> dict[str, Any]:
-        return {"sampler": SubsetRandomSampler(range(0, len(samples), 2))}
+        return {"sampler": SubsetRandomSampler(range(1, len(samples)))}
 
 
 class Distributed(Loaded):

@@ -114,7 +114,12 @@ class Drawn(IterableDataset[Any]):
 
 
 class Picky(Drawn):
-    """Leaves some of its sampler's indices out."""
+    """Leaves some of its sampler's indices out, the first of all among them: so they do not say where it is."""
+
+    def __iter__(self) -> Iterator[Any]:
+        super().__iter__()
+        next(self.indices)
+        return self
 
     def __next__(self) -> Any:
         while (index := next(self.indices)) % 3 == 0:

@@ -276,6 +276,13 @@ DATA = [
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[data that keep what they drew]",
     ),
     Mutant(
+        "a stream that is read here moves the generators that training uses too",
+        "engine/data/iterable/loader.py",
+        "        self._rng_isolation.include([",
+        "        list([",
+        "unit/data/test_iterable.py",
+    ),
+    Mutant(
         "a batch of a stream has no mark",
         "engine/data/iterable/loader.py",
         "            self.last_mark = current.answer.mark\n",

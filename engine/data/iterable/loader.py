@@ -21,7 +21,7 @@ from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
-from midstride.engine.objects.generators import path_to_module
+from midstride.engine.objects.generators import Generator, path_to_module, shared_generators
 
 __all__ = ["IterableLoader"]
 
@@ -264,6 +264,8 @@ class IterableLoader(ResumableLoader):
         reader.set_functions(self.source.collate_fn, self.source.worker_init_fn)
         reader.begin_pass(self.shards, copies=not own_process)
         requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
+        # Its shards seed them; what training draws from them must not show who reads.
+        self._rng_isolation.include([one for one in shared_generators(reader.dataset) if isinstance(one, Generator)])
         with self._rng_isolation:
             if not workers and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
                 return iter([failure])

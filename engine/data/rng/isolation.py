@@ -1,7 +1,7 @@
 """The main process's generators, left as they were by data that are read in it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from midstride.engine.data.rng.fast_state import (
     rng_changed,
     seed_generators,
 )
+from midstride.engine.objects.generators import get_state, set_state
 
 __all__ = ["RngIsolation", "seeded_rng"]
 
@@ -35,7 +36,7 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 
 class RngIsolation:
-    """Leaves the main process's generators as they were, for data that are read in it.
+    """Leaves the main process's generators as they were, and those of the data, for data that are read in it.
 
     Reading numpy's whole state costs 40 us, so it is read only when a look at its words says
     that they changed since the last read, or when a second gaussian is waiting beside them,
@@ -45,10 +46,17 @@ class RngIsolation:
     def __init__(self) -> None:
         self._numpy_words: object = None
         self._numpy_state: Any = None
+        self._owned: Sequence[Any] = ()
+        self._owned_states: Sequence[Any] = ()
         #: what was seen on entering
         self.before: RngReading
 
+    def include(self, owned: Sequence[Any]) -> None:
+        """Leave these generators as they were as well, from the next block on; those of a call before no more."""
+        self._owned = owned
+
     def __enter__(self) -> "RngIsolation":
+        self._owned_states = [get_state(generator) for generator in self._owned]
         self.before = read_rng()
         words = self.before[1]
         if words != self._numpy_words or self._numpy_state["has_gauss"]:
@@ -63,6 +71,8 @@ class RngIsolation:
 
     def restore(self, after: RngReading | None = None) -> None:
         """Put the generators back to where they stood on entering; `after`: a look since which none of them drew."""
+        for generator, state in zip(self._owned, self._owned_states, strict=True):
+            set_state(generator, state)
         if after is self.before and not self._numpy_state["has_gauss"]:
             return
         torch_moved, numpy_moved, random_moved = rng_changed(self.before, after or read_rng())

@@ -27,7 +27,7 @@ from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.data.torch_internals import worker_info
 from midstride.engine.errors import NotExact
-from midstride.engine.objects.generators import Generator, find_generators, get_state, seeder, set_state
+from midstride.engine.objects.generators import Generator, find_generators, seeder
 from midstride.engine.seeds import mix
 from midstride.engine.trees import convert
 
@@ -269,28 +269,19 @@ class IsolatedReads:
 
     def __init__(self, seeds: SampleSeeder, isolation: RngIsolation, dataset: Any, collate: Any) -> None:
         self._seeds, self._isolation, self._dataset, self._collate = seeds, isolation, dataset, collate
-        self._before: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> None:
         """Note where the generators stand."""
         seeds, isolation = self._seeds, self._isolation
-        if seeds.draws_nothing:
-            self._before = []
-        else:
-            owned = seeds.generators_of(self._dataset, self._collate)
-            self._before = [(generator, get_state(generator)) for generator in owned]
+        isolation.include(() if seeds.draws_nothing else seeds.generators_of(self._dataset, self._collate))
         isolation.__enter__()
         seeds.last_reading = isolation.before
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Put them back."""
-        seeds, isolation = self._seeds, self._isolation
+        seeds = self._seeds
         after, seeds.last_reading = seeds.last_reading if kind is None else None, None
-        try:
-            for generator, state in self._before:
-                set_state(generator, state)
-        finally:
-            isolation.restore(after)
+        self._isolation.restore(after)
 
 
 def _read(dataset: Any, indices: list[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -69,6 +70,26 @@ def test_a_generator_is_read_again_and_that_is_announced_once(caplog: pytest.Log
     assert list(range(20)) == READ
     (message,) = [record.getMessage() for record in caplog.records if "replaying" in record.getMessage()]
     assert message.startswith("replaying 3 batches of the training loader over Lines")
+
+
+NOISE = random.Random(3)
+
+
+class Noisy(Lines):
+    """Draws from a global, which training may draw from as well."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (number + 100 * NOISE.randrange(9) for number in super().__iter__())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_leaves_generators_that_others_use_as_they_were(workers: int) -> None:
+    before = NOISE.getstate()
+    read = []
+    for batch in feed_of(Noisy(), num_workers=workers).batches(0):
+        assert NOISE.getstate() == before
+        read += batch.tolist()
+    assert {number // 100 for number in read} > {0, 1}
 
 
 def test_a_large_state_travels_with_some_batches_only() -> None:
