@@ -21,7 +21,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-ray test-xla bench-data bench-gpu bench-lanes bench-memory bench-nodes bench-overhead bench-pipeline bench-restart bench-snapshots bench-steps horovod format clean
+.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-ray test-xla bench-data bench-gpu bench-lanes bench-memory bench-nodes bench-overhead bench-pipeline bench-restart bench-s3 bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -125,6 +125,9 @@ bench-pipeline: $(STAMP)  ## memory of each stage, with and without balancing
 
 bench-restart: $(STAMP)  ## from the death of a rank to the first new step, part by part
 	PYTHONPATH=tests $(BIN)/python -m bench.restart $(ARGS)
+
+bench-s3: $(STAMP)  ## what a large file on S3 costs, beside s3fs and boto3, on a server of its own
+	PYTHONPATH=tests $(BIN)/python -m bench.s3 $(ARGS)
 
 format: $(STAMP)  ## rewrite the sources the way `make check` wants them
 	$(BIN)/ruff check --fix .

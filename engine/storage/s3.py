@@ -5,9 +5,11 @@ AWS_ENDPOINT_URL, ...), ~/.aws, the machine's role, or fsspec's own configuratio
 """
 
 import contextlib
+import io
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -23,7 +25,7 @@ T = TypeVar("T")
 #: of one part; S3 takes at most 10,000 parts, so larger files get larger parts
 _PART_BYTES = 8 * 2**20
 _MOST_PARTS = 10_000
-_PARTS_AT_ONCE = 4
+_PARTS_AT_ONCE = 8
 #: in one request
 _MOST_DELETED = 1_000
 _CONNECT_TIMEOUT_S = 5
@@ -86,11 +88,27 @@ class S3Store(RemoteStore):
             self._files.pipe_file(full, bytes(view), chunksize=part_bytes)
             return
         try:
-            self._files.pipe_file(full, _SlicedView(view), chunksize=part_bytes, max_concurrency=_PARTS_AT_ONCE)
+            self._put_parts(full, view, part_bytes)
         except BaseException:
             with contextlib.suppress(Exception):  # its parts are never seen, but they are paid for
                 self._abort_uploads(full)
             raise
+
+    def _put_parts(self, full: str, view: memoryview, part_bytes: int) -> None:
+        files = self._files
+        bucket, key, _ = files.split_path(full)
+        upload = {"Bucket": bucket, "Key": key}
+        upload["UploadId"] = files.call_s3("create_multipart_upload", **upload)["UploadId"]
+
+        def put(number: int) -> dict[str, Any]:
+            # Of a file, a little at a time is handed to the socket; of bytes, asyncio keeps a copy until all are sent.
+            body = io.BytesIO(view[(number - 1) * part_bytes : number * part_bytes])
+            answer = files.call_s3("upload_part", PartNumber=number, Body=body, **upload)
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+            parts = [*pool.map(put, range(1, 1 + -(-len(view) // part_bytes)))]
+        files.call_s3("complete_multipart_upload", MultipartUpload={"Parts": parts}, **upload)
 
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
         """Put a whole file; with `check`, only over what stood there before `check` was asked.
@@ -150,21 +168,29 @@ class S3Store(RemoteStore):
 
     def read(self, path: str) -> bytes:
         """Return a whole file; in one request, where it is not of the kind that may be large."""
-        at_once = _PARTS_AT_ONCE if path.endswith(".safetensors") else 1
-        return self._retried(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=at_once)))
+        if path.endswith(".safetensors"):
+            return b"".join(self.stream(path))
+        return self._retried(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=1)))
 
-    def stream(self, path: str) -> Iterator[bytes | memoryview]:
-        """Return a file in chunks, a few of them fetched at once."""
-        full, size = self._full(path), self.size(path)
-        at_once = _PARTS_AT_ONCE * _PART_BYTES
-        for first in range(0, size, at_once):
-            starts = [*range(first, min(size, first + at_once), _PART_BYTES)]
-            yield from self._retried(lambda: self._ranges(full, starts, size))  # noqa: B023 - called at once
+    def stream(self, path: str) -> Iterator[bytes]:
+        """Return a file in chunks, a few of which are fetched ahead."""
+        files, full, size = self._files, self._full(path), self.size(path)
+        ahead: dict[int, Future[bytes]] = {}
 
-    def _ranges(self, full: str, starts: Sequence[int], size: int) -> list[bytes]:
-        ends = [min(size, start + _PART_BYTES) for start in starts]
-        found: list[bytes] = self._files.cat_ranges([full] * len(starts), [*starts], ends, on_error="raise")
-        return found
+        def fetched(start: int) -> bytes:
+            for begin in range(start, min(size, start + _PARTS_AT_ONCE * _PART_BYTES), _PART_BYTES):
+                if begin not in ahead:
+                    end = min(size, begin + _PART_BYTES)
+                    ahead[begin] = pool.submit(files.cat_file, full, start=begin, end=end)
+            try:
+                return ahead.pop(start).result()
+            except Exception:
+                ahead.clear()  # the next try asks anew for what failed beside it
+                raise
+
+        with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+            for start in range(0, size, _PART_BYTES):
+                yield self._retried(lambda: fetched(start))  # noqa: B023 - called at once
 
     def _writer_of(self, full: str) -> str | None:
         bucket, key, _ = self._files.split_path(full)
@@ -233,19 +259,6 @@ class S3Store(RemoteStore):
         if isinstance(_root(error), socket.gaierror):
             return _ENDPOINT
         return _WAYS_OUT.get(_code(error), _CREDENTIALS)
-
-
-class _SlicedView:
-    """Bytes that are copied a slice at a time: what s3fs does to upload them in parts."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def __getitem__(self, bounds: slice) -> bytes:
-        return bytes(self._view[bounds])
 
 
 def _has_endpoint(configured: dict[str, Any]) -> bool:

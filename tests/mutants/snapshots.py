@@ -187,6 +187,13 @@ SNAPSHOTS = [
         "unit/snapshots/test_sweep.py",
     ),
     Mutant(
+        "a chunk that was not answered is never asked for anew",
+        "engine/storage/s3.py",
+        "yield self._retried(lambda: fetched(start))",
+        "yield fetched(start)",
+        "unit/storage/test_s3.py::test_a_chunk_that_is_not_answered_is_asked_for_anew",
+    ),
+    Mutant(
         "a late request of an older world is done",
         "engine/storage/s3.py",
         'condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": before}',

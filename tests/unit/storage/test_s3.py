@@ -6,13 +6,13 @@ import random
 import re
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiobotocore.client import AioBaseClient
 from laws.lives import Setting, Tangled
-from s3fs import S3FileSystem
 from support.proxy import Proxy
 from support.seaweed import KEY, SECRET, Seaweed
 from support.snapshot_writers import take
@@ -24,7 +24,6 @@ from midstride.engine.snapshots.lease import acquire, leases
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.weights import load_weights
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
-from midstride.engine.storage.retry import RetryPolicy
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.world import World
 
@@ -38,6 +37,20 @@ def bucket_of(url: str) -> str:
 def pending(server: Seaweed, url: str) -> list[str]:
     """Return the keys of the uploads in parts that were begun and neither completed nor aborted."""
     return [upload["Key"] for upload in server.call("list_multipart_uploads", Bucket=bucket_of(url)).get("Uploads", [])]
+
+
+def asked(patch: pytest.MonkeyPatch, answer: Callable[[list[str]], None] = lambda names: None) -> list[str]:
+    """Return the names of requests, as they come; `answer` gets them before each is made, and may raise."""
+    names: list[str] = []
+    ask = AioBaseClient._make_api_call
+
+    async def named(client: AioBaseClient, name: str, arguments: Any) -> Any:
+        names.append(name)
+        answer(names)
+        return await ask(client, name, arguments)
+
+    patch.setattr(AioBaseClient, "_make_api_call", named)
+    return names
 
 
 # --- files in parts -------------------------------------------------------------------------------------------------
@@ -70,19 +83,31 @@ def test_what_an_interrupted_upload_leaves_is_swept(s3: Seaweed, bucket: str) ->
     assert sorted(pending(s3, bucket)) == ["another/rank", "run/snapshots/000000000001-g000001x/rank"]
 
 
-def test_a_failed_upload_is_aborted(s3: Seaweed, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = S3FileSystem._call_s3
-
-    async def refuse_the_last(self: S3FileSystem, method: str, *arguments: object, **options: object) -> object:
-        if method == "complete_multipart_upload":
+@pytest.mark.parametrize("operation", ["UploadPart", "CompleteMultipartUpload"])
+def test_a_failed_upload_is_aborted(operation: str, s3: Seaweed, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(names: list[str]) -> None:
+        if names[-1] == operation:
             raise PermissionError("no")
-        return await ask(self, method, *arguments, **options)
 
-    monkeypatch.setattr(S3FileSystem, "_call_s3", refuse_the_last)
+    names = asked(monkeypatch, refuse)
     with pytest.raises(PermissionError):
         Store.open(f"{bucket}/run").write("large", bytes(20 * MIB))
+    assert operation in names
     assert pending(s3, bucket) == []
     assert s3.keys(bucket) == []
+
+
+def test_a_chunk_that_is_not_answered_is_asked_for_anew(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, data = Store.open(f"{bucket}/run"), os.urandom(40 * MIB + 1)
+    store.write("large", data)
+
+    def fail_the_third(names: list[str]) -> None:
+        if names[-1] == "GetObject" and names.count("GetObject") == 3:
+            raise ConnectionError("reset")
+
+    names = asked(monkeypatch, fail_the_third)
+    assert b"".join(store.stream("large")) == data
+    assert names.count("GetObject") > 6
 
 
 # --- one writer -----------------------------------------------------------------------------------------------------
@@ -223,18 +248,11 @@ def test_a_store_that_is_away_at_the_end_is_named_and_nothing_is_lost(own_s3: Se
 
 def test_a_snapshot_takes_a_dozen_requests(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the writer of a generation has committed, it does not ask the store for again."""
-    names: list[str] = []
-    call = AioBaseClient._make_api_call
-
-    async def counted(client: AioBaseClient, name: str, arguments: Any) -> Any:
-        names.append(name)
-        return await call(client, name, arguments)
-
     store = Store.open(f"{bucket}/run")
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "run", 2)
     take(writer, 1, 2, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(AioBaseClient, "_make_api_call", counted)
+        names = asked(patch)
         take(writer, *range(4, 8))
     assert writer.close()
     assert len(names) == 4 * 10, names
@@ -249,33 +267,6 @@ def test_patience_ends(own_s3: Seaweed) -> None:
         store.write("file", b"1")
     with pytest.raises(SnapshotError, match=r"does not answer: http://127.0.0.1:"):
         store.ensure_writable()
-
-
-def test_pauses_grow_and_differ() -> None:
-    now, pauses = [0.0], []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        now[0] += seconds
-
-    def fail() -> None:
-        raise ConnectionError("no")
-
-    with pytest.raises(ConnectionError):
-        RetryPolicy(100.0, lambda: now[0], sleep).call(fail, "a store")
-    assert now[0] == pytest.approx(100.0)
-    assert all(limit / 2 <= pause <= limit for pause, limit in zip(pauses, (0.2, 0.4, 0.8, 1.6), strict=False))
-    assert max(pauses) <= 10.0
-    with pytest.raises(ConnectionError):
-        RetryPolicy(0.0, lambda: now[0], sleep).call(fail, "a store")
-
-
-def test_what_is_wrong_for_good_is_not_waited_for() -> None:
-    def fail() -> None:
-        raise PermissionError("no")
-
-    with pytest.raises(PermissionError):
-        RetryPolicy(1e9).call(fail, "a store")
 
 
 # --- what a person reads --------------------------------------------------------------------------------------------
