@@ -17,7 +17,7 @@ __all__ = ["PHASES", "Fault", "FaultPlan", "InjectedFault"]
 
 VARIABLE = "MIDSTRIDE_FAULTS"
 
-#: the points of a run at which a fault can strike
+#: the points of a run at which a fault can strike; not at "optimizer_step", where a module steps its optimizers by hand
 PHASES = (
     "fetch",
     "forward",

@@ -194,7 +194,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
         more = ["s3fs"] if any("faults" in item.path.parts for item in request.session.items) else []
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # where `support` is
-            run_ranks(_nothing, timeout_s=LIMIT_S, preload=(*PRELOAD, *IN_RANKS, *more))
+            run_ranks(_nothing, timeout_s=LIMIT_S, preload=(*PRELOAD, *IN_RANKS, *more, "support.huge_pages"))
 
 
 @pytest.fixture

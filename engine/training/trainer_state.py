@@ -222,6 +222,7 @@ class TrainerState(TrainerInterface):
         hooks, module, strategy = self.context.hooks, self.context.module, self.strategy
         self.context.finite_losses.check(loss)
         hooks.call("on_before_backward", loss)
+        self.context.inject_fault("backward")
         buckets = gradient_buckets(strategy)
         with nullcontext() if buckets is None else buckets.backward(module.parameters()):
             self.precision.backward(loss, own_hook(module, "backward") or Tensor.backward, **options)

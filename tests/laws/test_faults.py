@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from laws.lives import Setting, assert_alike, live
+from laws.lives import Setting, Tangled, assert_alike, live
+from laws.modules import Manual
 
-from midstride.engine.fault_injection import FaultPlan, InjectedFault
+from midstride.engine import TrainingModule
+from midstride.engine.fault_injection import PHASES, FaultPlan, InjectedFault
 from midstride.engine.testing import run_ranks
 
 
@@ -46,6 +48,19 @@ def test_an_exception_in_the_engine_is_resumed_from(tmp_path: Path) -> None:
     assert live(setting, tmp_path, plan) == [0]
     plan.assert_all_fired()
     assert_alike(tmp_path, tmp_path / "undisturbed")
+
+
+#: by hand, optimizers step out of the engine's sight
+STRUCK = [
+    (module, phase) for module in (Tangled, Manual) for phase in PHASES if (module, phase) != (Manual, "optimizer_step")
+]
+
+
+@pytest.mark.parametrize(("module", "phase"), STRUCK)
+def test_a_fault_strikes_at_every_phase(module: type[TrainingModule], phase: str, tmp_path: Path) -> None:
+    plan = FaultPlan(tmp_path).add("raise", step=2, phase=phase)
+    assert live(Setting(module=module), tmp_path, plan) == [1]
+    plan.assert_all_fired()
 
 
 def test_an_unknown_phase_lists_the_known(tmp_path: Path) -> None:
