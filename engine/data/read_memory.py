@@ -11,6 +11,8 @@ from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.data_owners import DataOwners, Nodes, data_owners
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
 from midstride.engine.objects.digest import digest_lines
+from midstride.engine.objects.generators import Generator, find_generators, get_state, set_state
+from midstride.engine.objects.reseed_hook import restorable
 from midstride.engine.objects.shared_memory import is_shared
 from midstride.engine.state.differences import differences, first_difference, same_key_order
 from midstride.engine.state.nodes import Instance
@@ -33,6 +35,8 @@ class ReadMemory(DataOwners):
         self.dataset = dataset
         self._code = [kind for kind in (type(dataset), type(collate)) if is_user_class(kind)]
         self._begun: Nodes | None = None
+        self._drawn_from: list[Any] = []  #: what is seeded by a hook, before each sample: no memory
+        self._stood: list[Any] = []  #: and where that stood before the first batch
         self._outside: dict[str, str] = {}  #: what the code around them holds, a line each
         self._last: Nodes | None = None  #: at the batch looked at before
         self._batches, self._is_shared, self._is_told = 0, False, False
@@ -40,9 +44,19 @@ class ReadMemory(DataOwners):
     def begin(self) -> None:
         """Note what they hold before the first batch."""
         if self._begun is None:
+            collate = self._given["loader"].collate_fn
+            found = [*find_generators(self.dataset).values(), *find_generators(collate).values()]
+            self._drawn_from = restorable([one for one in found if not isinstance(one, Generator)])
+            self._stood = [*map(get_state, self._drawn_from)]
             self._begun = copy.deepcopy(self.nodes())
             self._is_shared = any(map(is_shared, self._walked()))
             self._outside = self._of_code()
+
+    def nodes(self) -> Nodes:
+        """Return what they hold; what a hook seeds stands where it did before the first batch, from here on."""
+        for hook, state in zip(self._drawn_from, self._stood, strict=True):
+            set_state(hook, state)
+        return super().nodes()
 
     def is_due(self) -> bool:
         """Return whether the batch just read is one to look at: the first, the second, the fourth, and so on."""

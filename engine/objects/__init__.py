@@ -30,6 +30,7 @@ python_objects     iterators, arrays and shared values of Python's own: how they
                    back
 registered_hooks   the hooks that user code registers on modules and optimizers: what they hold is state, which there
                    are is not
+reseed_hook        what an object with a method `reseed(seed)` draws from: whatever that method sets
 shared_memory      memory that processes share: what one of them writes to it, the others see
 side_effects       a step of a module that leaves nothing behind
 unwritable         what of a run's objects no file can hold: named, once

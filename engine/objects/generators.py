@@ -27,6 +27,7 @@ __all__ = [
     "seeder",
     "set_state",
     "shared_generators",
+    "used_by_hook",
 ]
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
@@ -92,6 +93,13 @@ def _is_generator(value: object) -> bool:
 def shared_generators(owner: object) -> list[Any]:
     """Return the generators that copies of `owner` share with it: globals, class attributes, closures."""
     return [generator for path, generator in sorted(find_generators(owner).items()) if _OUTSIDE in path]
+
+
+def used_by_hook(owner: object) -> Iterator[object]:
+    """Yield what `owner`, which has a method `reseed(seed)`, uses when it is read; the main generators are left out."""
+    seen = {id(owner), *map(id, MAIN_GENERATORS)}
+    for _, item in _items(owner):
+        yield from (value for _, value in _used_by_reading(item, seen))
 
 
 def _items(value: object) -> Iterator[tuple[str, object]]:

@@ -185,6 +185,22 @@ def test_workers_that_are_not_forked(context: str) -> None:
     assert run_ranks(_without_fork, context) == [0]
 
 
+def _hooked(workers: int, log: Path) -> None:
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    feed = feed_of("a hook that reseeds", "train", workers=workers)
+    dataset: Any = feed.source.dataset  # type: ignore[attr-defined]
+    before = dataset.state
+    for epoch in range(EPOCHS):
+        read(feed, epoch, 0)
+        assert dataset.state is before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_hook_seeds_is_no_memory_of_the_data(workers: int, tmp_path: Path) -> None:
+    assert run_ranks(_hooked, workers, log := tmp_path / "log.txt") == [0]
+    assert "reading changes" not in log.read_text()
+
+
 DEATHS = [(0, "fetch"), (3, "validation"), (5, "after_step"), (6, "validation"), (8, "backward")]
 AXES: dict[str, list[Any]] = {
     "kind": list(LOADERS),

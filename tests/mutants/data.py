@@ -278,9 +278,23 @@ DATA = [
     Mutant(
         "a stream that is read here moves the generators that training uses too",
         "engine/data/iterable/loader.py",
-        "        self._rng_isolation.include([",
-        "        list([",
+        "self._rng_isolation.include(restorable(",
+        "list(restorable(",
         "unit/data/test_iterable.py",
+    ),
+    Mutant(
+        "what a hook seeds is taken for a memory",
+        "engine/data/read_memory.py",
+        "            set_state(hook, state)\n",
+        "            pass\n",
+        "laws/test_loaders.py::test_what_a_hook_seeds_is_no_memory_of_the_data[2]",
+    ),
+    Mutant(
+        "what a hook seeds shows who reads",
+        "engine/data/rng/per_sample.py",
+        "self._restorable = restorable(self._found)",
+        "self._restorable = []",
+        "laws/test_loaders.py::test_what_a_hook_seeds_is_no_memory_of_the_data[0]",
     ),
     Mutant(
         "a batch of a stream has no mark",

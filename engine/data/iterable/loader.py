@@ -21,7 +21,8 @@ from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
-from midstride.engine.objects.generators import Generator, path_to_module, shared_generators
+from midstride.engine.objects.generators import path_to_module, shared_generators
+from midstride.engine.objects.reseed_hook import restorable
 
 __all__ = ["IterableLoader"]
 
@@ -265,7 +266,7 @@ class IterableLoader(ResumableLoader):
         reader.begin_pass(self.shards, copies=not own_process)
         requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
         # Its shards seed them; what training draws from them must not show who reads.
-        self._rng_isolation.include([one for one in shared_generators(reader.dataset) if isinstance(one, Generator)])
+        self._rng_isolation.include(restorable(shared_generators(reader.dataset)))
         with self._rng_isolation:
             if not workers and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
                 return iter([failure])

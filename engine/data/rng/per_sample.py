@@ -27,7 +27,8 @@ from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.data.torch_internals import worker_info
 from midstride.engine.errors import NotExact
-from midstride.engine.objects.generators import Generator, find_generators, seeder
+from midstride.engine.objects.generators import find_generators, seeder
+from midstride.engine.objects.reseed_hook import restorable
 from midstride.engine.seeds import mix
 from midstride.engine.trees import convert
 
@@ -301,20 +302,22 @@ class _OwnedGenerators:
     """The seeders of what one object holds, found where it is read: in a worker that is a copy."""
 
     def __init__(self) -> None:
-        self.generators: Sequence[Any] = ()
         self.seeders: _Seeders | None = None
+        self._found: list[Any] = []
+        self._restorable: list[Any] | None = None
         self._settled = False
 
     def of(self, owner: object) -> _Seeders:
         if self.seeders is None:
-            found = [generator for _, generator in sorted(find_generators(owner).items())]
-            self.seeders = [seeder(generator) for generator in found]
-            self.generators = [generator for generator in found if isinstance(generator, Generator)]
+            self._found = [generator for _, generator in sorted(find_generators(owner).items())]
+            self.seeders, self._restorable = [*map(seeder, self._found)], None
         return self.seeders
 
-    def generators_of(self, owner: object) -> Sequence[Any]:
+    def generators_of(self, owner: object) -> list[Any]:
         self.of(owner)
-        return self.generators
+        if self._restorable is None:
+            self._restorable = restorable(self._found)
+        return self._restorable
 
     def grew(self, owner: object) -> bool:
         """Look once more, after the first reading; return whether there is more now."""
@@ -324,4 +327,4 @@ class _OwnedGenerators:
         return len(self.of(owner)) > len(before or ())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"generators": (), "seeders": None, "_settled": False}  # found anew in a spawned worker
+        return {"seeders": None, "_found": [], "_restorable": None, "_settled": False}  # as in a worker that is forked
