@@ -40,19 +40,20 @@ def _kill_ranks(site: Site, run: Run) -> None:
     """Kill the one rank whenever it is on its way, until its flow gives up."""
     mark = Path(run.job.module_args["mark"])
     while run.state not in TERMINAL:
-        _kill(run, b"midstride.engine.launch.rank")
+        # Ranks are forked, and no command line tells one.
+        _kill(run, int(Path(f"{mark}-process").read_text()))
         mark.unlink()
         wait_for(lambda: mark.exists() or run.state in TERMINAL, "the rank, or the end", 300)
 
 
 def _kill_flow(site: Site, run: Run) -> None:
-    _kill(run, b"prefect.engine")
+    (found,) = run.processes(b"prefect.engine")
+    _kill(run, found)
 
 
-def _kill(run: Run, program: bytes) -> None:
-    (found,) = run.processes(program)
-    os.kill(found, signal.SIGKILL)
-    wait_for(lambda: found not in run.processes(program), f"{program.decode()} to end")
+def _kill(run: Run, process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+    wait_for(lambda: process not in run.processes(), f"process {process} to end")
 
 
 def _kill_worker_and_flow(site: Site, run: Run) -> None:

@@ -111,8 +111,9 @@ class Net(TrainingModule):
             time.sleep(0.02)
 
     def _linger(self) -> None:
-        """Take two seconds for a step, for as long as a file is there; say which."""
+        """Take two seconds for a step, for as long as a file is there; say which, and by `mark`-process who does."""
         if Path(self.lingers).exists():
+            Path(f"{self.mark}-process").write_text(str(os.getpid()))
             Path(self.mark).write_text(str(self.global_step))
             time.sleep(2.0)
 
