@@ -30,8 +30,8 @@ CUDA = [
 TORCH_NEEDS = ["absl-py", "filelock", "jinja2", "networkx", "pyyaml", "requests", "sympy", "typing_extensions"]
 #: what the engine and its tests import
 ENGINE_NEEDS = [
-    *("cyclopts", "fsspec", "numpy", "pydantic", "rich", "s3fs", "safetensors", "torchmetrics", "xxhash"),
-    *("hypothesis", "pytest", "pytest-timeout"),
+    *("cyclopts", "fsspec", "numpy", "pydantic", "rich", "ruamel.yaml", "s3fs", "safetensors", "torchmetrics"),
+    *("xxhash", "hypothesis", "pytest", "pytest-timeout"),
 ]
 #: of the libraries that are left out, where a symbol does not say from which it is
 _THEIRS = re.compile(r"p?nccl|nvshmem|cu(blas|dnn|fft|rand|solver|sparse)")

@@ -75,8 +75,10 @@ WATCHED = (Dataset, np.memmap)
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether `tensor` has strides in memory of its own or another's."""
-    return tensor.layout == torch.strided and type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and bool(tensor.numel())
+    """Return whether `tensor` has strides in memory of its own or another's; XLA's are nowhere that has an address."""
+    if tensor.layout != torch.strided or tensor.device.type == "xla":
+        return False
+    return type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and bool(tensor.numel())
 
 
 def _tensor(walk: Walk, value: Tensor, path: str) -> Any:
