@@ -1,8 +1,6 @@
 """What an object with a method `reseed(seed)` draws from: whatever that method sets, in it and in what it uses."""
 
-import types
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from midstride.engine.objects.attributes import attributes_of, delete_attribute, set_attribute
@@ -10,8 +8,6 @@ from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state, set_state, used_by_hook
 
 __all__ = ["ReseedHook", "restorable"]
-
-_WITHOUT_ATTRIBUTES = (dict, list, tuple, set, frozenset, types.FunctionType, types.MethodType, partial)
 
 
 def restorable(generators: list[Any]) -> list[Any]:
@@ -30,7 +26,7 @@ class ReseedHook:
         used = [owner, *used_by_hook(owner)]
         self._generators = [value for value in used if isinstance(value, Generator)]
         self._attributes: list[tuple[Any, str]] = []
-        holders = [value for value in used if not isinstance(value, (Generator, *_WITHOUT_ATTRIBUTES))]
+        holders = [value for value in used if not isinstance(value, Generator)]
         moved = [*MAIN_GENERATORS, *self._generators]
         states, before = [*map(get_state, moved)], [*map(attributes_of, holders)]
         with suppress(Exception):  # reading calls it, and says where it failed

@@ -2,9 +2,8 @@
 
 make bench-s3
 
-The server is a SeaweedFS on the loopback, which takes a part of the processors for itself. boto3 has a row where it is
-installed (`.venv/bin/uv pip install --no-deps boto3 s3transfer jmespath`); it reads and writes a file in memory,
-which is what its managed transfers are for.
+The server is a SeaweedFS on the loopback, which takes most of the processors for itself. boto3 has a row where it is
+installed (`.venv/bin/uv pip install --no-deps boto3 s3transfer jmespath`); its files are in memory where there is room.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from s3fs import S3FileSystem
 from support.seaweed import Seaweed
 
 from midstride.engine.storage.s3 import S3Store
-
-Act = Callable[[], Any]
 
 
 class Ours:
@@ -81,11 +78,30 @@ if importlib.util.find_spec("boto3") is not None:
     CLIENTS |= {"boto3": Boto3}
 
 
-def seconds(act: Act) -> tuple[float, float]:
-    """Return the wall time of `act`, and what it takes of this process's processors."""
-    began, cpu = time.perf_counter(), time.process_time()
-    act()
-    return time.perf_counter() - began, time.process_time() - cpu
+#: what a client does -> a row for each round: seconds of wall time, of this process's and of the server's processors
+Times = dict[str, list[tuple[float, float, float]]]
+
+
+def server_cpu_s(server: Seaweed) -> float:
+    """Return what the server has taken of the processors."""
+    user, system = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(server: Seaweed, content: bytes, rounds: int) -> dict[str, Times]:
+    """Return what each client took, after a round that does not count."""
+    url = server.bucket()
+    clients = {name: client(url, content) for name, client in CLIENTS.items()}
+    found: dict[str, Times] = {name: {"write": [], "read": []} for name in clients}
+    for number in range(rounds + 1):
+        for name in list(clients)[:: -1 if number % 2 else 1]:
+            for act, times in found[name].items():
+                before = time.perf_counter(), time.process_time(), server_cpu_s(server)
+                getattr(clients[name], act)()
+                after = time.perf_counter(), time.process_time(), server_cpu_s(server)
+                wall_s, client_s, server_s = map(sub, after, before)
+                times += [(wall_s, client_s, server_s)] * (number > 0)
+    return found
 
 
 def main() -> None:
@@ -99,41 +115,19 @@ def main() -> None:
         server = Seaweed(Path(folder) / "server")
         try:
             with server.reached():
-                found = measured(server.bucket(), content, options.rounds)
+                found = measured(server, content, options.rounds)
         finally:
             server.kill()
-    table = Table("client", "write, MB/s", "CPU, s", "of the first", "read, MB/s", "CPU, s", "of the first")
+    reference = [*CLIENTS][-1]
+    table = Table("", "client", "MB/s", f"x {reference}", "CPU of the client, s", "CPU of the server, s")
     table.title = f"{options.size / 1e6:.0f} MB, median of {options.rounds} interleaved rounds [from-to]"
-    reference = "boto3" if "boto3" in found else "s3fs"
-    for name, times in found.items():
-        cells: list[str] = []
-        for act, (walls, cpus) in times.items():
-            ratios = sorted(b / a for a, b in zip(walls, found[reference][act][0], strict=True))
-            cells += [
-                f"{options.size / 1e6 / statistics.median(walls):.0f}",
-                f"{statistics.median(cpus):.2f}",
-                f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}]",
-            ]
-        table.add_row(name, *cells)
-    table.columns[3].header = table.columns[6].header = f"x {reference}"
+    for act in ("write", "read"):
+        for name in CLIENTS:
+            wall_s, client_s, server_s = map(statistics.median, zip(*found[name][act], strict=True))
+            ratios = sorted(b[0] / a[0] for a, b in zip(found[name][act], found[reference][act], strict=True))
+            ratio = f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}]"
+            table.add_row(act, name, f"{len(content) / 1e6 / wall_s:.0f}", ratio, f"{client_s:.2f}", f"{server_s:.2f}")
     Console(width=120).print(table)
-
-
-Times = dict[str, dict[str, tuple[list[float], list[float]]]]
-
-
-def measured(url: str, content: bytes, rounds: int) -> Times:
-    """Return client -> "write" and "read" -> wall and CPU seconds, a number a round, after one that does not count."""
-    clients = {name: client(url, content) for name, client in CLIENTS.items()}
-    found: Times = {name: {"write": ([], []), "read": ([], [])} for name in clients}
-    for number in range(rounds + 1):
-        for name in list(clients)[:: -1 if number % 2 else 1]:
-            for act in ("write", "read"):
-                wall_s, cpu_s = seconds(getattr(clients[name], act))
-                if number:
-                    found[name][act][0].append(wall_s)
-                    found[name][act][1].append(cpu_s)
-    return found
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class KubernetesApi(ThreadingHTTPServer):
         self.refuses: tuple[int, str] | None = None
         self.deleted: list[tuple[str, str]] = []
         self._running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-        self._lost: set[int] = set()
+        self._lost: set[tuple[str, int]] = set()
         self._lock = threading.RLock()
         self.config = folder / "config"
         self.config.write_text(json.dumps(_config(self.server_port)))
@@ -80,11 +80,17 @@ class KubernetesApi(ThreadingHTTPServer):
                 self.delete(job["metadata"]["name"])
 
     def lose_machine(self, index: int) -> None:
-        """Take away the machine of the node with an index: its job starts another."""
+        """Take away the machine of the node with an index; there is none for its job to start another on."""
         with self._lock:
             [key] = [key for key in self._running if key[1] == index]
-            self._lost.add(index)
-            self._end(self._running[key])
+            self._lost.add(key)
+            self._end(self._running.pop(key))
+
+    def give_machine(self) -> None:
+        """Give machines in place of all that were taken away: their jobs start what is missing."""
+        with self._lock:
+            while self._lost:
+                self._start(*self._lost.pop())
 
     def control(self) -> None:
         """Look after the pods once."""
@@ -93,11 +99,7 @@ class KubernetesApi(ThreadingHTTPServer):
                 if process.poll() is None:
                     continue
                 del self._running[name, index]
-                if index in self._lost:
-                    self._lost.discard(index)
-                    self._start(name, index)
-                else:
-                    self._ended(name, index, process.returncode)
+                self._ended(name, index, process.returncode)
 
     def _ended(self, name: str, index: int, code: int) -> None:
         status = self.jobs[name]["status"]

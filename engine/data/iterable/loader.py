@@ -265,8 +265,8 @@ class IterableLoader(ResumableLoader):
         reader.set_functions(self.source.collate_fn, self.source.worker_init_fn)
         reader.begin_pass(self.shards, copies=not own_process)
         requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
-        # Its shards seed them; what training draws from them must not show who reads.
-        self._rng_isolation.include(restorable(shared_generators(reader.dataset)))
+        # Shards that are read here seed them; what training draws from them must not show who reads.
+        self._rng_isolation.include([] if workers else restorable(shared_generators(reader.dataset)))
         with self._rng_isolation:
             if not workers and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
                 return iter([failure])

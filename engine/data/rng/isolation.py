@@ -71,8 +71,13 @@ class RngIsolation:
 
     def restore(self, after: RngReading | None = None) -> None:
         """Put the generators back to where they stood on entering; `after`: a look since which none of them drew."""
-        for generator, state in zip(self._owned, self._owned_states, strict=True):
-            set_state(generator, state)
+        try:
+            for generator, state in zip(self._owned, self._owned_states, strict=True):
+                set_state(generator, state)
+        finally:
+            self._restore_main(after)
+
+    def _restore_main(self, after: RngReading | None) -> None:
         if after is self.before and not self._numpy_state["has_gauss"]:
             return
         torch_moved, numpy_moved, random_moved = rng_changed(self.before, after or read_rng())

@@ -327,4 +327,9 @@ class _OwnedGenerators:
         return len(self.of(owner)) > len(before or ())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"seeders": None, "_found": [], "_restorable": None, "_settled": False}  # as in a worker that is forked
+        return {
+            "seeders": None,
+            "_found": [],
+            "_restorable": None,
+            "_settled": False,
+        }  # found anew where a worker is spawned
