@@ -60,12 +60,13 @@ class Xla(ReplicatesParameters, LazyDevice):
         """
         if self.world.size > 1 and not dist.is_initialized():
             initialize_xla(self.world.local_rank, self.world.local_size)
-        super().init_process_group()
+        # Before they meet: each rank finds it out alone, and one that has left is missed by those that still connect.
         if (found := xr.world_size()) != self.world.size:
             raise WorldError(
                 f"rank {self.world.rank} belongs to a world of {self.world.size}, and torch_xla knows of {found}: "
                 f"start one process for each core that it finds ({xr.device_type()} here, see PJRT_DEVICE)."
             )
+        super().init_process_group()
         try:
             self.devices = [torch_xla.device(self._core)]
         except IndexError as error:
