@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from midstride.engine.metrics.values import is_on_host
+
 __all__ = ["REDUCTIONS", "Accumulator", "over_ranks", "steps_over_ranks"]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
@@ -47,7 +49,7 @@ class Accumulator:
         if self.total is None:
             self.total = value
             return
-        value = _beside(self.total, value)
+        self.total, value = _on_one_device(self.total, value)
         if self.reduce_fx in ("mean", "sum"):
             self.total = self.total + value
         elif isinstance(value, Tensor) or isinstance(self.total, Tensor):  # to compare here would be to wait for it
@@ -75,11 +77,15 @@ class Accumulator:
         return Accumulator(self.reduce_fx, self.sync, self.also, float(self.total), self.weight)
 
 
-def _beside(total: Any, value: Any) -> Any:
-    """Return `value` on the device of `total`: the parts of a batch may log on several."""
-    if isinstance(total, Tensor) and isinstance(value, Tensor) and total.device != value.device:
-        return value.to(total.device, non_blocking=True)
-    return value
+def _on_one_device(total: Any, value: Any) -> tuple[Any, Any]:
+    """Return both on one device: the parts of a batch may log on several, and a snapshot's total is on the host.
+
+    What was on the host follows what is not, or each step of a resumed epoch would add up there, with other roundings.
+    """
+    if not (isinstance(total, Tensor) and isinstance(value, Tensor)) or total.device == value.device:
+        return total, value
+    device = value.device if is_on_host(total) else total.device
+    return total.to(device, non_blocking=True), value.to(device, non_blocking=True)
 
 
 def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:

@@ -204,6 +204,13 @@ def test_values_of_two_devices_are_joined_on_the_first(reduce_fx: str, fake: Fak
     assert running.pending_value.device == GPUS[0]
 
 
+@pytest.mark.parametrize("reduce_fx", ["mean", "sum", "min", "max"])
+def test_a_total_from_a_snapshot_goes_on_where_values_are(reduce_fx: str, fake: FakeTensorMode) -> None:
+    running = Accumulator(reduce_fx, sync=False, total=torch.zeros((), device="cpu"), weight=3.0)
+    running.add(torch.zeros((), device="cpu").to(GPUS[1]), 3.0)
+    assert running.pending_value.device == GPUS[1]
+
+
 class Layers(TrainingModule):
     def __init__(self) -> None:
         super().__init__()

@@ -194,6 +194,13 @@ TRAINING = [
         f"{MODULES}[torchmetrics-1]",
     ),
     Mutant(
+        "a value goes on on the host, where the snapshot had it",
+        "engine/metrics/accumulator.py",
+        "device = value.device if is_on_host(total) else total.device",
+        "device = total.device",
+        "gpu/test_two_devices.py::test_a_total_from_a_snapshot_goes_on_where_values_are",
+    ),
+    Mutant(
         "an epoch's mean does not count samples",
         "engine/metrics/logger.py",
         "self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))",
