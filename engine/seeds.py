@@ -98,8 +98,15 @@ class Generators:
         """Put every generator back; do it last, since building and loading other parts may draw numbers.
 
         Raises:
-            NotExact: the states of GPUs are of another number of them.
+            NotExact: the states are of other devices, or of another number of GPUs.
         """
+        if (was := "device" in state_dict) != (self._device is not None):
+            states, trains = ("the random numbers", "no such device") if was else ("no random numbers", "one")
+            raise NotExact(
+                f"the snapshot has {states} of an XLA device, and this rank trains on {trains}: what is drawn there, "
+                "such as dropout, could not go on. Resume with the strategy of the snapshot, or begin another run with "
+                "the weights of this one."
+            )
         gpu_states = self._of_own_gpus(state_dict["cuda"])
         torch.set_rng_state(state_dict["torch"])
         for gpu, state in zip(self._gpus, gpu_states, strict=True):

@@ -35,12 +35,18 @@ class Net(TrainingModule):
         super().__init__()
         self.net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Dropout(0.5), *extra, nn.Flatten(), nn.LazyLinear(10))
         self.net(torch.zeros(2, 1, 8, 8))
+        self.mean = torch.zeros(())
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a batch."""
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        self.log("train/loss", loss)
+        self.log("train/loss", loss, on_step=True, on_epoch=True)
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Have on the device what was built on the host, and is no weight."""
+        self.mean = self.mean.to(self.device) * 0.9 + batch[0].to(self.device).mean()
+        self.log("mean", self.mean, on_step=True, on_epoch=True)
 
     def configure_optimizers(self) -> Any:
         """Return the one there is."""

@@ -52,7 +52,7 @@ class ModuleStructure:
         tensors = {name: tensor for name, tensor in found.items() if _owner(name) in self._modules}
         changed = {name: tensor for name, tensor in tensors.items() if self._forms.get(name) != _form(tensor)}
         if changed:
-            state["tensors"] = {name: _described(tensor) for name, tensor in changed.items()}
+            state["tensors"] = {name: self._described_tensor(tensor) for name, tensor in changed.items()}
         if gone := [name for name, form in self._forms.items() if name not in tensors and form[0] == "parameter"]:
             raise UserError(
                 f"the parameter {gone[0]} was there when training began and is gone: no other attempt can take its "
@@ -82,7 +82,8 @@ class ModuleStructure:
             self._rebuild(state_dict["modules"])
         for name, form in state_dict.get("tensors", {}).items():
             owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
-            value = torch.zeros(form["shape"], dtype=form["dtype"], device=self._device)
+            device = "cpu" if form.get("on_host") else self._device
+            value = torch.zeros(form["shape"], dtype=form["dtype"], device=device)
             if "strides" in form:
                 value = value.new_empty_strided(form["shape"], form["strides"]).zero_()
             tensor = _tensors(self._module).get(name)
@@ -129,6 +130,15 @@ class ModuleStructure:
             _leave_mode_out(node)
         return nodes
 
+    def _described_tensor(self, tensor: Tensor) -> dict[str, Any]:
+        kind, shape, dtype, strides = _form(tensor)
+        form = {"kind": kind, "shape": list(shape), "dtype": dtype, "requires_grad": tensor.requires_grad}
+        if strides is not None:
+            form["strides"] = list(strides)
+        if tensor.is_cpu and self._device.type != "cpu":
+            form["on_host"] = True
+        return form
+
     def _walk(self) -> GraphWalk:
         """Return a walk that knows what was built."""
         anchors = {n: v for n, v in module_anchors(self._module).items() if _is_built(n, v, self._modules)}
@@ -149,7 +159,7 @@ class ModuleStructure:
                     "class is not to be found. Make it in __init__, or define the class at the top of a file."
                 )
             vars(owner).pop(name, None)
-            children_of(owner)[name] = made.to(self._device)
+            children_of(owner)[name] = made  # each of its tensors on the host or not, as it was
 
 
 def _leave_mode_out(node: Any) -> None:
@@ -200,9 +210,3 @@ def _strides(tensor: Tensor) -> tuple[int, ...] | None:
     if tensor.layout != torch.strided or tensor.is_contiguous() or 0 in tensor.stride():
         return None
     return tensor.stride()
-
-
-def _described(tensor: Tensor) -> dict[str, Any]:
-    kind, shape, dtype, strides = _form(tensor)
-    form = {"kind": kind, "shape": list(shape), "dtype": dtype, "requires_grad": tensor.requires_grad}
-    return form if strides is None else {**form, "strides": list(strides)}

@@ -70,8 +70,8 @@ class Filler(Protocol):
         """Return whether the object `live` is large, shared or deep, too."""
         ...
 
-    def takes(self, live: Any, node: Tensor) -> bool:
-        """Return whether the tensor `live` can take the values of `node`."""
+    def takes(self, live: Any, node: Tensor, *, was_on_host: bool) -> bool:
+        """Return whether the tensor `live` can take the values of `node`, and is where that one was."""
         ...
 
     def weight_at(self, rows: Tensor) -> str | None:
@@ -120,7 +120,7 @@ def _is_same_view(a: Tensor, b: Tensor) -> bool:
 
 
 def _tensor(filling: Filler, node: Tensor, live: Any, path: str) -> Any:
-    if filling.use(live, path, fits=filling.takes(live, node)):
+    if filling.use(live, path, fits=filling.takes(live, node, was_on_host=True)):
         with torch.no_grad():
             live.detach().copy_(node)
         return live
@@ -130,11 +130,12 @@ def _tensor(filling: Filler, node: Tensor, live: Any, path: str) -> Any:
 def on_device(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     """Put back a tensor that was on an accelerator."""
     value = node.state["value"]
-    if filling.use(live, path, fits=filling.takes(live, value)):
+    if filling.use(live, path, fits=filling.takes(live, value, was_on_host=False)):
         with torch.no_grad():
             live.detach().copy_(value)
         return live
-    return filling.set(value.to(filling.device), path)
+    moved = value.detach().to(filling.device).requires_grad_(value.requires_grad)  # a leaf, as it was
+    return filling.set(nn.Parameter(moved, moved.requires_grad) if type(value) is nn.Parameter else moved, path)
 
 
 def with_gradient(filling: Filler, node: Instance, live: Any, path: str) -> Any:

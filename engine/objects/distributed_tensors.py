@@ -46,9 +46,11 @@ def fill_rows(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     rows: RowShard = node.state["rows"]
     own = row_shard_of(live) if is_distributed(live) else None
     fits = own is not None and _is_cut_alike(own, rows) and filling.weight_at(own.rows) is None
-    if own is not None and filling.use(live, path, fits=fits and filling.takes(own.rows, rows.rows)):
-        own.rows.copy_(rows.rows)
-        return live
+    if own is not None:  # where it is, all weights' rows are
+        fits = fits and filling.takes(own.rows, rows.rows, was_on_host=own.rows.is_cpu)
+        if filling.use(live, path, fits=fits):
+            own.rows.copy_(rows.rows)
+            return live
     like = filling.sharded_weight
     made: Any = None if like is None else distributed_tensor(rows, like)
     if made is None or not _is_cut_alike(row_shard_of(made), rows):

@@ -84,18 +84,25 @@ class GraphRestore:
             self._left_out = {id(value) for value in (*self._walk.large.values(), *self._walk.deep.values())}
         return id(live) in self._left_out
 
-    def takes(self, live: Any, node: Tensor) -> bool:
-        """Return whether the tensor `live` can take the values of `node`, and shares memory with the same others."""
+    def takes(self, live: Any, node: Tensor, *, was_on_host: bool) -> bool:
+        """Return whether the tensor `live` can take the values of `node`, and is where that one was.
+
+        That is on the host, if that one was, and in memory that the same others share.
+        """
         if not isinstance(live, Tensor) or live.is_inference() or live.layout != torch.strided:
+            return False
+        if live.is_cpu != was_on_host:
             return False
         overlaps = any(stride == 0 and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True))
         if overlaps or (live.shape, live.dtype, live.layout) != (node.shape, node.dtype, node.layout):
             return False
         if self._walk.base_of(live) is not None:  # a parameter's memory, and the node is apart from it
             return False
+        if not live.numel() or live.device.type == "xla":  # whose tensors have no addresses
+            return True
         ours, theirs = live.untyped_storage().data_ptr(), node.untyped_storage().data_ptr()
         pairs = ("live", ours, theirs), ("saved", theirs, ours)
-        return not live.numel() or all(self._memory.setdefault((side, a), b) == b for side, a, b in pairs)
+        return all(self._memory.setdefault((side, a), b) == b for side, a, b in pairs)
 
     def weight_at(self, rows: Tensor) -> str | None:
         """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""

@@ -1,5 +1,7 @@
 """The random numbers of a rank's GPUs come back by their order, whatever indices the next life has."""
 
+from typing import Any
+
 import pytest
 import torch
 from gpu.conftest import Machine
@@ -57,6 +59,24 @@ def test_what_cannot_go_on_is_refused_before_anything_is_put_back(case: str, mac
     with pytest.raises(NotExact, match=words):
         generators(*mine).load_state_dict(given)
     assert torch.equal(torch.get_rng_state(), now)
+
+
+class Further:
+    """The generator of a device that torch's own functions do not reach."""
+
+    def get_state(self) -> int:
+        return 3
+
+    def set_state(self, state: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [(Further(), None, "trains on no such device"), (None, Further(), "no random numbers of an XLA device")],
+)
+def test_random_numbers_of_another_kind_of_device_are_refused(before: Any, now: Any, words: str) -> None:
+    with pytest.raises(NotExact, match=words):
+        Generators(now).load_state_dict(Generators(before).state_dict())
 
 
 def test_a_snapshot_with_a_state_for_each_gpu_of_the_machine_is_read_by_index(machine: Machine) -> None:

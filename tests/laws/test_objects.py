@@ -16,11 +16,13 @@ from unittest.mock import patch
 import pytest
 import torch
 from laws.mended import MENDED
+from laws.objects.devices import ON_DEVICE
 from laws.objects.loaders import Levelled, TellsBetweenEpochs
 from laws.objects.named import NAMED
 from laws.objects.ranked import RANKED
 from laws.objects.table import KEPT
 from laws.objects.unsaved import LockedByRank
+from laws.xla_world import STAND_IN, run_xla_ranks
 from support.hostile_files import Parts
 
 from midstride.engine import Trainer
@@ -35,9 +37,10 @@ STEPS, CUT = 5, 2
 importlib.import_module("torch._dynamo")  # the first optimizer would, in each process anew: seconds
 
 
-def train(made: Any, run: Path) -> Any:
+def train(made: Any, run: Path, strategy: str = "auto") -> Any:
     module, data, callbacks = made
     trainer = Trainer(
+        strategy=strategy,
         max_steps=STEPS,
         val_check_interval=CUT,
         seed=7,
@@ -81,6 +84,19 @@ def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) 
     cut(whole, resumed)
 
     assert in_a_process(lambda: train(KEPT[name], resumed)) == 0
+
+    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
+    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+
+
+@pytest.mark.skipif(STAND_IN is not None, reason="make test-xla runs them on torch_xla's own device")
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_what_was_on_an_xla_device_is_there_again(name: str, tmp_path: Path) -> None:
+    made, whole, resumed = (ON_DEVICE[name], None, list), tmp_path / "whole", tmp_path / "resumed"
+    assert run_xla_ranks(train, made, whole, "xla") == [0]
+    cut(whole, resumed)
+
+    assert run_xla_ranks(train, made, resumed, "xla") == [0]
 
     assert differences(final_state(str(whole)), final_state(str(resumed))) == []
     assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()

@@ -1,0 +1,67 @@
+"""Tensors of an accelerator come back to it, and those of the host stay there; "meta" stands for one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.objects.containers import MISSING
+from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.graph_restore import GraphRestore
+from midstride.engine.state.nodes import Instance
+
+THERE = torch.device("meta")
+
+
+def on_device(value: Tensor) -> Instance:
+    return Instance("on device", "", {"value": value})
+
+
+#: what the snapshot has, what is live, and whether that takes the values
+ROWS: dict[str, tuple[Any, Any, bool]] = {
+    "a tensor": (on_device(torch.ones(2)), MISSING, False),
+    "a tensor that is there": (on_device(torch.ones(2)), torch.zeros(2, device=THERE), True),
+    "a tensor that is on the host": (on_device(torch.ones(2)), torch.zeros(2), False),
+    "a leaf": (on_device(torch.ones(2, requires_grad=True)), MISSING, False),
+    "a parameter": (on_device(nn.Parameter(torch.ones(2))), MISSING, False),
+    "a frozen parameter": (on_device(nn.Parameter(torch.ones(2), requires_grad=False)), MISSING, False),
+    "of the host": (torch.ones(2), MISSING, False),
+    "of the host, and there": (torch.ones(2), torch.zeros(2), True),
+    "of the host, and on the device": (torch.ones(2), torch.zeros(2, device=THERE), False),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_tensor_comes_back_to_where_it_was(name: str) -> None:
+    node, live, is_taken = ROWS[name]
+    saved = node.state["value"] if isinstance(node, Instance) else node
+    found = GraphRestore(GraphWalk({}, {}), {}, THERE).put(node, live, "x")
+    assert (found is live) == is_taken
+    assert found.device == (THERE if isinstance(node, Instance) else torch.device("cpu"))
+    assert (type(found), found.is_leaf, found.requires_grad) == (type(saved), True, saved.requires_grad)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2, device=THERE)
+
+
+def test_buffers_and_layers_that_came_up_in_training_are_where_they_were() -> None:
+    net, again = Net(), Net()
+    structure, restored = ModuleStructure(net, THERE), ModuleStructure(again, THERE)
+    net.register_buffer("there", torch.zeros(2, device=THERE))
+    net.register_buffer("here", torch.zeros(2))
+    net.scale = nn.BatchNorm1d(2)
+    state = structure.state_dict()
+
+    restored.load_state_dict(state)
+
+    assert {name: buffer.device.type for name, buffer in again.named_buffers()} == {
+        "there": "meta",
+        **dict.fromkeys(("here", "scale.running_mean", "scale.running_var", "scale.num_batches_tracked"), "cpu"),
+    }
+    assert {parameter.device.type for parameter in again.scale.parameters()} == {"cpu"}
+    assert not restored.state_dict().keys() ^ state.keys()
