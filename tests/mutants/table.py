@@ -3,6 +3,7 @@
 from mutants.around import AROUND
 from mutants.copies import COPIES
 from mutants.data import DATA
+from mutants.devices import DEVICES
 from mutants.lanes import LANES
 from mutants.loggers import LOGGERS
 from mutants.snapshots import SNAPSHOTS
@@ -11,4 +12,4 @@ from mutants.worlds import WORLDS
 
 __all__ = ["MUTANTS"]
 
-MUTANTS = [*TRAINING, *DATA, *COPIES, *SNAPSHOTS, *LANES, *LOGGERS, *WORLDS, *AROUND]
+MUTANTS = [*TRAINING, *DATA, *COPIES, *SNAPSHOTS, *LANES, *DEVICES, *LOGGERS, *WORLDS, *AROUND]

@@ -279,27 +279,6 @@ WORLDS = [
         FORK_SERVER,
     ),
     Mutant(
-        "ranks are forked where they could not use CUDA",
-        "engine/launch/elastic_ranks.py",
-        ' or sys.platform != "linux" or fork_cannot_use_cuda()',
-        ' or sys.platform != "linux"',
-        "gpu/test_forked_ranks.py",
-    ),
-    Mutant(
-        "a step does not wait for its batch",
-        "engine/training/batch_stream.py",
-        "        computing.wait_stream(self._stream)\n",
-        "",
-        "gpu/test_two_devices.py::test_a_batch_is_copied_on_a_stream_that_the_step_waits_for",
-    ),
-    Mutant(
-        "the memory of a batch is free before its step is done",
-        "engine/training/batch_stream.py",
-        "            copy.record_stream(computing)",
-        "            copy.size()",
-        "gpu/test_two_devices.py::test_a_batch_is_copied_on_a_stream_that_the_step_waits_for",
-    ),
-    Mutant(
         "a rank whose data cannot change does not ask the others whether theirs do",
         "engine/training/checkpointing/data_changes.py",
         "any(context.collective.gather(not loader.is_sized or loader.changed_in_pass() is not None))",
