@@ -124,8 +124,14 @@ def _saved(number: int, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Give `optimizer` its state back, in the types it has: torch casts it to those of the weights."""
+    """Give `optimizer` its state back, in the types it has: torch casts it to those of the weights.
+
+    Tensors among its options, such as a learning rate, are on the devices where they were built.
+    """
+    built = [{k: v.device for k, v in group.items() if isinstance(v, Tensor)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
+    for group, devices in zip(optimizer.param_groups, built, strict=False):  # a wrapper may have more
+        group.update({k: group[k].to(device) for k, device in devices.items() if isinstance(group.get(k), Tensor)})
     numbers = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=False):

@@ -34,6 +34,13 @@ DEVICES = [
         "unit/objects/test_devices.py::test_buffers_and_layers_that_came_up_in_training_are_where_they_were",
     ),
     Mutant(
+        "a learning rate of the device comes back on the host",
+        "engine/optim/optimizers.py",
+        "{k: group[k].to(device) for k, device in",
+        "{k: group[k] for k, device in",
+        "unit/objects/test_devices.py::test_a_learning_rate_comes_back_to_where_it_was_built",
+    ),
+    Mutant(
         "a device's random numbers are begun anew elsewhere",
         "engine/seeds.py",
         'if (was := "device" in state_dict) != (self._device is not None):',

@@ -99,7 +99,20 @@ class Hides(Small):
         return 1 + (self.hidden[0].detach() * batch.mean(0)).sum()
 
 
+class Fills(Small):
+    """A learning rate on the device, which is filled there."""
+
+    def factor(self, batch: Tensor) -> Any:
+        group = self.trainer.optimizers[0].param_groups[0]
+        assert group["lr"].device == self.device
+        group["lr"].mul_(0.9)
+        return 1.0
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=torch.tensor(0.01, device=self.device))
+
+
 #: name -> module
 ON_DEVICE: dict[str, type[Small]] = {
-    kind.__name__: kind for kind in (Moves, MovesBack, Collects, LeafOnDevice, AveragesLate, Registers, Hides)
+    kind.__name__: kind for kind in (Moves, MovesBack, Collects, LeafOnDevice, AveragesLate, Registers, Hides, Fills)
 }

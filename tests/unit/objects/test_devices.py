@@ -10,6 +10,7 @@ from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
+from midstride.engine.optim.optimizers import OptimizerList
 from midstride.engine.state.nodes import Instance
 
 THERE = torch.device("meta")
@@ -41,6 +42,19 @@ def test_a_tensor_comes_back_to_where_it_was(name: str) -> None:
     assert (found is live) == is_taken
     assert found.device == (THERE if isinstance(node, Instance) else torch.device("cpu"))
     assert (type(found), found.is_leaf, found.requires_grad) == (type(saved), True, saved.requires_grad)
+
+
+def test_a_learning_rate_comes_back_to_where_it_was_built() -> None:
+    layer = nn.Linear(2, 2, device=THERE)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device=THERE)
+    states = OptimizerList(lambda: [optimizer], layer)
+    saved = states.state_dict()
+    saved["0"]["param_groups"][0]["lr"] = torch.tensor(0.05)
+
+    states.load_state_dict(saved)
+
+    assert optimizer.param_groups[0]["lr"].device == THERE
 
 
 class Net(nn.Module):
