@@ -70,6 +70,10 @@ class Walk(Protocol):
         """Return how `tensor` lies in a parameter's memory, if it does."""
         ...
 
+    def is_view_without_address(self, tensor: Tensor) -> bool:
+        """Return whether `tensor` lies in a parameter's memory, and nothing tells where."""
+        ...
+
     @property
     def sharded_weight(self) -> "DTensor | None":
         """One of the parameters that are cut over the ranks, if there are any."""

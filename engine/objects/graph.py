@@ -19,6 +19,7 @@ from midstride.engine.objects.plain_values import PLAIN, is_large, kind_name, st
 from midstride.engine.objects.shared_memory import is_shared
 from midstride.engine.state.nodes import Instance, Same, View
 from midstride.engine.state.row_shards import is_distributed, row_shard_of
+from midstride.engine.state.torch_internals import is_view_of_one
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -126,6 +127,12 @@ class GraphWalk:
             return None
         offset = int(tensor.storage_offset()) - int(self._tensors[name].storage_offset())
         return View(name, tuple(tensor.shape), tensor.stride(), offset) if offset >= 0 else None
+
+    def is_view_without_address(self, tensor: Tensor) -> bool:
+        """Return whether `tensor` lies in a parameter's memory, and nothing tells where."""
+        if tensor.device.type != "xla":
+            return False
+        return is_view_of_one(tensor, (other for other in self._tensors.values() if other.device.type == "xla"))
 
     @property
     def sharded_weight(self) -> "DTensor | None":

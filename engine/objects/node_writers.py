@@ -86,7 +86,7 @@ def _tensor(walk: Walk, value: Tensor, path: str) -> Any:
     if (view := walk.view(value)) is not None:
         return view
     plain = value.detach() if value.grad_fn is not None else value
-    if other_kind(plain) is not None:
+    if other_kind(plain) is not None or walk.is_view_without_address(value):
         return opaque_node(walk, value, path)
     node = Instance("on device", kind_name(type(value)), {"value": plain}) if plain.device.type != "cpu" else plain
     if value.is_leaf and value.grad is not None:

@@ -1,11 +1,11 @@
 """Privates of torch's tensors, named here alone; `tests/unit/test_internals.py` tries each of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["foreach_copy", "indices_and_values"]
+__all__ = ["foreach_copy", "indices_and_values", "is_view_of_one"]
 
 
 def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -16,3 +16,11 @@ def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def indices_and_values(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Return indices and values of a sparse tensor as they are, coalesced or not."""
     return tensor._indices(), tensor._values()
+
+
+def is_view_of_one(tensor: Tensor, others: Iterable[Tensor]) -> bool:
+    """Return whether `tensor` is a view in the memory of one of `others`, on devices without addresses, too."""
+    if not tensor._is_view():
+        return False
+    memory = tensor.untyped_storage()._cdata
+    return any(other.untyped_storage()._cdata == memory for other in others)

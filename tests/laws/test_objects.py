@@ -102,6 +102,17 @@ def test_what_was_on_an_xla_device_is_there_again(name: str, tmp_path: Path) -> 
     assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
 
 
+def train_told(folder: Path) -> None:
+    logging.basicConfig(filename=folder / "log", format="%(levelname)s %(message)s", force=True)
+    train(KEPT["ViewedLate"], folder / "run", "xla")
+
+
+@pytest.mark.skipif(STAND_IN is not None, reason="make test-xla runs it on torch_xla's own device")
+def test_a_view_of_a_weight_on_an_xla_device_is_named(tmp_path: Path) -> None:
+    assert run_xla_ranks(train_told, tmp_path) == [0]
+    assert len(re.findall("WARNING the module's attribute row, .* is not", (tmp_path / "log").read_text())) == 1
+
+
 def test_workers_that_stay_have_what_they_began_with_where_an_epoch_ended(tmp_path: Path) -> None:
     """A hook changes the data after the snapshot of an epoch's end, in each life that goes on from there."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"

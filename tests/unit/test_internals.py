@@ -156,6 +156,13 @@ def test_a_sparse_tensor_shows_what_it_holds_before_it_is_coalesced() -> None:
     assert (indices.tolist(), values.tolist()) == ([[1, 1]], [2.0, 3.0])
 
 
+def test_a_view_is_told_without_its_address() -> None:
+    one, other = torch.zeros(4), torch.zeros(4)
+    assert state.is_view_of_one(one[1:], [other, one])
+    assert not state.is_view_of_one(one[1:], [other])
+    assert not state.is_view_of_one(one.detach(), [one])
+
+
 def test_a_process_shows_itself_as_a_worker() -> None:
     info = data.make_worker_info(id=1, num_workers=3, seed=7, dataset=[])
     data.set_worker_info(info)
