@@ -23,6 +23,7 @@ __all__ = [
     "paths_of",
     "rebuilt",
     "samples_in",
+    "to_host",
 ]
 
 
@@ -112,6 +113,11 @@ def move(batch: Any, device: torch.device) -> Any:
     if device.type == "cpu":
         return batch
     return convert(batch, lambda tensor: tensor.to(device, non_blocking=True), lambda other: other.to(device))
+
+
+def to_host(tree: Any) -> Any:
+    """Return `tree` on the CPU."""
+    return convert(tree, Tensor.cpu, lambda other: other.to(torch.device("cpu")))
 
 
 def convert(

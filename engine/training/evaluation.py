@@ -13,6 +13,7 @@ from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.extra_steps import extra_step
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.uneven_ranks import lockstep_batches
+from midstride.engine.trees import to_host
 
 __all__ = ["predict", "setup_evaluation"]
 
@@ -36,35 +37,37 @@ def _ensure_written(module: TrainingModule, step: str) -> None:
 
 
 def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
-    """Return what `predict_step` returns for every batch of this rank."""
+    """Return what `predict_step` returns for every batch of this rank, on the host: a device might not hold all."""
     context.strategy.setup_module(context.module, context.scope)
     context.metric_logger.begin("predict")
     lanes = None if context.lanes is None else LaneScope(context, "predict")
     context.hooks.call("on_predict_start")
     context.hooks.call("on_predict_epoch_start")
     predictions = []
+    resumables = loaders.evaluation("predict")
     with torch.no_grad(), context.modes.evaluating():
-        for number, loader in enumerate(loaders.evaluation("predict")):
+        for number, loader in enumerate(resumables):
+            predicted = partial(_predict, context, number=number, extra=(number,) if len(resumables) > 1 else ())
             for index, (batch, own) in enumerate(lockstep_batches(context, loader)):
                 if own and lanes is not None:
                     for lane, lane_batch in batch.items():
                         with lanes.lane(lane, number, index):
-                            predictions.append(_predict(context, lane_batch, index, number))
+                            predictions.append(predicted(lane_batch, index))
                 elif own:
-                    predictions.append(_predict(context, batch, index, number))
+                    predictions.append(predicted(batch, index))
                 elif context.forward_is_collective:
                     with extra_step(context, loader):
-                        _predict(context, batch, index, number)
+                        predicted(batch, index)
                 context.mark_step()
     context.hooks.call("on_predict_epoch_end")
     context.hooks.call("on_predict_end")
     return predictions
 
 
-def _predict(context: EvaluationContext, batch: Any, index: int, number: int) -> Any:
+def _predict(context: EvaluationContext, batch: Any, index: int, *, number: int, extra: tuple[int, ...]) -> Any:
     run = partial(context.strategy.run_step, context.scope, context.module, "predict_step")
     batch = context.to_device(batch, number)
-    context.hooks.call("on_predict_batch_start", batch, index, number)
-    outputs = context.scope.run(run, batch, index, number)
-    context.hooks.call("on_predict_batch_end", outputs, batch, index, number)
-    return outputs
+    context.hooks.call("on_predict_batch_start", batch, index, *extra)
+    outputs = context.scope.run(run, batch, index, *extra)
+    context.hooks.call("on_predict_batch_end", outputs, batch, index, *extra)
+    return outputs if context.device.type == "cpu" else to_host(outputs)

@@ -52,6 +52,21 @@ def test_what_ranks_exchange() -> None:
     assert run_xla_ranks(exchange, processes=3) == [0, 0, 0]
 
 
+def predict() -> None:
+    class Predicts(Tangled):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:  # type: ignore[override]
+            return {"predicted": self(batch[0]), "index": batch[2]}
+
+    trainer = Trainer(strategy="xla", enable_progress_bar=False)
+    found = trainer.predict(Predicts(), SampleData(1, 0).val_dataloader())
+    assert [len(one["index"]) for one in found] == [2, 2, 2, 1]
+    assert {tensor.device.type for one in found for tensor in one.values()} == {"cpu"}
+
+
+def test_predictions_are_on_the_host() -> None:
+    assert run_xla_ranks(predict) == [0]
+
+
 def calls_of(folder: str, snapshots: Any) -> None:
     import torch_xla
 

@@ -30,7 +30,7 @@ from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import average_gradients
 from midstride.engine.training.batch_stream import BatchStream
 from midstride.engine.training.checkpointing.identity import environment_changes, environment_of
-from midstride.engine.trees import move
+from midstride.engine.trees import move, to_host
 from midstride.engine.world import World
 
 GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
@@ -194,6 +194,7 @@ def test_a_batch_of_any_kind_comes_to_its_device(fake: FakeTensorMode) -> None:
     assert type(moved) is defaultdict
     assert moved.default_factory is list
     assert (moved["x"].device, moved["more"][0].device, moved["more"][1]) == (GPUS[1], GPUS[1], "text")
+    assert to_host(moved)["more"][0].device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("reduce_fx", ["mean", "sum", "min", "max"])

@@ -183,7 +183,7 @@ def test_lanes_predict_and_test_each_sample_once() -> None:
         def test_step(self, batch: Any, batch_idx: int) -> None:
             self.log("test/samples", float(len(batch[0])), reduce_fx="sum", sync_dist=True)
 
-        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:  # type: ignore[override]
             return batch[0]
 
     trainer, module = Trainer(lanes=4, enable_progress_bar=False), Telling()

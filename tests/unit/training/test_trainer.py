@@ -105,6 +105,17 @@ def test_hooks_come_in_order(tmp_path: Path) -> None:
     assert module._calls == ["fit", *epoch, *epoch]
 
 
+@pytest.mark.parametrize(("loaders", "told"), [(1, [7] * 3), (2, [0] * 3 + [1] * 3)])
+def test_a_prediction_is_told_its_loader_where_there_are_several(loaders: int, told: list[int]) -> None:
+    class Told(Line):
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 7) -> Any:
+            return dataloader_idx
+
+    data = Points()
+    data.setup("predict")
+    assert Trainer().predict(Told(), [data.predict_dataloader()] * loaders) == told
+
+
 def test_only_every_nth_epoch_has_validations() -> None:
     module = Line()
     Trainer(max_epochs=5, check_val_every_n_epoch=2).fit(module, Points())
