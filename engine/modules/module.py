@@ -89,7 +89,7 @@ class TrainingModule(ModuleHooks, nn.Module):
         """Log what a test batch shows; takes `dataloader_idx` too where there are several loaders."""
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Return the prediction for `batch`, by default `self(batch)`; of several loaders, `dataloader_idx` is given."""
+        """Return the prediction for `batch`, by default `self(batch)`; several loaders are told by `dataloader_idx`."""
         return self(batch)
 
     # What a user calls --------------------------------------------------------------------------
