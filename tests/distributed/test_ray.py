@@ -27,7 +27,7 @@ STEPS = 64
 
 
 class Cluster:
-    """A Ray of three machines beside the head, in processes of its own.
+    """A Ray of two machines beside the head, in processes of its own.
 
     Args:
         folder: that it keeps its files in; a short one, as sockets have short names.
@@ -58,8 +58,17 @@ class Cluster:
 
     def remove(self, number: int) -> None:
         """Lose a machine."""
+        self._tell(b"remove %d\n" % number)
+
+    def add(self) -> None:
+        """Have one machine more."""
+        self._tell(b"add\n")
+        assert self.process.stdout is not None
+        self.machines.append(json.loads(self.process.stdout.readline()))
+
+    def _tell(self, line: bytes) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(b"remove %d\n" % number)
+        self.process.stdin.write(line)
         self.process.stdin.flush()
 
     def close(self) -> None:
@@ -100,6 +109,8 @@ def test_a_machine_that_ray_loses_is_replaced_and_no_bit_changes(cluster: Cluste
         wait_for(lambda: (tmp_path / "mark").exists() or launcher.process.poll() is not None, "a step")
         assert launcher.process.poll() is None, log.read_text()
         cluster.remove(cluster.training()[0])
+        wait_for(lambda: ", 1 rank" in log.read_text(), "a round of the node that is left")
+        cluster.add()
         wait_for(lambda: "can train as well" in log.read_text(), "a round with another machine")
         slow.unlink()
         assert launcher.wait(300) == 0, log.read_text()
