@@ -74,6 +74,10 @@ class Filler(Protocol):
         """Return whether the tensor `live` can take the values of `node`, and is where that one was."""
         ...
 
+    def moved(self, value: Tensor) -> Tensor:
+        """Return `value` on the device; what shares memory with it shares it there, too."""
+        ...
+
     def weight_at(self, rows: Tensor) -> str | None:
         """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""
         ...
@@ -134,7 +138,7 @@ def on_device(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         with torch.no_grad():
             live.detach().copy_(value)
         return live
-    moved = value.detach().to(filling.device).requires_grad_(value.requires_grad)  # a leaf, as it was
+    moved = filling.moved(value.detach()).requires_grad_(value.requires_grad)  # a leaf, as it was
     return filling.set(nn.Parameter(moved, moved.requires_grad) if type(value) is nn.Parameter else moved, path)
 
 

@@ -34,6 +34,13 @@ DEVICES = [
         "unit/objects/test_devices.py::test_buffers_and_layers_that_came_up_in_training_are_where_they_were",
     ),
     Mutant(
+        "tensors of the device that shared memory come back apart",
+        "engine/objects/graph_restore.py",
+        "if storage.data_ptr() not in self._moved:",
+        "if True:",
+        "unit/objects/test_devices.py::test_tensors_that_share_memory_share_it_on_the_device",
+    ),
+    Mutant(
         "a learning rate of the device comes back on the host",
         "engine/optim/optimizers.py",
         "{k: group[k].to(device) for k, device in",

@@ -12,6 +12,7 @@ from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.optim.optimizers import OptimizerList
 from midstride.engine.state.nodes import Instance
+from midstride.engine.state.torch_internals import is_view_of_one
 
 THERE = torch.device("meta")
 
@@ -42,6 +43,15 @@ def test_a_tensor_comes_back_to_where_it_was(name: str) -> None:
     assert (found is live) == is_taken
     assert found.device == (THERE if isinstance(node, Instance) else torch.device("cpu"))
     assert (type(found), found.is_leaf, found.requires_grad) == (type(saved), True, saved.requires_grad)
+
+
+def test_tensors_that_share_memory_share_it_on_the_device() -> None:
+    base = torch.arange(6.0)
+    filling = GraphRestore(GraphWalk({}, {}), {}, THERE)
+    whole, part, apart = (filling.put(on_device(x), MISSING, str(x)) for x in (base, base[2:5:2], base.clone()))
+    assert (part.shape, part.stride(), part.storage_offset()) == ((2,), (2,), 2)
+    assert is_view_of_one(whole, [part])
+    assert not is_view_of_one(whole, [apart])
 
 
 def test_a_learning_rate_comes_back_to_where_it_was_built() -> None:
