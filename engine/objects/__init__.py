@@ -1,5 +1,6 @@
 """The object graph: what Python objects hold, taken once by identity and put back in place.
 
+array_sharing      arrays that come to share memory in training: a file holds each of them alone, so they are named
 attribute_restore  the attributes of a live object, put back as a node says, and the class it is of
 attributes         the attributes of an object, wherever its class keeps them
 code_changes       what the code of an attempt builds, beside what that of the snapshot's attempt built: it may have
@@ -31,6 +32,8 @@ python_objects     iterators, arrays and shared values of Python's own: how they
 registered_hooks   the hooks that user code registers on modules and optimizers: what they hold is state, which there
                    are is not
 reseed_hook        what an object with a method `reseed(seed)` draws from: whatever that method sets
+restored_memory    which memory stands for which: that of tensors in a snapshot, and that of the tensors which take
+                   their values
 shared_memory      memory that processes share: what one of them writes to it, the others see
 side_effects       a step of a module that leaves nothing behind
 unwritable         what of a run's objects no file can hold: named, once

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from midstride.engine.objects.code_changes import CodeChange
 from midstride.engine.objects.plain_values import PLAIN, is_plain_key, step
+from midstride.engine.objects.restored_memory import RestoredMemory
 from midstride.engine.state.nodes import Instance, Same, View
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Filler(Protocol):
     """What puts values back needs of the pass over all of them: a `GraphRestore`."""
 
     device: torch.device
+    memory: RestoredMemory
     change: CodeChange
     reordered: list[str]
     stale: dict[str, str]
@@ -72,10 +74,6 @@ class Filler(Protocol):
 
     def takes(self, live: Any, node: Tensor, *, was_on_host: bool) -> bool:
         """Return whether the tensor `live` can take the values of `node`, and is where that one was."""
-        ...
-
-    def moved(self, value: Tensor) -> Tensor:
-        """Return `value` on the device; what shares memory with it shares it there, too."""
         ...
 
     def weight_at(self, rows: Tensor) -> str | None:
@@ -125,21 +123,33 @@ def _is_same_view(a: Tensor, b: Tensor) -> bool:
 
 def _tensor(filling: Filler, node: Tensor, live: Any, path: str) -> Any:
     if filling.use(live, path, fits=filling.takes(live, node, was_on_host=True)):
-        with torch.no_grad():
-            live.detach().copy_(node)
+        _fill(filling, live, node)
         return live
-    return filling.set(node, path)
+    plain = node.detach()
+    placed = filling.memory.place(plain, was_on_host=True)
+    return filling.set(node if placed is plain else _like(node, placed), path)
 
 
 def on_device(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     """Put back a tensor that was on an accelerator."""
     value = node.state["value"]
     if filling.use(live, path, fits=filling.takes(live, value, was_on_host=False)):
-        with torch.no_grad():
-            live.detach().copy_(value)
+        _fill(filling, live, value)
         return live
-    moved = filling.moved(value.detach()).requires_grad_(value.requires_grad)  # a leaf, as it was
-    return filling.set(nn.Parameter(moved, moved.requires_grad) if type(value) is nn.Parameter else moved, path)
+    return filling.set(_like(value, filling.memory.place(value.detach(), was_on_host=False)), path)
+
+
+def _fill(filling: Filler, live: Tensor, value: Tensor) -> None:
+    filling.memory.take(live, value)
+    with torch.no_grad():
+        live.detach().copy_(value)
+
+
+def _like(value: Tensor, placed: Tensor) -> Tensor:
+    """Return `placed` as the leaf that `value` is."""
+    if type(value) is nn.Parameter:
+        return nn.Parameter(placed, requires_grad=value.requires_grad)
+    return placed.requires_grad_(value.requires_grad)
 
 
 def with_gradient(filling: Filler, node: Instance, live: Any, path: str) -> Any:

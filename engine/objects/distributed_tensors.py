@@ -49,6 +49,7 @@ def fill_rows(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if own is not None:  # where it is, all weights' rows are
         fits = fits and filling.takes(own.rows, rows.rows, was_on_host=own.rows.is_cpu)
         if filling.use(live, path, fits=fits):
+            filling.memory.take(own.rows, rows.rows)
             own.rows.copy_(rows.rows)
             return live
     like = filling.sharded_weight

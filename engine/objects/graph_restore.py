@@ -18,6 +18,7 @@ from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.instances import FORMS
 from midstride.engine.objects.plain_values import PLAIN, kind_name
+from midstride.engine.objects.restored_memory import RestoredMemory
 from midstride.engine.objects.user_modules import user_function
 from midstride.engine.state.nodes import Instance, kind_text
 from midstride.engine.state.row_shards import is_distributed
@@ -45,8 +46,7 @@ class GraphRestore:
         self._known = {**{path: value for path, value in walk.seen.values()}, **anchors}
         self._made: dict[str, object] = {}
         self._used: dict[int, object] = {id(value): value for value in anchors.values()}
-        self._memory: dict[tuple[str, int], int] = {}
-        self._moved: dict[int, Tensor] = {}
+        self.memory = RestoredMemory(device)
         self._left_out: set[int] | None = None
         self.stale: dict[str, str] = {}  #: what could not be brought back, by path, and why
         self.is_old = False  #: whether an earlier version described something here in another way
@@ -99,24 +99,7 @@ class GraphRestore:
             return False
         if self._walk.base_of(live) is not None:  # a parameter's memory, and the node is apart from it
             return False
-        if not live.numel() or live.device.type == "xla":  # whose tensors have no addresses
-            return True
-        ours, theirs = live.untyped_storage().data_ptr(), node.untyped_storage().data_ptr()
-        pairs = ("live", ours, theirs), ("saved", theirs, ours)
-        return all(self._memory.setdefault((side, a), b) == b for side, a, b in pairs)
-
-    def moved(self, value: Tensor) -> Tensor:
-        """Return `value` on the device; what shares memory with it shares it there, too."""
-        if not value.is_cpu:
-            return value  # a copy that was made in this process
-        if not value.numel() or value.layout != torch.strided or self.device.type == "xla":
-            return value.to(self.device)
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in self._moved:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            self._moved[storage.data_ptr()] = whole.to(self.device)
-        typed = self._moved[storage.data_ptr()].view(value.dtype)
-        return typed.as_strided(value.shape, value.stride(), value.storage_offset())
+        return self.memory.fits(live, node)
 
     def weight_at(self, rows: Tensor) -> str | None:
         """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""

@@ -243,4 +243,25 @@ COPIES = [
         "side_effects_reverted(context.module, generators)",
         "distributed/test_evaluation.py::test_every_sample_counts_once",
     ),
+    Mutant(
+        "a view that training made of a built tensor comes back apart",
+        "engine/objects/restored_memory.py",
+        "if address in self._takers and",
+        "if False and",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[SplitLate]",
+    ),
+    Mutant(
+        "a built tensor is filled in place where a view of it is back already",
+        "engine/objects/restored_memory.py",
+        "        self._saved.setdefault(address, _OWN)\n",
+        "",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[SplitLate]",
+    ),
+    Mutant(
+        "an array that came to be a view is not named",
+        "engine/objects/array_sharing.py",
+        "if self._digests.setdefault(paths, digests) != digests:",
+        "if False:",
+        "unit/objects/test_array_sharing.py",
+    ),
 ]

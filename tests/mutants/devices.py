@@ -15,8 +15,8 @@ DEVICES = [
     Mutant(
         "a parameter of the device comes back as a tensor",
         "engine/objects/containers.py",
-        "nn.Parameter(moved, moved.requires_grad) if type(value) is nn.Parameter else moved, path)",
-        "moved, path)",
+        "    if type(value) is nn.Parameter:\n        return nn.Parameter(placed, requires_grad=value.requires_grad)\n",
+        "",
         "unit/objects/test_devices.py::test_a_tensor_comes_back_to_where_it_was",
     ),
     Mutant(
@@ -35,8 +35,8 @@ DEVICES = [
     ),
     Mutant(
         "tensors of the device that shared memory come back apart",
-        "engine/objects/graph_restore.py",
-        "if storage.data_ptr() not in self._moved:",
+        "engine/objects/restored_memory.py",
+        "if address not in self._moved:",
         "if True:",
         "unit/objects/test_devices.py::test_tensors_that_share_memory_share_it_on_the_device",
     ),

@@ -59,6 +59,7 @@ from laws.objects.surroundings import (
 )
 from laws.objects.unsaved import Clips, CountsInGlobal, Deaf, Loses, Swaps, Weighs
 from laws.objects.values import Locked
+from laws.objects.views import SlicedLate
 
 #: name -> what makes it, whether it is refused, and the words
 NAMED: dict[str, tuple[Any, bool, str]] = {
@@ -85,6 +86,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (LoadsTailored, None, list),
         True,
         "the train loader is a Tailored with a _get_iterator of its own",
+    ),
+    "an array that comes to be a view": (
+        (SlicedLate, None, list),
+        False,
+        r"these came to share memory in training, which writes into it: module\.base, module\.half\.",
     ),
     "a hook that comes": ((HookedLate, None, list), False, r"hooks:doubled in layer\.forward_hooks is new\. A res"),
     "a hook of a tensor that comes": (

@@ -104,6 +104,7 @@ from laws.objects.values import (
     Viewed,
     ViewedLate,
 )
+from laws.objects.views import SplitLate
 
 from midstride.engine import Callback
 
@@ -112,7 +113,20 @@ Made = tuple[Callable[[], Small], Callable[[], Any] | None, Callable[[], list[Ca
 
 
 _MODULES: list[type[Small]] = [
-    *(Dropping, Tagged, Private, Tuned, SharedDeque, SharedDict, Hooked, Counted, Viewed, ViewedLate, Tensors),
+    *(
+        Dropping,
+        Tagged,
+        Private,
+        Tuned,
+        SharedDeque,
+        SharedDict,
+        Hooked,
+        Counted,
+        Viewed,
+        ViewedLate,
+        SplitLate,
+        Tensors,
+    ),
     *(
         Graphed,
         Arrays,

@@ -1,0 +1,70 @@
+"""Which memory stands for which: that of tensors in a snapshot, and that of the tensors which take their values."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["RestoredMemory"]
+
+_OWN = -1  # no address
+
+
+class RestoredMemory:
+    """Tensors that shared memory when the snapshot was taken share it again, and no others do.
+
+    Args:
+        device: where tensors belong that were on an accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._saved: dict[int, int] = {}  # address of a memory in the snapshot -> of the live one that stands for it
+        self._live: dict[int, int] = {}  # and back
+        self._takers: dict[int, tuple[Tensor, int]] = {}  # a live tensor there, and how many bytes further it begins
+        self._moved: dict[int, Tensor] = {}  # that memory on the device
+
+    def fits(self, live: Tensor, saved: Tensor) -> bool:
+        """Return whether the memory of `live` can stand for that of `saved`."""
+        if not _has_address(live) or not saved.numel():
+            return True
+        ours, theirs = live.untyped_storage().data_ptr(), saved.untyped_storage().data_ptr()
+        return self._saved.get(theirs, ours) == ours and self._live.get(ours, theirs) == theirs
+
+    def take(self, live: Tensor, saved: Tensor) -> None:
+        """Note that `live` takes the values of `saved`: so the memory of the one stands for that of the other."""
+        if _has_address(live) and saved.numel():
+            ours, theirs = live.untyped_storage().data_ptr(), saved.untyped_storage().data_ptr()
+            self._saved[theirs], self._live[ours] = ours, theirs
+            further = int(live.storage_offset() - saved.storage_offset()) * live.element_size()
+            self._takers.setdefault(theirs, (live, further))
+
+    def place(self, saved: Tensor, *, was_on_host: bool) -> Tensor:
+        """Return a tensor of the values of `saved`, which no live one took, where what shares its memory is by now."""
+        if not was_on_host and not saved.is_cpu:
+            return saved  # a copy that was made in this process
+        if not saved.numel() or saved.layout != torch.strided or (not was_on_host and self._device.type == "xla"):
+            return saved if was_on_host else saved.to(self._device)
+        storage = saved.untyped_storage()
+        address = storage.data_ptr()
+        if address in self._takers and (view := _view(*self._takers[address], saved)) is not None:
+            with torch.no_grad():
+                return view.copy_(saved)
+        self._saved.setdefault(address, _OWN)
+        if was_on_host:
+            return saved
+        if address not in self._moved:
+            self._moved[address] = torch.empty(0, dtype=torch.uint8).set_(storage).to(self._device)
+        return self._moved[address].view(saved.dtype).as_strided(saved.shape, saved.stride(), saved.storage_offset())
+
+
+def _has_address(tensor: Tensor) -> bool:
+    return bool(tensor.numel()) and tensor.device.type != "xla"
+
+
+def _view(live: Tensor, further_bytes: int, saved: Tensor) -> Tensor | None:
+    """Return the view in the memory of `live` that `saved` is in its own; None if it would not lie within."""
+    start, itemsize, storage = further_bytes // saved.element_size(), saved.element_size(), live.untyped_storage()
+    start += int(saved.storage_offset())
+    end = start + 1 + sum((n - 1) * s for n, s in zip(saved.shape, saved.stride(), strict=True))
+    if further_bytes % itemsize or start < 0 or end * itemsize > storage.nbytes():
+        return None
+    return torch.empty(0, dtype=saved.dtype, device=live.device).set_(storage, start, saved.shape, saved.stride())

@@ -1,0 +1,65 @@
+"""Arrays that came to share memory in training are named where training writes into them, and no others are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from midstride.engine.objects.array_sharing import ArraySharing
+from midstride.engine.objects.graph import GraphWalk
+
+Attributes = dict[str, Any]
+
+
+def walk(attributes: Attributes) -> GraphWalk:
+    walked = GraphWalk({}, {})
+    walked.attributes(attributes, "module")
+    return walked
+
+
+def columns(array: Any) -> Attributes:
+    return {"x": array[:, 0], "y": array[:, 1]}
+
+
+def read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+#: what training makes of the array there is, whether it writes into it, whether that is named
+ROWS: dict[str, tuple[Callable[[Any], Attributes], bool, bool]] = {
+    "a view": (lambda array: {"array": array, "part": array[1:]}, True, True),
+    "two views": (lambda array: {"x": array[:2], "y": array[1:]}, True, True),
+    "a view in a list": (lambda array: {"array": array, "parts": [array[1:]]}, True, True),
+    "a tensor of it": (lambda array: {"array": array, "tensor": torch.from_numpy(array)}, True, True),
+    "a view that is read": (lambda array: {"array": array, "part": array[1:]}, False, False),
+    "columns": (columns, True, False),
+    "itself": (lambda array: {"array": array, "again": array}, True, False),
+    "a copy": (lambda array: {"array": array, "copy": array.copy()}, True, False),
+    "read only": (lambda array: {"x": read_only(array[:2]), "y": read_only(array[1:])}, True, False),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_arrays_that_come_to_share_memory_are_named_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    made, writes, is_named = ROWS[name]
+    array = np.zeros((3, 2))
+    sharing = ArraySharing()
+    sharing.begin(walk({"array": array}))
+    for _ in range(3):
+        sharing.tell(walk(made(array)))
+        array += writes
+    assert len(caplog.messages) == is_named
+
+
+def test_what_every_attempt_builds_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    array = np.zeros(3)
+    attributes = {"array": array, "part": array[1:]}
+    sharing = ArraySharing()
+    sharing.begin(walk(attributes))
+    for _ in range(2):
+        array += 1
+        sharing.tell(walk(attributes))
+    assert caplog.messages == []
