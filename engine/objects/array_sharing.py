@@ -15,6 +15,9 @@ __all__ = ["ArraySharing"]
 
 log = logging.getLogger(__name__)
 
+#: of arrays that are larger, so many elements are looked at with each snapshot
+_LARGE_BYTES, _SAMPLES = 1 << 20, 30_000
+
 
 class ArraySharing:
     """Watches which arrays are views of others, or of tensors.
@@ -24,45 +27,44 @@ class ArraySharing:
     """
 
     def __init__(self) -> None:
-        self._built: set[tuple[str, ...]] = set()
-        self._digests: dict[tuple[str, ...], list[int]] = {}
+        self._built: set[str] = set()
+        self._named: set[str] = set()
+        self._digests: dict[str, int] = {}
 
     def begin(self, walk: GraphWalk) -> None:
         """Note what every attempt builds."""
-        self._built = set(_groups(walk))
+        self._built = {path for group in _groups(walk) for path in group}
 
     def tell(self, walk: GraphWalk) -> None:
         """Name those that came to share memory and have changed since, once."""
-        for paths, arrays in _groups(walk).items():
-            if paths in self._built:
+        digests: dict[str, int] = {}
+        for group in _groups(walk):
+            if self._built.issuperset(group) or not self._named.isdisjoint(group):
                 continue
-            digests = [xxhash.xxh3_64_intdigest(array.tobytes()) for array in arrays]
-            if self._digests.setdefault(paths, digests) != digests:
-                self._built.add(paths)
+            now = {path: _digest(value) for path, value in group.items() if isinstance(value, np.ndarray)}
+            digests |= now
+            if any(self._digests.get(path, digest) != digest for path, digest in now.items()):
+                self._named.update(group)
                 log.warning(
                     "these came to share memory in training, which writes into it: %s. A resumed run has each array in "
                     "memory of its own: use tensors, or make them in __init__",
-                    few([shown(path) for path in paths]),
+                    few([shown(path) for path in group]),
                 )
+        self._digests = digests
 
 
-def _groups(walk: GraphWalk) -> dict[tuple[str, ...], list[Any]]:
-    """Return the arrays that share memory with other arrays or with tensors, by the paths of all of them."""
-    arrays = [(path, value) for path, value in walk.seen.values() if _is_watched(value)]
-    if not arrays:
-        return {}
-    groups: dict[int, list[tuple[str, Any]]] = {}
-    for path, value in arrays:
-        groups.setdefault(_address(value), []).append((path, value))
+def _groups(walk: GraphWalk) -> list[dict[str, Any]]:
+    """Return the arrays that share memory with other arrays or with tensors, and these, by path."""
+    members: dict[int, dict[str, Any]] = {}
     for path, value in walk.seen.values():
-        if isinstance(value, Tensor) and value.is_cpu and value.layout == torch.strided and value.numel():
-            groups.get(value.untyped_storage().data_ptr(), []).append((path, value))
-    found = {}
-    for members in groups.values():
-        shared = [pair for pair in members if any(_overlap(pair[1], other) for _, other in members)]
-        if shared:
-            found[tuple(sorted(path for path, _ in shared))] = [v for _, v in shared if isinstance(v, np.ndarray)]
-    return found
+        if _is_watched(value):
+            members.setdefault(_address(value), {})[path] = value
+    if members:
+        for path, value in walk.seen.values():
+            if isinstance(value, Tensor) and value.is_cpu and value.layout == torch.strided and value.numel():
+                members.get(value.untyped_storage().data_ptr(), {})[path] = value
+    groups = (_overlapping(group) for group in members.values() if len(group) > 1)
+    return [group for group in groups if group]
 
 
 def _is_watched(value: object) -> bool:
@@ -79,9 +81,37 @@ def _address(array: Any) -> int:
     return address
 
 
-def _overlap(one: Any, other: Any) -> bool:
-    if one is other:
-        return False
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return not (isinstance(one, Tensor) and isinstance(other, Tensor))
-    return np.shares_memory(one, other)
+def _overlapping(group: dict[str, Any]) -> dict[str, Any]:
+    """Return what of `group` has elements in common with another of it: with that before, or that which ends last."""
+    bounds = {path: _bounds(value) for path, value in group.items()}
+    found: set[str] = set()
+    before = last = ""
+    for path in sorted(group, key=bounds.__getitem__):
+        for other in filter(None, (before, last)):
+            if bounds[path][0] < bounds[other][1] and _share(group[path], group[other]):
+                found |= {path, other}
+        before = path
+        last = path if not last or bounds[path][1] > bounds[last][1] else last
+    return {path: value for path, value in group.items() if path in found}
+
+
+def _bounds(value: Any) -> tuple[int, int]:
+    """Return where an array or a tensor begins, and where it ends."""
+    if isinstance(value, np.ndarray):
+        return np.lib.array_utils.byte_bounds(value)
+    length = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + length * value.element_size()
+
+
+def _share(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.shares_memory(one, other)
+    return isinstance(one, np.ndarray) or isinstance(other, np.ndarray)  # tensors alone go on to share
+
+
+def _digest(array: Any) -> int:
+    """Return a digest of an array; of a large one, which may be all data there are, of elements from everywhere."""
+    if array.nbytes > _LARGE_BYTES:
+        per_axis = int(_SAMPLES ** (1 / array.ndim)) + 1
+        array = array[tuple(slice(None, None, max(1, size // per_axis)) for size in array.shape)]
+    return xxhash.xxh3_64_intdigest(array.tobytes())

@@ -260,7 +260,7 @@ COPIES = [
     Mutant(
         "an array that came to be a view is not named",
         "engine/objects/array_sharing.py",
-        "if self._digests.setdefault(paths, digests) != digests:",
+        "if any(self._digests.get(path, digest) != digest for path, digest in now.items()):",
         "if False:",
         "unit/objects/test_array_sharing.py",
     ),

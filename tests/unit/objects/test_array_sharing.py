@@ -35,6 +35,8 @@ ROWS: dict[str, tuple[Callable[[Any], Attributes], bool, bool]] = {
     "a view in a list": (lambda array: {"array": array, "parts": [array[1:]]}, True, True),
     "a tensor of it": (lambda array: {"array": array, "tensor": torch.from_numpy(array)}, True, True),
     "a view that is read": (lambda array: {"array": array, "part": array[1:]}, False, False),
+    "two of many views": (lambda array: {"views": [array[0], array[1], array[2], array[1:, 1]]}, True, True),
+    "rows": (lambda array: {"rows": [*array]}, True, False),
     "columns": (columns, True, False),
     "itself": (lambda array: {"array": array, "again": array}, True, False),
     "a copy": (lambda array: {"array": array, "copy": array.copy()}, True, False),
@@ -52,6 +54,18 @@ def test_arrays_that_come_to_share_memory_are_named_once(name: str, caplog: pyte
         sharing.tell(walk(made(array)))
         array += writes
     assert len(caplog.messages) == is_named
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_cache_of_rows_is_named_once_where_it_is_written_to(writes: bool, caplog: pytest.LogCaptureFixture) -> None:
+    array, rows = np.zeros((9, 2)), []
+    sharing = ArraySharing()
+    sharing.begin(walk({"array": array}))
+    for row in array:
+        rows.append(row)
+        row += writes
+        sharing.tell(walk({"array": array, "rows": rows}))
+    assert len(caplog.messages) == writes
 
 
 def test_what_every_attempt_builds_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
