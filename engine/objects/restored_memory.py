@@ -21,6 +21,7 @@ class RestoredMemory:
         self._live: dict[int, int] = {}  # and back
         self._takers: dict[int, tuple[Tensor, int]] = {}  # a live tensor there, and how many bytes further it begins
         self._moved: dict[int, Tensor] = {}  # that memory on the device
+        self._met: list[Tensor] = []  # of the snapshot; kept, so that no other memory gets such an address
 
     def fits(self, live: Tensor, saved: Tensor) -> bool:
         """Return whether the memory of `live` can stand for that of `saved`."""
@@ -34,6 +35,7 @@ class RestoredMemory:
         if _has_address(live) and saved.numel():
             ours, theirs = live.untyped_storage().data_ptr(), saved.untyped_storage().data_ptr()
             self._saved[theirs], self._live[ours] = ours, theirs
+            self._met.append(saved)
             further = int(live.storage_offset() - saved.storage_offset()) * live.element_size()
             self._takers.setdefault(theirs, (live, further))
 
@@ -49,6 +51,7 @@ class RestoredMemory:
             with torch.no_grad():
                 return view.copy_(saved)
         self._saved.setdefault(address, _OWN)
+        self._met.append(saved)
         if was_on_host:
             return saved
         if address not in self._moved:
