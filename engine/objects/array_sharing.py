@@ -1,6 +1,5 @@
 """Arrays that come to share memory in training: a file holds each of them alone, so they are named."""
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -9,11 +8,8 @@ import xxhash
 from torch import Tensor
 
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.unwritable import few, shown
 
 __all__ = ["ArraySharing"]
-
-log = logging.getLogger(__name__)
 
 #: of arrays that are larger, so many elements are looked at with each snapshot
 _LARGE_BYTES, _SAMPLES = 1 << 20, 30_000
@@ -23,7 +19,7 @@ class ArraySharing:
     """Watches which arrays are views of others, or of tensors.
 
     Those that every attempt builds are filled in place, and go on to share. Of others it matters only if training
-    writes into them: so they are named once that is seen.
+    writes into them: so they are to be named once that is seen.
     """
 
     def __init__(self) -> None:
@@ -35,8 +31,9 @@ class ArraySharing:
         """Note what every attempt builds."""
         self._built = {path for group in _groups(walk) for path in group}
 
-    def tell(self, walk: GraphWalk) -> None:
-        """Name those that came to share memory and have changed since, once."""
+    def written(self, walk: GraphWalk) -> list[list[str]]:
+        """Return the paths of those that came to share memory and have changed since the last walk; each group once."""
+        found = []
         digests: dict[str, int] = {}
         for group in _groups(walk):
             if self._built.issuperset(group) or not self._named.isdisjoint(group):
@@ -45,12 +42,9 @@ class ArraySharing:
             digests |= now
             if any(self._digests.get(path, digest) != digest for path, digest in now.items()):
                 self._named.update(group)
-                log.warning(
-                    "these came to share memory in training, which writes into it: %s. A resumed run has each array in "
-                    "memory of its own: use tensors, or make them in __init__",
-                    few([shown(path) for path in group]),
-                )
+                found.append([*group])
         self._digests = digests
+        return found
 
 
 def _groups(walk: GraphWalk) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
-from midstride.engine.objects.array_sharing import ArraySharing
 from midstride.engine.objects.attribute_restore import set_class
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, delete_attribute, set_attribute
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
@@ -129,7 +128,6 @@ class Objects(AlikeOnRanks):
         self._classes: dict[str, str] = {}
         self._code: Built = {}
         self._unwritable = Unwritable() if is_kept else Unnamed()
-        self._sharing, self._is_kept = ArraySharing(), is_kept
         #: what is in no snapshot and is watched, by path, as of the last walk: large data, data sets of libraries, and
         #: what can be called of theirs
         self.watched: dict[str, object] = {}
@@ -157,7 +155,6 @@ class Objects(AlikeOnRanks):
             if root.is_setup or root.is_data:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
         self._unwritable.begin(walk)
-        self._sharing.begin(walk)
         self.watched, self.kinds = _watched(walk), _kinds(walk)
         self._hooks = RegisteredHooks(_hooks_of(roots))
 
@@ -182,8 +179,6 @@ class Objects(AlikeOnRanks):
                 state.setdefault(root.group, {})[root.name] = nodes
             deleted += [[root.path, name] for name in sorted(self._built.get(root.path, set()) - set(root.values))]
         self._unwritable.tell(walk)
-        if self._is_kept:
-            self._sharing.tell(walk)
         self._unwritable.tell_replaced(walk, [root.path for root in roots])
         self._hooks.compare(_hooks_of(roots))
         self.watched, self.kinds = _watched(walk), _kinds(walk)

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from midstride.engine.objects.array_sharing import ArraySharing
 from midstride.engine.objects.graph import DEEPEST, GraphWalk
 from midstride.engine.objects.node_writers import DATA
 from midstride.engine.objects.plain_values import kind_name
@@ -23,9 +24,11 @@ class Unwritable:
     def __init__(self) -> None:
         self._reported: set[str] = set()
         self._constants: dict[str, str] = {}
+        self._sharing = ArraySharing()
 
     def begin(self, walk: GraphWalk) -> None:
         """Name what there is as training begins, and note the functions and classes that every attempt has."""
+        self._sharing.begin(walk)
         self.tell(walk)
         self._constants = dict(walk.constants)
 
@@ -60,6 +63,15 @@ class Unwritable:
                 DEEPEST,
                 few([shown(path) for path in deep]),
             )
+        self._tell_sharing(walk)
+
+    def _tell_sharing(self, walk: GraphWalk) -> None:
+        for paths in self._sharing.written(walk):
+            log.warning(
+                "these came to share memory in training, which writes into it: %s. A resumed run has each array in "
+                "memory of its own: use tensors, or make them in __init__",
+                few([shown(path) for path in paths]),
+            )
 
     def tell_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
         """Name functions and objects that came up in training and that no other attempt would have.
@@ -88,6 +100,9 @@ class Unwritable:
 
 class Unnamed(Unwritable):
     """Names nothing: what is described goes to no snapshot."""
+
+    def begin(self, walk: GraphWalk) -> None:
+        """Do nothing."""
 
     def tell(self, walk: GraphWalk) -> None:
         """Do nothing."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from laws.objects.small import Small
+from laws.objects.structure import Averaged
 from torch import Tensor, nn
 
 __all__ = ["ON_DEVICE"]
@@ -60,19 +61,6 @@ class LeafOnDevice(Small):
         return (batch.mean(0) * self.scale).sum() + 2
 
 
-class AveragesLate(Small):
-    """A copy of a layer, whose count is on the host."""
-
-    def build(self) -> None:
-        self.average: Any = None
-
-    def factor(self, batch: Tensor) -> Any:
-        if self.average is None:
-            self.average = torch.optim.swa_utils.AveragedModel(self.layer)
-        self.average.update_parameters(self.layer)
-        return 1 + self.average(batch).mean().detach()
-
-
 class Registers(Small):
     """Buffers that come up late, one on the device and one on the host."""
 
@@ -114,5 +102,5 @@ class Fills(Small):
 
 #: name -> module
 ON_DEVICE: dict[str, type[Small]] = {
-    kind.__name__: kind for kind in (Moves, MovesBack, Collects, LeafOnDevice, AveragesLate, Registers, Hides, Fills)
+    kind.__name__: kind for kind in (Moves, MovesBack, Collects, LeafOnDevice, Averaged, Registers, Hides, Fills)
 }
