@@ -40,6 +40,10 @@ class ResumableLoader(ABC):
         """Set how many batches the rank with the most of them has, which only the ranks together know."""
         self.max_batches = batches
 
+    def stand_at_end(self, at_end: bool) -> None:
+        """Stand where the epoch's last batch was handed out, in another attempt, or where none of its epoch was."""
+        self.at_end = at_end
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""

@@ -1,7 +1,7 @@
 """torchmetrics in a run in lanes: what a lane has seen is kept apart, and put together in the order of lanes."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -31,18 +31,27 @@ class LaneMetrics(TorchmetricsState):
     def __init__(self, module: nn.Module, gather: Callable[[object], list[Any]], lanes: Lanes) -> None:
         self._lanes = lanes
         self._lane: int | None = None
+        #: what each metric has seen, by lane and path
+        self._seen: dict[int, Any] = {}
         super().__init__(module, gather, lanes.count)
-        for path, metric in self._metrics.items():
-            if lanes.count > 1 and exchanges_itself(metric):
+        unseen = {path: seen_by(metric) for path, metric in self._metrics.items()}
+        self._seen = {lane: copy.deepcopy(unseen) for lane in lanes.own}
+        self._unseen = unseen
+
+    def _adopt(self, metrics: Mapping[str, Any]) -> None:
+        super()._adopt(metrics)
+        for path, metric in metrics.items():
+            if self._seen:
+                raise NotExact(
+                    f"lanes with the metric {path}, a {type(metric).__name__} that came up after the module was set "
+                    "up: what each lane has seen of it cannot be told apart. Make it in __init__ or setup."
+                )
+            if self._lanes.count > 1 and exchanges_itself(metric):
                 raise NotExact(
                     f"lanes with the metric {path}, a {type(metric).__name__}: it exchanges its state with other ranks "
                     "itself, and would leave out the lanes of this one. Log its value, or leave lanes out."
                 )
             self._follow_resets(path, metric)
-        unseen = {path: seen_by(metric) for path, metric in self._metrics.items()}
-        #: what each metric has seen, by lane and path
-        self._seen = {lane: copy.deepcopy(unseen) for lane in lanes.own}
-        self._unseen = unseen
 
     def _follow_resets(self, path: str, metric: Any) -> None:
         """Let a reset outside a lane be one of all lanes."""

@@ -67,25 +67,41 @@ class TorchmetricsState:
     """
 
     def __init__(self, module: nn.Module, gather: Callable[[object], list[Any]], size: int) -> None:
-        library = sys.modules.get("torchmetrics")
-        self._gather = gather
-        self._modules = dict(module.named_modules()) if library is not None else {}
-        self._paths = {id(m): name for name, m in self._modules.items() if is_metric(m)}
+        self._module, self._gather, self._size = module, gather, size
+        #: metrics and collections of them, by where they are in the module; kept, so that an id stays one metric's
+        self._found: dict[str, Any] = {}
+        self._paths: dict[int, str] = {}
         self._metrics: dict[str, Metric] = {}
         self._collections: dict[str, Any] = {}
         self._reported: set[str] = set()
-        submodule: Any
-        for path, submodule in self._modules.items():
-            if library is not None and isinstance(submodule, library.MetricTracker):
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Find the metrics that the module has by now: its code may make and replace them at any time."""
+        library = sys.modules.get("torchmetrics")
+        if library is None:
+            return
+        found: dict[str, Any] = {}
+        for path, submodule in self._module.named_modules():
+            if isinstance(submodule, library.MetricTracker):
                 raise NotExact(
                     f"the module's {path} is a MetricTracker, which grows by a metric each epoch: a resumed module "
                     "has none to put its state into. Log the metric itself; the metric log keeps every epoch's value."
                 )
-            if library is not None and isinstance(submodule, library.Metric):
-                self._metrics[path] = submodule
-                _sync_through(submodule, self._everyones, size)
-            elif library is not None and isinstance(submodule, library.MetricCollection):
-                self._collections[path] = submodule
+            if is_metric(submodule):
+                found[path] = submodule
+        new = {path: metric for path, metric in found.items() if self._found.get(path) is not metric}
+        if not new and len(found) == len(self._found):
+            return
+        self._found, self._paths = found, {id(metric): path for path, metric in found.items()}
+        self._metrics = {path: metric for path, metric in found.items() if isinstance(metric, library.Metric)}
+        self._collections = {path: metric for path, metric in found.items() if path not in self._metrics}
+        self._adopt({path: metric for path, metric in self._metrics.items() if path in new})
+
+    def _adopt(self, metrics: Mapping[str, "Metric"]) -> None:
+        """Let `metrics`, which were not here before, meet the other ranks through the engine."""
+        for metric in metrics.values():
+            _sync_through(metric, self._everyones, self._size)
 
     def _everyones(self, share: Callable[[], Any]) -> list[Any]:
         """Return what `share` gives on every rank, in the order of ranks."""
@@ -93,11 +109,13 @@ class TorchmetricsState:
 
     def path(self, metric: object) -> str | None:
         """Return where `metric` is in the module; None if it is not there."""
+        if id(metric) not in self._paths:
+            self._look_up()
         return self._paths.get(id(metric))
 
     def compute(self, paths: Sequence[str], *, reset: bool = True) -> list[Any]:
         """Return the values of the metrics at `paths` over all ranks; by default, reset them."""
-        metrics: list[Any] = [self._modules[path] for path in paths]
+        metrics: list[Any] = [self._found[path] for path in paths]
         with warnings.catch_warnings():
             # A rank that had no batch of its own still takes part.
             warnings.filterwarnings("ignore", message=".*was called before the ``update``.*")
@@ -120,11 +138,13 @@ class TorchmetricsState:
 
     def without_states(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return `weights` without what metrics have seen, which a persistent state would put among them."""
+        self._look_up()
         states = {f"{path}.{name}" if path else name for path, m in self._metrics.items() for name in defaults(m)}
         return {name: value for name, value in weights.items() if name not in states}
 
     def state_dict(self) -> dict[str, Any]:
         """Return every metric's own state on this rank, and how often it was updated."""
+        self._look_up()
         return {
             "metrics": {path: _state_of(metric) for path, metric in self._metrics.items()},
             # Metrics of a collection that keep the same sums share them; which ones is found at the first update.
@@ -138,6 +158,7 @@ class TorchmetricsState:
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take every metric's state back."""
+        self._look_up()
         for path, saved in state_dict["metrics"].items():
             metric = self._metrics[path]
             for name, value in {**saved["states"], **saved["attributes"]}.items():

@@ -45,6 +45,7 @@ class FitLoop:
         self._on_batch_start = context.hooks.bound("on_train_batch_start")
         self._on_batch_end = context.hooks.bound("on_train_batch_end")
         loader = self.loader
+        loader.stand_at_end(self.progress.at_end)
         self.batches = loader.estimated_batches
         self.optimizer_step = OptimizerStep(context)
         self.boundary = StepBoundary(context, checkpointer)
@@ -98,6 +99,7 @@ class FitLoop:
         context, progress, heartbeat = self.context, self.progress, self.context.heartbeat
         if not progress.in_epoch:
             progress.begin_epoch()
+            context.metric_logger.begin_batch(None)
             context.hooks.call("on_train_epoch_start")
         batches = self.loader.batches(progress.epoch, progress.batch)
         while not progress.at_end and not self.is_done():
@@ -179,6 +181,7 @@ class FitLoop:
         """Reduce what the epoch logged, step its schedulers, and count it."""
         context, progress = self.context, self.progress
         context.finite_losses.verify()
+        context.metric_logger.begin_batch(None)
         with context.heartbeat.during(Phase.EVALUATING):
             context.inject_fault("epoch_end")
             if context.hooks.has("on_train_epoch_end"):
@@ -189,6 +192,7 @@ class FitLoop:
             context.hooks.call("on_train_epoch_end", of="callbacks")
         self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
+        self.loader.stand_at_end(False)
 
 
 class EvaluationLoop:
@@ -223,6 +227,7 @@ class EvaluationLoop:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
         context, progress, hooks = self.context, self.context.progress, self.context.hooks
         context.metric_logger.begin(self.stage)
+        context.metric_logger.begin_batch(None)  # what hooks log belongs to no batch
         if not progress.validating:
             progress.begin_validation()
             hooks.call(f"on_{self.prefix}_start")
@@ -233,6 +238,7 @@ class EvaluationLoop:
                 self.loader(progress.val_loader)
                 progress.next_validation_loader()
         context.metric_logger.begin(self.stage)
+        context.metric_logger.begin_batch(None)
         if hooks.has(f"on_{self.prefix}_epoch_end"):
             context.metric_logger.preview_epoch()
         hooks.call(f"on_{self.prefix}_epoch_end")

@@ -1,6 +1,7 @@
 """All planted bugs."""
 
 from mutants.around import AROUND
+from mutants.changes import CHANGES
 from mutants.copies import COPIES
 from mutants.data import DATA
 from mutants.devices import DEVICES
@@ -12,4 +13,4 @@ from mutants.worlds import WORLDS
 
 __all__ = ["MUTANTS"]
 
-MUTANTS = [*TRAINING, *DATA, *COPIES, *SNAPSHOTS, *LANES, *DEVICES, *LOGGERS, *WORLDS, *AROUND]
+MUTANTS = [*TRAINING, *DATA, *COPIES, *CHANGES, *SNAPSHOTS, *LANES, *DEVICES, *LOGGERS, *WORLDS, *AROUND]

@@ -24,6 +24,7 @@ from laws.objects.data_sets import (
     Restacks,
 )
 from laws.objects.derived import Derived, Leaf, Plain
+from laws.objects.epochs import AsksForLast, LogsAtEnd, LogsWithoutValidation
 from laws.objects.files import DrawsInHelper
 from laws.objects.functions import Chooses, ChoosesLambdas, Counts, Partials, Weak
 from laws.objects.generators import Generators, Iterators, LateGenerators, OfClass, OfFunctions, Teacher
@@ -42,15 +43,19 @@ from laws.objects.loaders import (
     TellsStream,
     TellsStreamOfWorker,
 )
+from laws.objects.metrics import MeasuresAnew, MeasuresByOptimizer, MeasuresLate
 from laws.objects.optimizers import (
     Cyclic,
     Cyclic2,
     CyclicRange,
+    Defaulting,
     Lambda,
     Narrow,
     Optimized,
     Replaced,
+    SkipsGradients,
     TakesAnother,
+    TakesAway,
     Warming,
     Wrapping,
 )
@@ -195,6 +200,17 @@ _MODULES: list[type[Small]] = [
         LateGenerators,
     ),
     *(Remembers, Ordered, Recollated),
+    *(
+        AsksForLast,
+        LogsAtEnd,
+        LogsWithoutValidation,
+        MeasuresAnew,
+        MeasuresByOptimizer,
+        MeasuresLate,
+        Defaulting,
+        SkipsGradients,
+        TakesAway,
+    ),
     *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks, RelabelsTensors),
     *(
         ReadsTorchData,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
@@ -33,6 +34,16 @@ class Plain(TrainingModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class MeasuresLate(Plain):
+    def on_fit_start(self) -> None:
+        self.average = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.average.update(batch[0])
+        self.log("average", self.average)
+        return super().training_step(batch, batch_idx)
 
 
 class ByHand(Plain):
@@ -103,6 +114,7 @@ class Stream(IterableDataset[Any]):
 Refused = tuple[dict[str, Any], type[Plain], Callable[[], Any], list[str]]
 REFUSED: dict[str, Refused] = {
     "six lanes": ({"lanes": 6}, Plain, loader, ["power of two from 1 to 1024", "6"]),
+    "a metric made late": ({}, MeasuresLate, loader, ["the metric average, a MeanMetric that came up", "__init__"]),
     "a word": ({"lanes": "auto"}, Plain, loader, ["power of two", "'auto'"]),
     "another strategy": ({"strategy": "dp"}, Plain, loader, ["lanes with strategy dp", "single and ddp"]),
     "a strategy of one's own": (
