@@ -103,7 +103,7 @@ class OptimizerList:
             if (moved := state_dict.get("moved", {}).get(str(number))) is not None:
                 trained.move(optimizer, moved)
             added = state_dict.get("added", {}).get(str(number), [])
-            for names in added[len(optimizer.param_groups) - trained.groups :]:
+            for names in added[max(0, len(optimizer.param_groups) - trained.groups) :]:
                 optimizer.add_param_group({"params": [parameters[name] for name in names]})
             _load(optimizer, state_dict[str(number)])
 

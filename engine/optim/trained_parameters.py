@@ -44,6 +44,8 @@ class TrainedParameters:
     def move(self, optimizer: Optimizer, names: Names) -> None:
         """Let an optimizer train the parameters of these names; its state is given back after it."""
         parameters = dict(self._module.named_parameters())
+        if len(names) < self.groups:  # training took the others away, and added none
+            del optimizer.param_groups[len(names) :]
         for group, before, after in zip(optimizer.param_groups, self._names(optimizer), names, strict=False):
             members = group["params"]
             group["params"] = [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from midstride.engine.errors import LossNotFinite, UserError
+from midstride.engine.modules.torch_internals import buffers_of
 from midstride.engine.strategies.mixins import BackwardSync
 from midstride.engine.training.context import FitContext
 
@@ -43,13 +44,19 @@ class NonFiniteGuard:
     def rollback_point(self) -> Callable[[], None]:
         """Return what puts back everything a training step changes."""
         context = self._context
-        buffers = [(buffer, buffer.clone()) for buffer in context.module.buffers()]
+        buffers = [
+            (buffers_of(owner), name, buffer, None if buffer is None else buffer.clone())
+            for owner in context.module.modules()
+            for name, buffer in buffers_of(owner).items()
+        ]
         logged, metrics = context.metric_logger.rollback_point(), context.metric_logger.metrics.rollback_point()
 
         def back() -> None:
             with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
+                for owned, name, buffer, before in buffers:
+                    if buffer is not None and before is not None:
+                        buffer.copy_(before)
+                    owned[name] = buffer  # a step may have put another in its place
             logged()
             metrics()
 

@@ -47,7 +47,7 @@ class OptimizerStep:
         self._backward = self._backward_pass()
         self._gradients = self._by_strategy()
         self._take_step = self._own_step()
-        self._check_pending = len(context.optimizers) == 1
+        self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
         self._lanes = None if context.lanes is None else LaneScope(context, "train")
         self._had_loss = False  # whether the batch in hand has had one
         self._loss_now: Tensor | None = None  # of the batch in hand

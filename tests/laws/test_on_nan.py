@@ -26,12 +26,18 @@ BAD = {1, 3}
 
 
 class Poisoned(Metered):
-    """Some batches are not finite, and all that touches them: batch norm, metrics, logged values."""
+    """Some batches are not finite, and all that touches them: batch norm, metrics, logged values, what is assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(()))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.trainer.progress.epoch == 0 and batch_idx in BAD and self.global_rank == self.trainer.world.size - 1:
             batch = [batch[0] * float("nan"), *batch[1:]]
-        return super().training_step(batch, batch_idx)
+        loss = super().training_step(batch, batch_idx)
+        self.average = 0.9 * self.average + 0.1 * loss.detach()
+        return loss
 
 
 def left_out(folder: Path) -> list[list[int]]:

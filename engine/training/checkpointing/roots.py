@@ -28,7 +28,7 @@ from midstride.engine.training.context import EvaluationContext, FitContext
 __all__ = ["evaluated_objects", "objects_of", "unsaved_state_monitor"]
 
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
-_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
+_OF_OPTIMIZERS = frozenset({"state", "param_groups", "step", "zero_grad"})
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 

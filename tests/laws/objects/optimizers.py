@@ -178,3 +178,45 @@ class TakesAnother(Small):
         if self.second is not None:
             self.second.step()
         return loss
+
+
+class _TwoGroups(Small):
+    def build(self) -> None:
+        self.second = torch.nn.Parameter(torch.ones(()))
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.second
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": [self.second], "lr": 0.1}, {"params": self.layer.parameters()}]
+        return torch.optim.SGD(groups, lr=0.01)
+
+
+class TakesAway(_TwoGroups):
+    """Ends to train a group after the first step."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
+        if batch_idx == 0:
+            (optimizer,) = self.trainer.optimizers
+            optimizer.param_groups.pop(0)
+
+
+class Defaulting(_TwoGroups):
+    """A group that is added has the defaults of then."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.layer.parameters(), lr=0.01)
+
+    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
+        (optimizer,) = self.trainer.optimizers
+        optimizer.defaults["lr"] *= 2
+        if batch_idx == 2:
+            optimizer.add_param_group({"params": [self.second]})
+
+
+class SkipsGradients(Small):
+    """Leaves the gradients of a step out, the first one of the life that resumes."""
+
+    def on_after_backward(self) -> None:
+        if self.global_step == 2:
+            self.zero_grad()
