@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from numbers import Number
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -111,7 +111,7 @@ class MetricLogger:
             if not on_step:
                 return
             wanted, value = wanted._replace(epoch=""), of_batch(name, value)
-        elif not isinstance(value, Number):
+        elif not isinstance(value, Real):
             raise UserError(f"self.log({name!r}) was given a {type(value).__name__}; a number or a tensor is needed.")
         if wanted.plain and self._micro_batches is None:
             self.rows.set_next(wanted.step, value)

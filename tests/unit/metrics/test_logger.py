@@ -1,5 +1,6 @@
 """What is logged, under which names, and what is refused; metrics stay out of weights."""
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,17 @@ def test_a_metric_without_a_value_for_the_batch_says_how_to_get_one() -> None:
 
     with pytest.raises(UserError, match="the MeanMetric has no single value for this batch"):
         Trainer(max_epochs=1).fit(Updates(), numbers())
+
+
+@pytest.mark.parametrize("value", ["0.5", None, 1j, Decimal(1)], ids=repr)
+def test_what_is_no_real_number_is_refused_where_it_is_logged(value: Any) -> None:
+    class Odd(Logs):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("odd", value)
+            return self.layer(batch[0]).mean()
+
+    with pytest.raises(UserError, match=rf"self.log\('odd'\) was given a {type(value).__name__}; a number or a tensor"):
+        Trainer(max_epochs=1).fit(Odd(), numbers())
 
 
 def test_a_metric_that_grows_is_refused_by_name() -> None:
