@@ -154,6 +154,8 @@ class Committer:
         staged = request.staged
         if isinstance(staged, Exception):
             raise staged
+        if self._world.is_first and name in request.dropped:  # taken anew, it is not to be read half old and half new
+            self._store.remove(f"{SNAPSHOTS}/{name}/{MANIFEST}")
         digests: dict[str, FileDigest] = {}
         with closing(self._hashed(self._files(request, staged), digests)) as files:
             self._store.write_all(f"{SNAPSHOTS}/{name}", files)
@@ -207,7 +209,8 @@ class Committer:
         }
         ensure_newest(self._store, self._lease)
         for old in request.dropped:  # it may be there all the same, if only the answer to its manifest was lost
-            self._store.remove(f"{SNAPSHOTS}/{old}")
+            if old != name:
+                self._store.remove(f"{SNAPSHOTS}/{old}")
         data = encode_document(manifest)
         self._store.write(f"{SNAPSHOTS}/{name}/{MANIFEST}", data)
         return decode_document(data, name)

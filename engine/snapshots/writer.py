@@ -264,7 +264,9 @@ class Writer:
         return pending.future.done() and isinstance(pending.future.exception(), StoreSilent)
 
     def _drop(self, request: SnapshotRequest, error: StoreSilent) -> None:
-        self._dropped[self._committer.name_of(request)] = request.rows
+        name = self._committer.name_of(request)
+        before = self._dropped.get(name)  # of the one that was taken anew at its position
+        self._dropped[name] = request.rows if before is None else join_segments([before, request.rows])
         self._weights_queue.snapshot_dropped()
         since = f"snapshot {self._newest.name}" if self._newest else "this attempt began"
         log.warning("%s. It is dropped and training goes on; a failure now costs what was done since %s", error, since)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.slow_stores import Gated
 
-from midstride.engine.errors import SnapshotError
+from midstride.engine.errors import SnapshotError, StoreSilent
 from midstride.engine.snapshots.buffer_pool import LONG_WAIT_S, Buffer, BufferPool
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.staging import Stager
-from midstride.engine.snapshots.writer import Writer
+from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.state.codec import differences
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
@@ -187,6 +187,29 @@ def test_training_goes_on_while_two_are_written_and_waits_with_the_third(
     writer.flush()
     assert not writer.is_busy
     assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [0, 1, 2]
+
+
+def test_where_a_snapshot_was_dropped_one_is_taken_anew_and_once(writer: Writer, store: Store) -> None:
+    def silent(phase: str) -> None:
+        raise ConnectionError("no answer")
+
+    def take(rows: str = "", probe: Any = lambda phase: None) -> PendingSnapshot:
+        return writer.take(Position(1), {"w": torch.ones(3)}, rows, {}, probe)
+
+    dropped = [take("step\n1\n", silent)]
+    while len(dropped) < 3:
+        with pytest.raises(StoreSilent):
+            dropped[-1].future.result()
+        # As if only the answer to its manifest had been lost.
+        store.write("snapshots/000000000001-g000001/manifest.json", b"{}")
+        dropped.append(take("", silent if len(dropped) == 1 else lambda phase: None))
+    anew = dropped.pop()
+    assert take() is anew
+    assert anew not in dropped
+    committed, catalog = anew.future.result(), SnapshotCatalog(store)
+    assert catalog.snapshots() == [committed]
+    catalog.verify(committed)
+    assert catalog.rows() == ["step\n1\n"]
 
 
 def test_they_are_told_as_committed_in_the_order_in_which_they_were_taken(writer: Writer, store: Store) -> None:

@@ -210,11 +210,12 @@ def test_a_snapshot_is_dropped_when_patience_ends_and_what_only_it_had_goes_into
     # As if only the answer to its manifest had been lost: it must not be read beside the next, which has its rows.
     store.write("snapshots/000000000002-g000001/manifest.json", b"{}")
     take(3).future.result()
+    take(4).future.result()
     writer.flush()
     assert writer.close()
-    assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [1, 3]
+    assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [1, 3, 4]
     assert store.list("snapshots/000000000002-g000001") == []
-    assert SnapshotCatalog(store).rows() == ["step\n1\n", "step\n2\n3\n"]
+    assert SnapshotCatalog(store).rows() == ["step\n1\n", "step\n2\n3\n", "step\n4\n"]
     assert "It is dropped and training goes on; a failure now costs what was done since snapshot" in caplog.text
 
 
