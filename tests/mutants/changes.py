@@ -1,4 +1,4 @@
-"""Bugs in what code changes on the way: metrics made late, groups of optimizers, and what hooks between epochs see."""
+"""Bugs in what changes on the way: late metrics, groups of optimizers, dropped snapshots, what a launcher started."""
 
 from mutants.mutant import Mutant
 
@@ -118,5 +118,47 @@ CHANGES = [
         "tensor = tensor.resolve_conj().resolve_neg()",
         "tensor = tensor.resolve_conj()",
         "unit/state/test_tensors.py",
+    ),
+    Mutant(
+        "a client's error that came from no answer is not waited for",
+        "engine/storage/retry.py",
+        "        link = link.__cause__",
+        "        link = None",
+        "unit/storage/test_retry.py",
+    ),
+    Mutant(
+        "what horovodrun started meets as ddp",
+        "engine/ranks/placement.py",
+        'return "horovod" if world.launcher == "horovodrun" else "ddp"',
+        'return "ddp"',
+        "unit/ranks/test_placement.py",
+    ),
+    Mutant(
+        "each process of a script chooses free GPUs of its own",
+        "engine/ranks/devices.py",
+        "if chosen := hardware.environment.get(World.STARTED):",
+        "if chosen := None:",
+        "unit/ranks/test_placement.py",
+    ),
+    Mutant(
+        "where some GPUs are hidden, all ranks take the first of the others",
+        "engine/ranks/devices.py",
+        "return hardware.gpus == 1 and hidden",
+        "return hidden",
+        "unit/ranks/test_placement.py",
+    ),
+    Mutant(
+        "half a line of an event is skipped a byte at a time",
+        "engine/session/events.py",
+        "self._offset += len(whole) + len(newline)",
+        "self._offset += len(whole) + 1",
+        "unit/session/test_outcome.py",
+    ),
+    Mutant(
+        "the state of one kind of optimizer is given to another",
+        "engine/training/checkpointing/settings.py",
+        "        if before != now:\n",
+        "        if False:\n",
+        "unit/training/test_settings.py",
     ),
 ]

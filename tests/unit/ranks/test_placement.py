@@ -13,6 +13,9 @@ from midstride.engine.ranks.devices import DeviceRequest, Hardware
 from midstride.engine.ranks.placement import Placement, resolve_placement
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer
+from midstride.engine.world import World
+
+HOROVOD = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
 
 #: wishes, machine -> strategy, start, ranks to start, this rank's devices
 PLACEMENTS: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[str]]]] = {
@@ -56,6 +59,16 @@ PLACEMENTS: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[s
         DeviceRequest(),
         Hardware(1, {**at(1, 2, 2), "CUDA_VISIBLE_DEVICES": "1"}),
         ("ddp", "none", 1, ["cuda:0"]),
+    ),
+    "under torchrun, of the GPUs that are left visible": (
+        DeviceRequest(),
+        Hardware(2, {**at(1, 2, 2), "CUDA_VISIBLE_DEVICES": "1,3"}),
+        ("ddp", "none", 1, ["cuda:1"]),
+    ),
+    "under horovodrun": (
+        DeviceRequest(),
+        Hardware(0, {f"HOROVOD_{name}": value for name, value in HOROVOD.items()}),
+        ("horovod", "none", 1, ["cpu"]),
     ),
     "under srun, a GPU of its own": (DeviceRequest(), Hardware(1, in_step(1, 2)), ("ddp", "none", 1, ["cuda:0"])),
     "the CPU of a machine with GPUs": (
@@ -119,6 +132,11 @@ PLACEMENTS: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[s
         DeviceRequest(gpus=2, auto_select_gpus=True),
         Hardware(4, free_gpus=lambda: [1, 2, 3]),
         ("ddp", "subprocess", 2, ["cuda:1"]),
+    ),
+    "GPUs that the script's first process chose": (
+        DeviceRequest(gpus=2, auto_select_gpus=True),
+        Hardware(4, {**at(1, 2, 2), World.STARTED: "2,3"}, free_gpus=lambda: [0, 1]),
+        ("ddp", "none", 1, ["cuda:3"]),
     ),
     "an instance": (DeviceRequest(Ddp(static_graph=True), devices=2), Hardware(), ("ddp", "subprocess", 2, ["cpu"])),
     "a path": (

@@ -95,6 +95,7 @@ def test_events_are_handed_out_once_and_whole(tmp_path: Path) -> None:
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"kind": "step", "ti')
     assert [event.fields for event in tail.new()] == [{"step": 1, "loss": 0.5}]
+    assert tail.new() == []  # half a line waits
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('me": 1.0, "step": 2}\n')
     assert [event.fields["step"] for event in tail.new()] == [2]

@@ -24,6 +24,17 @@ def test_pauses_grow_and_differ() -> None:
         RetryPolicy(0.0, lambda: now[0], sleep).call(fail, "a store")
 
 
+def test_what_came_from_no_answer_is_waited_for() -> None:
+    answers = [ConnectionError("no"), None]
+
+    def act() -> str:
+        if (error := answers.pop(0)) is not None:
+            raise OSError("a client's own words") from error
+        return "yes"
+
+    assert RetryPolicy(100.0, sleep=lambda seconds: None).call(act, "a store") == "yes"
+
+
 def test_what_is_wrong_for_good_is_not_waited_for() -> None:
     def fail() -> None:
         raise PermissionError("no")

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import IdentityChanged
 from midstride.engine.runs.markdown import markdown_of
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
@@ -128,3 +129,16 @@ def test_an_undisturbed_resume_says_nothing_of_settings(tmp_path: Path, caplog: 
 )
 def test_an_option_that_is_newer_than_the_snapshot_had_its_default(now: int, changes: dict[str, str]) -> None:
     assert identity_changes({"seed": 1}, {"seed": 1, "check_val_every_n_epoch": now}) == changes
+
+
+class Adaptive(Line):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters())
+
+
+def test_another_optimizer_than_the_snapshot_has_the_state_of_is_refused(tmp_path: Path) -> None:
+    fit(tmp_path / "run", 1)
+    data = DataLoader(TensorDataset(torch.ones(4, 2)), 2)
+    words = "has the state of SGD, StepLR, and configure_optimizers returned AdamW: start the run with those it had"
+    with pytest.raises(IdentityChanged, match=words):
+        Trainer(max_epochs=2, accept_change=("module",)).fit(Adaptive(), data, run=str(tmp_path / "run"))
