@@ -3,6 +3,8 @@
 callbacks        what acts beside a module at its hooks, with state of its own
 hooks            who wants to be called when, found once, so that a hook that is not written costs nothing
 interface        what a module, its hooks and its callbacks may use of the Trainer that runs them
+layers           which layers a module has, by path: those that are gone, and those that are one with others, in
+                 training
 module           what a user writes: a module that trains, and the data it trains on
 module_hooks     the hooks of a module, called at set points of a fit, a validation, a test and a prediction
 module_state     what a user's module carries besides weights and attributes: other buffers, and which parts

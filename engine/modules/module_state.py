@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.torch_internals import buffers_of, transient_buffers
@@ -29,9 +30,11 @@ class NonPersistentBuffers(AlikeOnRanks):
         self._built = frozenset(self._filled())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return those that are filled, by name, and None for those that training emptied."""
-        filled = self._filled()
-        return {**filled, **dict.fromkeys(sorted(self._built - filled.keys()))}
+        """Return those that are filled, by name, and None for those that training emptied, in layers there are."""
+        filled, modules = self._filled(), dict(self._module.named_modules())
+        other = {where for where in self._built if where.rpartition(".")[0] not in modules}  # gone with their layers
+        other.update(name for name, _ in self._module.named_buffers())  # or persistent by now
+        return {**filled, **dict.fromkeys(sorted(self._built - filled.keys() - other))}
 
     def _filled(self) -> dict[str, Any]:
         return {
@@ -57,7 +60,7 @@ class NonPersistentBuffers(AlikeOnRanks):
         for where in {**filled, **state_dict}:
             path, _, name = where.rpartition(".")
             buffer, saved = filled.get(where), state_dict.get(where)
-            if buffer is not None and saved is not None and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype):
+            if buffer is not None and saved is not None and _takes(buffer, saved):
                 buffer.detach().copy_(saved)
             else:
                 value = None if saved is None else saved.to(self._module.device)
@@ -72,12 +75,16 @@ class TrainingModes(AlikeOnRanks):
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._held: dict[str, bool] | None = None
+        #: submodules that were put into training mode within the evaluation that a snapshot is of, until it goes on
+        self._within: list[str] = []
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Put the module into evaluation, and back; a snapshot taken within holds what it goes back to."""
         self._held = self._training()
         self._module.eval()
+        self._set(dict.fromkeys(self._within, True))
+        self._within = []
         try:
             yield
         finally:
@@ -92,10 +99,13 @@ class TrainingModes(AlikeOnRanks):
             module.training = training.get(name, module.training)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both, by name."""
+        """Return both, by name; within an evaluation also what is in training mode there, if anything is."""
+        now = self._training()
+        within = self._within if self._held is None else [name for name, is_training in now.items() if is_training]
         return {
-            "training": self._training() if self._held is None else self._held,
+            "training": now if self._held is None else self._held,
             "requires_grad": {name: parameter.requires_grad for name, parameter in self._module.named_parameters()},
+            **({"training within evaluation": within} if within else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -104,9 +114,16 @@ class TrainingModes(AlikeOnRanks):
         new, gone = [name for name in built if name not in training], [name for name in training if name not in built]
         _tell("submodules", new, gone)
         self._set(training)
+        self._within = list(state_dict.get("training within evaluation", []))
         state_dict["training"] = self._training()
         for name, parameter in self._module.named_parameters():
             parameter.requires_grad_(state_dict["requires_grad"][name])
+
+
+def _takes(buffer: Tensor, saved: Tensor) -> bool:
+    """Return whether `buffer` can take the values of `saved` in place: not if it is expanded."""
+    is_expanded = buffer.layout == torch.strided and any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+    return not is_expanded and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype)
 
 
 def _tell(what: str, new: Sequence[str], gone: Sequence[str]) -> None:

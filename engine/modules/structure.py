@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
-from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of, transient_buffers
+from midstride.engine.modules.layers import (
+    layer_changes,
+    layers_of,
+    make_layers_same,
+    order_layers,
+    own_layers,
+    set_layer,
+    take_layers_away,
+)
+from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.distributed_tensors import reshard_nodes
 from midstride.engine.objects.graph import GraphWalk
@@ -33,19 +42,20 @@ class ModuleStructure:
         self._module, self._device = module, device
         tensors = _tensors(module)
         self._forms = {name: _form(tensor) for name, tensor in tensors.items()}
-        self._modules = dict(module.named_modules())
+        self._layers = layers_of(module)
+        self._modules = own_layers(self._layers)
         self._same = _same(tensors)
         self._reported: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return new modules, and parameters and buffers that are new or have another form; nothing if all is as built.
+        """Return what is new, gone, one with another, or has another form; nothing if all is as built.
 
         Raises:
             UserError: a parameter is gone: its optimizer would find another one in the next attempt.
         """
         modules = dict(self._module.named_modules())
         new = [path for path in modules if path not in self._modules and path.rpartition(".")[0] in self._modules]
-        state: dict[str, Any] = {}
+        state = layer_changes(self._layers, layers_of(self._module))
         if new:
             state["modules"] = self._described({path: modules[path] for path in new})
         found = _tensors(self._module)
@@ -53,16 +63,39 @@ class ModuleStructure:
         changed = {name: tensor for name, tensor in tensors.items() if self._forms.get(name) != _form(tensor)}
         if changed:
             state["tensors"] = {name: self._described_tensor(tensor) for name, tensor in changed.items()}
+        self._refuse_gone(tensors)
+        gone = [name for name, form in self._forms.items() if name not in tensors and form[0] == "buffer"]
+        if here := [name for name in gone if _owner(name) in modules]:
+            state["gone buffers"] = {name: self._gone_as(name) for name in here}
+        if (same := _same(found)) != self._same:
+            self._refuse_tied(same)
+            state["shared buffers"] = [names for names in same if self._is_buffer(names[0])]
+        return state
+
+    def _refuse_gone(self, tensors: dict[str, Tensor]) -> None:
         if gone := [name for name, form in self._forms.items() if name not in tensors and form[0] == "parameter"]:
             raise UserError(
                 f"the parameter {gone[0]} was there when training began and is gone: no other attempt can take its "
                 "optimizer's state to where it went. Change the module's parameters (pruning, parametrizations, "
                 "replaced layers) in __init__, setup or on_fit_start, which every attempt calls."
             )
-        if (same := _same(found)) != self._same:
-            self._refuse_tied(same)
-            state["shared buffers"] = [names for names in same if self._is_buffer(names[0])]
-        return state
+
+    def _gone_as(self, name: str) -> str:
+        """Return what is where a persistent buffer was: one that is not, "transient", or "none", or nothing, "away"."""
+        owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
+        if attribute not in buffers_of(owner):
+            return "away"
+        return "transient" if attribute in transient_buffers(owner) else "none"
+
+    def _take_buffer_away(self, name: str, gone_as: str) -> None:
+        owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
+        if gone_as == "away":
+            buffers_of(owner).pop(attribute, None)
+        elif gone_as == "transient":  # its value is given back later
+            buffers_of(owner).setdefault(attribute, None)
+            transient_buffers(owner).add(attribute)
+        else:
+            buffers_of(owner)[attribute] = None
 
     def _refuse_tied(self, same: list[list[str]]) -> None:
         were = [name for names in self._same for name in names[1:]]
@@ -78,8 +111,12 @@ class ModuleStructure:
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Let the module consist of what it did; the values are given back after it."""
-        if "modules" in state_dict:
-            self._rebuild(state_dict["modules"])
+        take_layers_away(self._module, state_dict.get("gone layers", {}))
+        self._rebuild(state_dict.get("modules", {}))
+        make_layers_same(self._module, state_dict.get("same layers", {}))
+        order_layers(self._module, state_dict.get("order of layers", {}))
+        for name, gone_as in state_dict.get("gone buffers", {}).items():
+            self._take_buffer_away(name, gone_as)
         for name, form in state_dict.get("tensors", {}).items():
             owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
             device = "cpu" if form.get("on_host") else self._device
@@ -149,7 +186,7 @@ class ModuleStructure:
         for path, node in nodes.items():
             _leave_mode_out(node)
             owner, name = self._module.get_submodule(_owner(path)), path.rpartition(".")[2]
-            if children_of(owner).get(name) is not None:
+            if path in own_layers(layers_of(self._module)):
                 continue
             filling = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)
             made = filling.put(node, MISSING, f"structure/{path}")
@@ -158,8 +195,7 @@ class ModuleStructure:
                     f"the module {path}, a {node.kind}, came up in training, and this attempt cannot build it: its "
                     "class is not to be found. Make it in __init__, or define the class at the top of a file."
                 )
-            vars(owner).pop(name, None)
-            children_of(owner)[name] = made  # each of its tensors on the host or not, as it was
+            set_layer(owner, name, made)  # each of its tensors on the host or not, as it was
 
 
 def _leave_mode_out(node: Any) -> None:
@@ -171,7 +207,7 @@ def _leave_mode_out(node: Any) -> None:
             _leave_mode_out(child)
 
 
-def _is_built(name: str, value: object, modules: dict[str, nn.Module]) -> bool:
+def _is_built(name: str, value: object, modules: set[str]) -> bool:
     kind, _, path = name.partition(" ")
     return (path if kind == "module" else _owner(path)) in modules
 

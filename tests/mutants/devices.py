@@ -29,8 +29,8 @@ DEVICES = [
     Mutant(
         "a late layer's host tensors come back on the device",
         "engine/modules/structure.py",
-        "children_of(owner)[name] = made  #",
-        "children_of(owner)[name] = made.to(self._device)  #",
+        "set_layer(owner, name, made)  #",
+        "set_layer(owner, name, made.to(self._device))  #",
         "unit/objects/test_devices.py::test_buffers_and_layers_that_came_up_in_training_are_where_they_were",
     ),
     Mutant(
