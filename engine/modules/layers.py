@@ -23,7 +23,7 @@ Layers = Mapping[str, str | None]
 
 
 def layers_of(module: nn.Module) -> dict[str, str | None]:
-    """Return the layers of `module`, itself included, as `""`; those of a layer that was met before are not repeated."""
+    """Return the layers of `module`, itself included, as `""`; what is in one that was met before is left out."""
     first = {id(layer): path for path, layer in module.named_modules()}
     layers: dict[str, str | None] = {"": ""}
     for path, owner in module.named_modules():
@@ -50,7 +50,9 @@ def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
     before = {owner: [name for name in names if _path(owner, name) in now] for owner, names in _names(built).items()}
     found = {
         "gone layers": {path: path in now for path in [*emptied, *away] if _owner(path) in both},
-        "same layers": {path: first for path, first in now.items() if first is not None and _is_other(path, built, now)},
+        "same layers": {
+            path: first for path, first in now.items() if first is not None and _is_other(path, built, now)
+        },
         "order of layers": {
             owner: names for owner, names in _names(now).items() if owner in both and names != before.get(owner)
         },

@@ -122,7 +122,9 @@ class TrainingModes(AlikeOnRanks):
 
 def _takes(buffer: Tensor, saved: Tensor) -> bool:
     """Return whether `buffer` can take the values of `saved` in place: not if it is expanded."""
-    is_expanded = buffer.layout == torch.strided and any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+    is_expanded = buffer.layout == torch.strided and any(
+        stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True)
+    )
     return not is_expanded and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype)
 
 

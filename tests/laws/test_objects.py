@@ -20,6 +20,7 @@ from laws.objects.devices import ON_DEVICE
 from laws.objects.loaders import Levelled, TellsBetweenEpochs
 from laws.objects.named import NAMED
 from laws.objects.ranked import RANKED
+from laws.objects.structure import DropsInValidation
 from laws.objects.table import KEPT
 from laws.objects.unsaved import LockedByRank
 from laws.xla_world import STAND_IN, run_xla_ranks
@@ -66,11 +67,11 @@ def in_a_process(act: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def cut(whole: Path, run: Path, step: int = CUT) -> Path:
-    """Return a copy of a run, as it was when the snapshot of `step` was its newest."""
+def cut(whole: Path, run: Path, step: int = CUT, batch: int = 9999) -> Path:
+    """Return a copy of a run, as it was when the snapshot of `step` was its newest, or of a validation after it."""
     shutil.copytree(whole, run)
     for path in (run / "snapshots").iterdir():
-        if int(path.name[:12]) > step:
+        if path.name[:17] > f"{step:012}.{batch:04}":
             shutil.rmtree(path)
     for path in [*run.glob("metrics*"), run / "last"]:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -84,6 +85,19 @@ def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) 
     cut(whole, resumed)
 
     assert in_a_process(lambda: train(KEPT[name], resumed)) == 0
+
+    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
+    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_validation_goes_on_in_the_modes_that_were_set_in_it(batch: int, tmp_path: Path) -> None:
+    made, whole, resumed = (DropsInValidation, None, list), tmp_path / "whole", tmp_path / "resumed"
+    assert in_a_process(lambda: train(made, whole)) == 0
+    cut(whole, resumed, batch=batch)
+    assert max(path.name for path in (resumed / "snapshots").iterdir())[:17] == f"{CUT:012}.{batch:04}"
+
+    assert in_a_process(lambda: train(made, resumed)) == 0
 
     assert differences(final_state(str(whole)), final_state(str(resumed))) == []
     assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()

@@ -130,6 +130,105 @@ class Tied(Small):
         return 1 + self.two(self.one(batch)).square().mean()
 
 
+class Shedding(Small):
+    """Layers without parameters that go, as names and as None, from a list and within a dict, whose order changes."""
+
+    def build(self) -> None:
+        self.steps = nn.ModuleList([nn.ReLU(), nn.Tanh(), nn.Dropout(0.4)])
+        self.gone, self.emptied = nn.Dropout(0.3), nn.BatchNorm1d(2, affine=False)
+        self.emptied.register_buffer("mask", torch.ones(2), persistent=False)
+        self.named = nn.ModuleDict({"first": nn.Tanh(), "second": nn.Dropout(0.2), "third": nn.ReLU()})
+        self.head: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 0:
+            self.head = nn.Dropout(0.1)
+        if self.global_step == 1:
+            self.steps.pop(1)
+            del self.gone, self.named["third"]
+            self.emptied = self.head = None  # type: ignore[assignment]
+            self.named["first"] = self.named.pop("first")
+        if self.global_step == 3:
+            self.gone = nn.Tanh()  # type: ignore[assignment]
+        layers = [*self.steps, *self.named.values(), getattr(self, "gone", None), self.emptied, self.head]
+        for layer in filter(None, layers):
+            batch = layer(batch + 1)
+        return 1 + batch.mean()
+
+
+class Joined(Small):
+    """Layers that come to be one, and one that comes to be two."""
+
+    def build(self) -> None:
+        self.one, self.two = nn.Dropout(0.2), nn.Dropout(0.6)
+        self.student = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+        self.teacher, self.noise = self.student, self.one
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            self.two, self.noise = self.one, nn.Dropout(0.5)
+            self.teacher = copy.deepcopy(self.student)
+            self.late = nn.Sequential(self.one, nn.Tanh())
+            self.again = self.late
+        self.two.p *= 0.9
+        taught = self.two(self.one(batch)) + self.noise(batch)
+        if self.global_step > 1:
+            taught = self.again(taught) + self.late(taught)
+        return 1 + (self.student(taught) - self.teacher(taught).detach()).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([*self.layer.parameters(), *self.student.parameters()], lr=0.01, momentum=0.9)
+
+
+class Discarding(Small):
+    """Buffers that go, as names and as None, and those that come to be persistent, or no more."""
+
+    def build(self) -> None:
+        for name in ("gone", "emptied", "passing"):
+            self.register_buffer(name, torch.ones(2))
+        self.register_buffer("staying", torch.ones(2), persistent=False)
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            del self.gone
+            self.emptied = None
+            self.register_buffer("passing", torch.full((2,), 3.0), persistent=False)
+            self.register_buffer("staying", torch.full((2,), 4.0))
+        found = [getattr(self, name, None) for name in ("gone", "emptied", "passing", "staying")]
+        self.passing += 1
+        self.staying += 2
+        return sum(buffer.sum() for buffer in found if buffer is not None) + len(self.state_dict())
+
+
+class Expanded(Small):
+    """A buffer whose numbers share memory."""
+
+    def build(self) -> None:
+        self.register_buffer("mask", torch.ones(1, 1).expand(4, 2), persistent=False)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.mask = (self.mask[:1] * 1.5).expand(4, 2)
+        return (batch * self.mask).square().mean() + self.mask.stride()[0]
+
+
+class DropsInValidation(Small):
+    """Dropout that its validation puts into training mode at its start: the net stays in evaluation."""
+
+    def build(self) -> None:
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Dropout(0.5))
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.net(batch).square().mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.net[1].train()
+        self.log("val", self.net(batch).mean())
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Rows(), 4)
+
+
 class Halving(nn.Linear):
     share = 0.5
 

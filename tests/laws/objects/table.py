@@ -78,7 +78,20 @@ from laws.objects.read_data import (
 from laws.objects.samplers import Samples, TellsItsSampler, Weighed
 from laws.objects.slots import SlottedCallback, SlottedData, TellsSlots
 from laws.objects.small import Small
-from laws.objects.structure import Averaged, Growing, LateUnderValidation, Listed, Moved, Reclassed, Rising, Traced
+from laws.objects.structure import (
+    Averaged,
+    Discarding,
+    Expanded,
+    Growing,
+    Joined,
+    LateUnderValidation,
+    Listed,
+    Moved,
+    Reclassed,
+    Rising,
+    Shedding,
+    Traced,
+)
 from laws.objects.surroundings import (
     Counting,
     Curriculum,
@@ -211,6 +224,7 @@ _MODULES: list[type[Small]] = [
         SkipsGradients,
         TakesAway,
     ),
+    *(Shedding, Joined, Discarding, Expanded),
     *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks, RelabelsTensors),
     *(
         ReadsTorchData,
