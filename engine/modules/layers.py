@@ -1,25 +1,18 @@
 """Which layers a module has, by path: those that are gone, and those that are one with others, in training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 from midstride.engine.modules.torch_internals import children_of
 
-__all__ = [
-    "Layers",
-    "layer_changes",
-    "layers_of",
-    "make_layers_same",
-    "order_layers",
-    "own_layers",
-    "set_layer",
-    "take_layers_away",
-]
+__all__ = ["Layers", "change_layers", "layer_changes", "layers_of", "own_layers", "set_layer"]
 
 #: path of each child of each module -> where that layer is met first; None for a name without a layer
 Layers = Mapping[str, str | None]
+
+_GONE, _SAME, _ORDER = "gone layers", "same layers", "order of layers"
 
 
 def layers_of(module: nn.Module) -> dict[str, str | None]:
@@ -49,18 +42,29 @@ def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
     away = [path for path in built if path not in now]
     before = {owner: [name for name in names if _path(owner, name) in now] for owner, names in _names(built).items()}
     found = {
-        "gone layers": {path: path in now for path in [*emptied, *away] if _owner(path) in both},
-        "same layers": {
-            path: first for path, first in now.items() if first is not None and _is_other(path, built, now)
-        },
-        "order of layers": {
-            owner: names for owner, names in _names(now).items() if owner in both and names != before.get(owner)
-        },
+        _GONE: {path: path in now for path in [*emptied, *away] if _owner(path) in both},
+        _SAME: {path: first for path, first in now.items() if first is not None and _is_other(path, built, now)},
+        _ORDER: {owner: names for owner, names in _names(now).items() if owner in both and names != before.get(owner)},
     }
     return {name: value for name, value in found.items() if value}
 
 
-def take_layers_away(module: nn.Module, gone: Mapping[str, bool]) -> None:
+def change_layers(module: nn.Module, built: Layers, state: dict[str, Any], rebuild: Callable[[], None]) -> None:
+    """Let the layers of `module` differ from those that were built as `state` says; `rebuild` makes those that are new.
+
+    In `state` stands then what `layer_changes` says, which earlier versions did not write, and which the code may have
+    changed since.
+    """
+    _take_away(module, state.get(_GONE, {}))
+    rebuild()
+    _make_same(module, state.get(_SAME, {}))
+    _put_in_order(module, state.get(_ORDER, {}))
+    for name in (_GONE, _SAME, _ORDER):
+        state.pop(name, None)
+    state.update(layer_changes(built, layers_of(module)))
+
+
+def _take_away(module: nn.Module, gone: Mapping[str, bool]) -> None:
     """Let layers be gone: None where that is what they became, else without their names."""
     for path, is_none in gone.items():
         owner, name = dict(module.named_modules()).get(_owner(path)), path.rpartition(".")[2]
@@ -70,13 +74,13 @@ def take_layers_away(module: nn.Module, gone: Mapping[str, bool]) -> None:
             children_of(owner).pop(name, None)
 
 
-def make_layers_same(module: nn.Module, same: Mapping[str, str]) -> None:
+def _make_same(module: nn.Module, same: Mapping[str, str]) -> None:
     """Let layers be one with those that they came to be."""
     for path, first in same.items():
         set_layer(module.get_submodule(_owner(path)), path.rpartition(".")[2], module.get_submodule(first))
 
 
-def order_layers(module: nn.Module, order: Mapping[str, list[str]]) -> None:
+def _put_in_order(module: nn.Module, order: Mapping[str, list[str]]) -> None:
     """Let the names of layers stand in the order that they had."""
     layers = dict(module.named_modules())
     for owner in order.keys() & layers.keys():

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,15 +10,7 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
-from midstride.engine.modules.layers import (
-    layer_changes,
-    layers_of,
-    make_layers_same,
-    order_layers,
-    own_layers,
-    set_layer,
-    take_layers_away,
-)
+from midstride.engine.modules.layers import change_layers, layer_changes, layers_of, own_layers, set_layer
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.distributed_tensors import reshard_nodes
@@ -111,30 +104,33 @@ class ModuleStructure:
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Let the module consist of what it did; the values are given back after it."""
-        take_layers_away(self._module, state_dict.get("gone layers", {}))
-        self._rebuild(state_dict.get("modules", {}))
-        make_layers_same(self._module, state_dict.get("same layers", {}))
-        order_layers(self._module, state_dict.get("order of layers", {}))
+        change_layers(self._module, self._layers, state_dict, partial(self._rebuild, state_dict.get("modules", {})))
         for name, gone_as in state_dict.get("gone buffers", {}).items():
             self._take_buffer_away(name, gone_as)
         for name, form in state_dict.get("tensors", {}).items():
-            owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
-            device = "cpu" if form.get("on_host") else self._device
-            value = torch.zeros(form["shape"], dtype=form["dtype"], device=device)
-            if "strides" in form:
-                value = value.new_empty_strided(form["shape"], form["strides"]).zero_()
-            tensor = _tensors(self._module).get(name)
-            if tensor is not None and _form(tensor) == _form(value, form["kind"]):
-                continue
-            if form["kind"] == "buffer":
-                buffers_of(owner)[attribute] = value
-                transient_buffers(owner).discard(attribute)
-            elif tensor is None:
-                owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
-            else:
-                tensor.data = value
+            self._shape(name, form)
         if "shared buffers" in state_dict:
             self._share(state_dict["shared buffers"])
+
+    def _shape(self, name: str, form: dict[str, Any]) -> None:
+        """Let the tensor `name` have the form that it had."""
+        owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
+        device = "cpu" if form.get("on_host") else self._device
+        value = torch.zeros(form["shape"], dtype=form["dtype"], device=device)
+        if "strides" in form:
+            value = value.new_empty_strided(form["shape"], form["strides"]).zero_()
+        tensor = _tensors(self._module).get(name)
+        if tensor is not None and _form(tensor) == _form(value, form["kind"]):
+            return
+        if form["kind"] == "buffer":
+            buffers_of(owner)[attribute] = value
+            transient_buffers(owner).discard(attribute)
+        elif isinstance(tensor, nn.Parameter):
+            tensor.data = value
+        else:
+            buffers_of(owner).pop(attribute, None)
+            vars(owner).pop(attribute, None)  # such as the None that it was built as
+            owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return what rank 0 has, of distributed tensors this rank's rows."""

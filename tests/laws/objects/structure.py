@@ -200,6 +200,21 @@ class Discarding(Small):
         return sum(buffer.sum() for buffer in found if buffer is not None) + len(self.state_dict())
 
 
+class Learning(Small):
+    """A buffer and a None that come to be parameters."""
+
+    def build(self) -> None:
+        self.register_buffer("shift", torch.ones(2))
+        self.scale: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.scale is None:
+            del self.shift
+            self.shift, self.scale = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))  # type: ignore[assignment]
+            self.optimizers().add_param_group({"params": [self.shift, self.scale], "lr": 0.02})
+        return (batch * self.scale + self.shift).square().mean()
+
+
 class Expanded(Small):
     """A buffer whose numbers share memory."""
 

@@ -85,6 +85,7 @@ from laws.objects.structure import (
     Growing,
     Joined,
     LateUnderValidation,
+    Learning,
     Listed,
     Moved,
     Reclassed,
@@ -224,7 +225,7 @@ _MODULES: list[type[Small]] = [
         SkipsGradients,
         TakesAway,
     ),
-    *(Shedding, Joined, Discarding, Expanded),
+    *(Shedding, Joined, Discarding, Learning, Expanded),
     *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks, RelabelsTensors),
     *(
         ReadsTorchData,
