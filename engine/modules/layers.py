@@ -40,11 +40,10 @@ def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
     both = own_layers(built) & own_layers(now)
     emptied = [path for path, first in now.items() if first is None and built.get(path, path) is not None]
     away = [path for path in built if path not in now]
-    before = {owner: [name for name in names if _path(owner, name) in now] for owner, names in _names(built).items()}
     found = {
         _GONE: {path: path in now for path in [*emptied, *away] if _owner(path) in both},
         _SAME: {path: first for path, first in now.items() if first is not None and _is_other(path, built, now)},
-        _ORDER: {owner: names for owner, names in _names(now).items() if owner in both and names != before.get(owner)},
+        _ORDER: {owner: names for owner, names in _other_order(built, now).items() if owner in both},
     }
     return {name: value for name, value in found.items() if value}
 
@@ -97,6 +96,15 @@ def set_layer(owner: nn.Module, name: str, layer: nn.Module | None) -> None:
 
 def _is_other(path: str, built: Layers, now: Layers) -> bool:
     return now[path] not in (path, built.get(path))
+
+
+def _other_order(built: Layers, now: Layers) -> dict[str, list[str]]:
+    """Return the names in each layer where they are not those that were built, and then what is new."""
+    expected = {owner: [name for name in names if _path(owner, name) in now] for owner, names in _names(built).items()}
+    for path in now:
+        if path not in built and now[path] == path:
+            expected.setdefault(_owner(path), []).append(path.rpartition(".")[2])
+    return {owner: names for owner, names in _names(now).items() if names != expected.get(owner)}
 
 
 def _names(layers: Layers) -> dict[str, list[str]]:

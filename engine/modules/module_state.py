@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.modules.structure import is_expanded
 from midstride.engine.modules.torch_internals import buffers_of, transient_buffers
 from midstride.engine.state.stateful import AlikeOnRanks
 
@@ -60,7 +60,7 @@ class NonPersistentBuffers(AlikeOnRanks):
         for where in {**filled, **state_dict}:
             path, _, name = where.rpartition(".")
             buffer, saved = filled.get(where), state_dict.get(where)
-            if buffer is not None and saved is not None and _takes(buffer, saved):
+            if buffer is not None and saved is not None and _can_take(buffer, saved):
                 buffer.detach().copy_(saved)
             else:
                 value = None if saved is None else saved.to(self._module.device)
@@ -120,12 +120,9 @@ class TrainingModes(AlikeOnRanks):
             parameter.requires_grad_(state_dict["requires_grad"][name])
 
 
-def _takes(buffer: Tensor, saved: Tensor) -> bool:
-    """Return whether `buffer` can take the values of `saved` in place: not if it is expanded."""
-    is_expanded = buffer.layout == torch.strided and any(
-        stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True)
-    )
-    return not is_expanded and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype)
+def _can_take(buffer: Tensor, saved: Tensor) -> bool:
+    """Return whether the values of `saved` can be put into `buffer`."""
+    return not is_expanded(buffer) and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype)
 
 
 def _tell(what: str, new: Sequence[str], gone: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.object_state import module_anchors
 from midstride.engine.state.nodes import Instance
 
-__all__ = ["ModuleStructure"]
+__all__ = ["ModuleStructure", "is_expanded"]
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,7 @@ class ModuleStructure:
             self._shape(name, form)
         if "shared buffers" in state_dict:
             self._share(state_dict["shared buffers"])
+        self._unfold()
 
     def _shape(self, name: str, form: dict[str, Any]) -> None:
         """Let the tensor `name` have the form that it had."""
@@ -145,6 +146,15 @@ class ModuleStructure:
         for first, *others in groups:
             for name in others:
                 self._set_buffer(name, self._module.get_buffer(first))
+
+    def _unfold(self) -> None:
+        """Let the numbers of expanded buffers have memory of their own: torch cannot give back their values else."""
+        unfolded: dict[int, Tensor] = {}
+        for name, tensor in _tensors(self._module).items():
+            if self._is_buffer(name) and is_expanded(tensor):
+                value = unfolded.get(id(tensor))
+                unfolded[id(tensor)] = value = tensor.contiguous() if value is None else value
+                self._set_buffer(name, value)
 
     def _set_buffer(self, name: str, value: Tensor) -> None:
         buffers_of(self._module.get_submodule(_owner(name)))[name.rpartition(".")[2]] = value
@@ -235,6 +245,13 @@ def _owner(name: str) -> str:
 def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:
     kind = kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer")
     return kind, tensor.shape, tensor.dtype, _strides(tensor)
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Return whether numbers of `tensor` share memory, as `expand` makes them."""
+    if tensor.layout != torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:
