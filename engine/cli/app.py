@@ -86,7 +86,7 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
 def rank(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
     """Be one process of a run in a world that torchrun, srun or mpirun has started, and may restart or resize.
 
-    As in: torchrun --nnodes=1:4 --nproc-per-node=2 --max-restarts=3 --no-python midstride rank job.yaml --run first
+    As in: torchrun --nnodes=1:4 --nproc-per-node=2 --max-restarts=3 --no-python -- midstride rank job.yaml --run first
     """
     from midstride.engine.launch.rank import train_as_rank
     from midstride.engine.world import World

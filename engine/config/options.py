@@ -100,7 +100,7 @@ class SnapshotOptions(Options):
         description="exclusive: the store sees to it that one world has the run; none: you do, on any fsspec URL.",
     )
     store_patience_s: Annotated[float, Field(ge=0)] = Field(
-        300.0, title="Patience", description="Seconds a store that stops to answer is waited for."
+        300.0, title="Patience", description="Seconds a store that stops answering is waited for."
     )
     every_steps: Count | None = Field(
         None, title="Every n steps", description="Steps between snapshots; in validation, batches between them."

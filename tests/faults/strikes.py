@@ -242,7 +242,7 @@ def unmount(folder: Path) -> None:
 
 
 def server(how: str, *, step: int, phase: str) -> Strike:
-    """The server goes away ("killed") or stops to answer ("frozen") at a moment of the run, and comes back."""
+    """The server goes away ("killed") or stops answering ("frozen") at a moment of the run, and comes back."""
 
     @contextmanager
     def strike(scene: Scene) -> Iterator[None]:
