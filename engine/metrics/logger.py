@@ -60,7 +60,7 @@ class MetricLogger:
         self.rows = MetricLog()
         #: what is going on; see `begin`
         self.stage = "train"
-        #: the batch in hand, for its number of samples
+        #: the batch in hand, for its number of samples; None between batches, in every attempt
         self.batch: Any = None
         #: the newest values by name, alike on every rank
         self.values: dict[str, float] = {}
@@ -89,7 +89,7 @@ class MetricLogger:
             stage: what is going on; "over" once the values of an evaluation are put together.
             loader: number of the loader being evaluated, where there are several.
         """
-        self.stage, self._loader = stage, loader
+        self.stage, self._loader, self.batch = stage, loader, None
         self._targets.clear()
 
     def begin_batch(self, batch: Any) -> None:
@@ -205,8 +205,8 @@ class MetricLogger:
 
     @contextmanager
     def epoch_end(self) -> Iterator[None]:
-        """Log for the epoch, by default, what is logged within."""
-        self._in_epoch_end = True
+        """Log for the epoch, by default, what is logged within, and what comes after belongs to no batch."""
+        self._in_epoch_end, self.batch = True, None
         self._targets.clear()
         try:
             yield

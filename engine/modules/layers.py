@@ -7,7 +7,7 @@ from torch import nn
 
 from midstride.engine.modules.torch_internals import children_of
 
-__all__ = ["Layers", "change_layers", "layer_changes", "layers_of", "own_layers", "set_layer"]
+__all__ = ["Layers", "change_layers", "layer_changes", "layers_of", "own_layers", "owner_of", "set_layer"]
 
 #: path of each child of each module -> where that layer is met first; None for a name without a layer
 Layers = Mapping[str, str | None]
@@ -41,7 +41,7 @@ def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
     emptied = [path for path, first in now.items() if first is None and built.get(path, path) is not None]
     away = [path for path in built if path not in now]
     found = {
-        _GONE: {path: path in now for path in [*emptied, *away] if _owner(path) in both},
+        _GONE: {path: path in now for path in [*emptied, *away] if owner_of(path) in both},
         _SAME: {path: first for path, first in now.items() if first is not None and _is_other(path, built, now)},
         _ORDER: {owner: names for owner, names in _other_order(built, now).items() if owner in both},
     }
@@ -66,7 +66,7 @@ def change_layers(module: nn.Module, built: Layers, state: dict[str, Any], rebui
 def _take_away(module: nn.Module, gone: Mapping[str, bool]) -> None:
     """Let layers be gone: None where that is what they became, else without their names."""
     for path, is_none in gone.items():
-        owner, name = dict(module.named_modules()).get(_owner(path)), path.rpartition(".")[2]
+        owner, name = dict(module.named_modules()).get(owner_of(path)), path.rpartition(".")[2]
         if owner is not None and is_none:
             set_layer(owner, name, None)
         elif owner is not None:  # what the code does not build any more is gone as well
@@ -76,7 +76,7 @@ def _take_away(module: nn.Module, gone: Mapping[str, bool]) -> None:
 def _make_same(module: nn.Module, same: Mapping[str, str]) -> None:
     """Let layers be one with those that they came to be."""
     for path, first in same.items():
-        set_layer(module.get_submodule(_owner(path)), path.rpartition(".")[2], module.get_submodule(first))
+        set_layer(module.get_submodule(owner_of(path)), path.rpartition(".")[2], module.get_submodule(first))
 
 
 def _put_in_order(module: nn.Module, order: Mapping[str, list[str]]) -> None:
@@ -103,7 +103,7 @@ def _other_order(built: Layers, now: Layers) -> dict[str, list[str]]:
     expected = {owner: [name for name in names if _path(owner, name) in now] for owner, names in _names(built).items()}
     for path in now:
         if path not in built and now[path] == path:
-            expected.setdefault(_owner(path), []).append(path.rpartition(".")[2])
+            expected.setdefault(owner_of(path), []).append(path.rpartition(".")[2])
     return {owner: names for owner, names in _names(now).items() if names != expected.get(owner)}
 
 
@@ -111,7 +111,7 @@ def _names(layers: Layers) -> dict[str, list[str]]:
     """Return the names in each layer, in their order."""
     names: dict[str, list[str]] = {}
     for path in list(layers)[1:]:
-        names.setdefault(_owner(path), []).append(path.rpartition(".")[2])
+        names.setdefault(owner_of(path), []).append(path.rpartition(".")[2])
     return names
 
 
@@ -119,5 +119,6 @@ def _path(owner: str, name: str) -> str:
     return f"{owner}.{name}" if owner else name
 
 
-def _owner(path: str) -> str:
+def owner_of(path: str) -> str:
+    """Return the path of the layer that has what is called `path`."""
     return path.rpartition(".")[0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.modules.layers import owner_of
 from midstride.engine.modules.structure import is_expanded
 from midstride.engine.modules.torch_internals import buffers_of, transient_buffers
 from midstride.engine.state.stateful import AlikeOnRanks
@@ -32,7 +33,7 @@ class NonPersistentBuffers(AlikeOnRanks):
     def state_dict(self) -> dict[str, Any]:
         """Return those that are filled, by name, and None for those that training emptied, in layers there are."""
         filled, modules = self._filled(), dict(self._module.named_modules())
-        other = {where for where in self._built if where.rpartition(".")[0] not in modules}  # gone with their layers
+        other = {where for where in self._built if owner_of(where) not in modules}  # gone with their layers
         other.update(name for name, _ in self._module.named_buffers())  # or persistent by now
         return {**filled, **dict.fromkeys(sorted(self._built - filled.keys() - other))}
 
@@ -52,7 +53,7 @@ class NonPersistentBuffers(AlikeOnRanks):
         """
         filled, modules = self._filled(), dict(self._module.named_modules())
         new = [where for where in filled if where in self._built and where not in state_dict]
-        gone = [where for where in state_dict if where.rpartition(".")[0] not in modules]
+        gone = [where for where in state_dict if owner_of(where) not in modules]
         _tell("buffers", new, gone)
         state_dict.update({where: filled[where] for where in new})
         for where in gone:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
-from midstride.engine.modules.layers import change_layers, layer_changes, layers_of, own_layers, set_layer
+from midstride.engine.modules.layers import change_layers, layer_changes, layers_of, own_layers, owner_of, set_layer
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.distributed_tensors import reshard_nodes
@@ -47,18 +47,18 @@ class ModuleStructure:
             UserError: a parameter is gone: its optimizer would find another one in the next attempt.
         """
         modules = dict(self._module.named_modules())
-        new = [path for path in modules if path not in self._modules and path.rpartition(".")[0] in self._modules]
+        new = [path for path in modules if path not in self._modules and owner_of(path) in self._modules]
         state = layer_changes(self._layers, layers_of(self._module))
         if new:
             state["modules"] = self._described({path: modules[path] for path in new})
         found = _tensors(self._module)
-        tensors = {name: tensor for name, tensor in found.items() if _owner(name) in self._modules}
+        tensors = {name: tensor for name, tensor in found.items() if owner_of(name) in self._modules}
         changed = {name: tensor for name, tensor in tensors.items() if self._forms.get(name) != _form(tensor)}
         if changed:
             state["tensors"] = {name: self._described_tensor(tensor) for name, tensor in changed.items()}
         self._refuse_gone(tensors)
         gone = [name for name, form in self._forms.items() if name not in tensors and form[0] == "buffer"]
-        if here := [name for name in gone if _owner(name) in modules]:
+        if here := [name for name in gone if owner_of(name) in modules]:
             state["gone buffers"] = {name: self._gone_as(name) for name in here}
         if (same := _same(found)) != self._same:
             self._refuse_tied(same)
@@ -75,13 +75,13 @@ class ModuleStructure:
 
     def _gone_as(self, name: str) -> str:
         """Return what is where a persistent buffer was: one that is not, "transient", or "none", or nothing, "away"."""
-        owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
+        owner, attribute = self._module.get_submodule(owner_of(name)), name.rpartition(".")[2]
         if attribute not in buffers_of(owner):
             return "away"
         return "transient" if attribute in transient_buffers(owner) else "none"
 
     def _take_buffer_away(self, name: str, gone_as: str) -> None:
-        owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
+        owner, attribute = self._module.get_submodule(owner_of(name)), name.rpartition(".")[2]
         if gone_as == "away":
             buffers_of(owner).pop(attribute, None)
         elif gone_as == "transient":  # its value is given back later
@@ -100,7 +100,7 @@ class ModuleStructure:
                 )
 
     def _is_buffer(self, name: str) -> bool:
-        return name.rpartition(".")[2] in buffers_of(self._module.get_submodule(_owner(name)))
+        return name.rpartition(".")[2] in buffers_of(self._module.get_submodule(owner_of(name)))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Let the module consist of what it did; the values are given back after it."""
@@ -115,7 +115,7 @@ class ModuleStructure:
 
     def _shape(self, name: str, form: dict[str, Any]) -> None:
         """Let the tensor `name` have the form that it had."""
-        owner, attribute = self._module.get_submodule(_owner(name)), name.rpartition(".")[2]
+        owner, attribute = self._module.get_submodule(owner_of(name)), name.rpartition(".")[2]
         device = "cpu" if form.get("on_host") else self._device
         value = torch.zeros(form["shape"], dtype=form["dtype"], device=device)
         if "strides" in form:
@@ -157,7 +157,7 @@ class ModuleStructure:
                 self._set_buffer(name, value)
 
     def _set_buffer(self, name: str, value: Tensor) -> None:
-        buffers_of(self._module.get_submodule(_owner(name)))[name.rpartition(".")[2]] = value
+        buffers_of(self._module.get_submodule(owner_of(name)))[name.rpartition(".")[2]] = value
 
     def _described(self, modules: dict[str, nn.Module]) -> dict[str, Any]:
         walk = self._walk()
@@ -191,7 +191,7 @@ class ModuleStructure:
     def _rebuild(self, nodes: dict[str, Any]) -> None:
         for path, node in nodes.items():
             _leave_mode_out(node)
-            owner, name = self._module.get_submodule(_owner(path)), path.rpartition(".")[2]
+            owner, name = self._module.get_submodule(owner_of(path)), path.rpartition(".")[2]
             if path in own_layers(layers_of(self._module)):
                 continue
             filling = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)
@@ -215,7 +215,7 @@ def _leave_mode_out(node: Any) -> None:
 
 def _is_built(name: str, value: object, modules: set[str]) -> bool:
     kind, _, path = name.partition(" ")
-    return (path if kind == "module" else _owner(path)) in modules
+    return (path if kind == "module" else owner_of(path)) in modules
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -236,10 +236,6 @@ def _same(tensors: dict[str, Tensor]) -> list[list[str]]:
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
     return [group for group in names.values() if len(group) > 1]
-
-
-def _owner(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:

@@ -99,7 +99,6 @@ class FitLoop:
         context, progress, heartbeat = self.context, self.progress, self.context.heartbeat
         if not progress.in_epoch:
             progress.begin_epoch()
-            context.metric_logger.begin_batch(None)
             context.hooks.call("on_train_epoch_start")
         batches = self.loader.batches(progress.epoch, progress.batch)
         while not progress.at_end and not self.is_done():
@@ -181,7 +180,6 @@ class FitLoop:
         """Reduce what the epoch logged, step its schedulers, and count it."""
         context, progress = self.context, self.progress
         context.finite_losses.verify()
-        context.metric_logger.begin_batch(None)
         with context.heartbeat.during(Phase.EVALUATING):
             context.inject_fault("epoch_end")
             if context.hooks.has("on_train_epoch_end"):
@@ -227,7 +225,6 @@ class EvaluationLoop:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
         context, progress, hooks = self.context, self.context.progress, self.context.hooks
         context.metric_logger.begin(self.stage)
-        context.metric_logger.begin_batch(None)  # what hooks log belongs to no batch
         if not progress.validating:
             progress.begin_validation()
             hooks.call(f"on_{self.prefix}_start")
@@ -238,7 +235,6 @@ class EvaluationLoop:
                 self.loader(progress.val_loader)
                 progress.next_validation_loader()
         context.metric_logger.begin(self.stage)
-        context.metric_logger.begin_batch(None)
         if hooks.has(f"on_{self.prefix}_epoch_end"):
             context.metric_logger.preview_epoch()
         hooks.call(f"on_{self.prefix}_epoch_end")

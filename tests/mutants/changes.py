@@ -9,16 +9,16 @@ KEPT = "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had"
 CHANGES = [
     Mutant(
         "what is logged at the end of an epoch weighs as much as the batch that was last",
-        "engine/training/loops.py",
-        "        context.metric_logger.begin_batch(None)\n        with context.heartbeat",
-        "        with context.heartbeat",
+        "engine/metrics/logger.py",
+        "self._in_epoch_end, self.batch = True, None",
+        "self._in_epoch_end = True",
         f"{KEPT}[LogsWithoutValidation]",
     ),
     Mutant(
         "what is logged at the end of a validation weighs as much as the batch that was last",
-        "engine/training/loops.py",
-        "        context.metric_logger.begin_batch(None)\n        if hooks.has",
-        "        if hooks.has",
+        "engine/metrics/logger.py",
+        "self.stage, self._loader, self.batch = stage, loader, None",
+        "self.stage, self._loader = stage, loader",
         f"{KEPT}[LogsAtEnd]",
     ),
     Mutant(
