@@ -7,8 +7,7 @@ import urllib.request
 from pathlib import Path
 
 from support.flow_runs import wait_for
-
-from midstride.engine.processes.loopback import free_port
+from support.ports import free_ports
 
 __all__ = ["Etcd", "why_no_etcd"]
 
@@ -28,7 +27,7 @@ class Etcd:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._ports = folder, (free_port(), free_port())
+        self._folder, self._ports = folder, free_ports(2)
         self.address = f"127.0.0.1:{self._ports[0]}"
         self.start()
 

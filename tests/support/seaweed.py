@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from unittest import mock
 
 from s3fs import S3FileSystem
 from support.limit import LIMIT_S
+from support.ports import NEIGHBOUR, free_ports
 
 from midstride.engine.processes.lifetime import die_with_parent
 
@@ -38,7 +38,7 @@ class Seaweed:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._ports = _free_ports(5)
+        self._ports = free_ports(5)
         self.port = self._ports[0]
         self._process: subprocess.Popen[bytes] | None = None
         (folder / "data").mkdir(parents=True)
@@ -143,7 +143,7 @@ class Seaweed:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        for port in (*self._ports, *(port + 10_000 for port in self._ports)):
+        for port in (*self._ports, *(port + NEIGHBOUR for port in self._ports)):
             for socket_file in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 socket_file.unlink()
 
@@ -170,20 +170,3 @@ def environment(endpoint: str, key: str = KEY, secret: str = SECRET) -> dict[str
 
 def _keys(key: str) -> dict[str, str]:
     return {"accessKey": key, "secretKey": SECRET}
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free, and whose neighbours 10,000 above (the server takes those for gRPC) are free too."""
-    ports: list[int] = []
-    while len(ports) < count:
-        with socket.socket() as low, socket.socket() as high:
-            low.bind(("127.0.0.1", 0))
-            port = low.getsockname()[1]
-            if port + 10_000 > 65_535 or {port - 10_000, port, port + 10_000} & {*ports}:
-                continue
-            try:
-                high.bind(("127.0.0.1", port + 10_000))
-            except OSError:
-                continue
-            ports.append(port)
-    return ports

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from support.limit import LIMIT_S
+from support.ports import free_ports
 
 from midstride.engine.processes.lifetime import descendants, die_with_parent, signal_all
 
@@ -70,7 +71,7 @@ class Slurm:
         self.folder, self.conf = folder, folder / "slurm.conf"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._path = f"{os.environ['PATH']}:{_SBIN}"
-        host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(NODES))
+        host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(NODES))
         nodes = [
             f"NodeName={name} NodeAddr=127.0.0.1 NodeHostname={host} Port={port} CPUs=1 State=UNKNOWN"
             for name, port in zip(NODES, ports[1:], strict=True)
@@ -194,11 +195,3 @@ def _read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:  # it has ended meanwhile
         return b""
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

@@ -1,16 +1,13 @@
 """What stands around a deployed flow: a server and a worker. Either may be killed, and started again."""
 
-import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["POOL", "Service", "free_port", "server", "surroundings", "worker"]
+__all__ = ["POOL", "Service", "server", "surroundings", "worker"]
 
 POOL = "desk"
 
@@ -82,12 +79,3 @@ def worker(home: Path, port: int, lasting: set[int]) -> Service:
     }
     command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", "hand"]
     return Service(command, environment, home / "worker.log", lasting)
-
-
-def free_port() -> int:
-    """Return a port below those that the kernel deals out: it must still be free when the server comes back."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")

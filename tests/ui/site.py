@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 from support.flow_runs import wait_for
+from support.ports import free_ports
 from ui.browser import Screen, browser
-from ui.services import POOL, free_port, server, surroundings, worker
+from ui.services import POOL, server, surroundings, worker
 
 from midstride.engine.config.job import TrainingJob
 from midstride.tasks.resources import artifact_key
@@ -134,7 +135,7 @@ class Site:
     """
 
     def __init__(self, home: Path, pictures: Path, lasting: set[int]) -> None:
-        port = free_port()
+        (port,) = free_ports(1)
         self.home, self.pictures, self.address = home, pictures, f"http://127.0.0.1:{port}"
         self.server, self.worker = server(home, port, lasting), worker(home, port, lasting)
         self.api = Api(self.address)
