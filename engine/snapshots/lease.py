@@ -4,7 +4,8 @@ Every attempt that begins to train is a generation: it takes its number by creat
 The newest counts. It says from which snapshot it resumed, so what an older one writes later is known to be stale.
 
 It also says from which that one's generation had resumed, and so on, back to one whose number is a multiple of 64: that
-one's lease has all the rest. However many attempts a run had, two leases tell its lineage; manifests repeat it.
+one's lease has all the rest, and the lease after it repeats it, should it be lost. However many attempts a run had, two
+leases tell its lineage; manifests repeat it.
 """
 
 import time
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 _FOLDER = "lease"
-#: a generation whose number is a multiple of this has its whole lineage in its lease
+#: a generation whose number is a multiple of this has its whole lineage in its lease, and so has the one after it
 BLOCK = 64
 #: where a lease is damaged or gone
 WAYS_OUT = "`midstride snapshots repair` makes it anew from the manifests; or start over under another run name."
@@ -52,7 +53,8 @@ class Lease:
         resumed_from: name of the snapshot it continues; None for a fresh start.
         run_id: what tells this run from any other of the same name; made by the first generation.
         ancestors: names of snapshots: `resumed_from`, the one from which its generation had resumed, and so on, up to
-            the first of a generation that is a multiple of `BLOCK`; empty if an older version wrote the lease.
+            the first of a generation that is a multiple of `BLOCK`, or to the very first where this one, or the one
+            before it, is such a multiple; empty if an older version wrote the lease.
     """
 
     generation: int
@@ -124,7 +126,7 @@ def _with_ancestors(store: Store, lease: Lease) -> Lease:
     for name in ancestry(store, lease):
         names.append(name)
         parsed = parse_name(name)
-        if parsed and parsed[1] % BLOCK == 0 and lease.generation % BLOCK:
+        if parsed and parsed[1] % BLOCK == 0 and lease.generation % BLOCK > 1:
             break
     return replace(lease, ancestors=tuple(names))
 

@@ -31,6 +31,7 @@ from midstride.engine.storage.store import Store
 
 __all__ = ["Repair", "repairs"]
 
+_NO_COPY = "no snapshot and no other lease says what it had resumed from: start over under another run name"
 _OLDER = "older weights count, or none until the run goes on"
 
 
@@ -61,7 +62,9 @@ def _leases(store: Store) -> Iterator[Repair]:
         if (lease := known.get(generation)) is None and generation == newest:
             lease = _empty(store, generation)
         if lease is None:
-            if generation in generations(store):
+            if generation in _ancestors(known.get(newest)):
+                yield Repair(f"{fault}; {_NO_COPY}", None)
+            elif generation in generations(store):
                 yield Repair(
                     f"{fault}; no snapshot is left of it, and none that counts came from one: remove it",
                     partial(store.remove, path),
@@ -69,6 +72,10 @@ def _leases(store: Store) -> Iterator[Repair]:
             continue
         origin = f"resumed from {lease.resumed_from}" if lease.resumed_from else "a fresh start"
         yield Repair(f"{fault}; write it anew: generation {generation}, {origin}", _rewrite(store, path, lease))
+
+
+def _ancestors(lease: Lease | None) -> set[int]:
+    return {parsed[1] for name in (lease.ancestors if lease else ()) if (parsed := parse_name(name))}
 
 
 def _rewrite(store: Store, path: str, lease: Lease) -> Callable[[], None]:

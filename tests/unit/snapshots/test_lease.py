@@ -1,5 +1,6 @@
 """Law 5: generations of a run, and which of them may write."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog, snapshot_name
 from midstride.engine.snapshots.lease import BLOCK, Lease, acquire, leases, newest, superseded_by
 from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.repair import repairs
 from midstride.engine.snapshots.retention import Retention
 from midstride.engine.storage.checksums import encode_document
 from midstride.engine.storage.store import Store
@@ -159,3 +161,71 @@ def test_two_leases_tell_the_lineage_of_many_lives(store: Store, monkeypatch: py
     ends = Lineage.of(store).ends
     assert ends == {lives: None, **{life: Position(life) for life in range(1, lives)}}
     assert len(asked) == 2
+
+
+@pytest.fixture(scope="module")
+def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of more lives than two leases name, each with a snapshot; the newest two are kept."""
+    store, name = Store.open(tmp_path_factory.mktemp("runs") / "digits"), None
+    for life in range(1, 2 * BLOCK + 4):
+        writer = alone(store, name, keep=2)
+        name = take(writer, life)[0].name
+        writer.close()
+    return Path(store.url)
+
+
+@pytest.mark.parametrize("damage", [lambda path: flip(path, 0.5), lambda path: path.unlink()], ids=["damaged", "gone"])
+@pytest.mark.parametrize("lost", [1, 2, *range(BLOCK - 1, BLOCK + 3), *range(2 * BLOCK - 1, 2 * BLOCK + 4)])
+def test_any_one_lease_of_many_lives_is_made_anew_from_the_others(
+    lost: int, damage: Callable[[Path], None], long_lived: Path, tmp_path: Path
+):
+    store = Store.open(shutil.copytree(long_lived, tmp_path / "digits"))
+    lineage, newest_good, rows = Lineage.of(store), SnapshotCatalog(store).newest_good(), SnapshotCatalog(store).rows()
+    damage(Path(store.url, f"lease/{lost:06d}.json"))
+    (repair,) = repairs(store)
+    assert f"write it anew: generation {lost}, " in repair.message
+    assert repair.act
+    repair.act()
+    assert repairs(store) == []
+    assert Lineage.of(store) == lineage
+    assert SnapshotCatalog(store).newest_good() == newest_good
+    assert SnapshotCatalog(store).rows() == rows
+    assert [lease.generation for lease in leases(store)] == [*range(1, 2 * BLOCK + 4)]
+
+
+@pytest.mark.parametrize("damage", [lambda path: flip(path, 0.5), lambda path: path.unlink()], ids=["damaged", "gone"])
+def test_a_lease_that_nothing_repeats_is_named_and_not_removed(
+    damage: Callable[[Path], None], long_lived: Path, tmp_path: Path
+):
+    store = Store.open(shutil.copytree(long_lived, tmp_path / "digits"))
+    for one in (2 * BLOCK, 2 * BLOCK + 1):
+        damage(Path(store.url, f"lease/{one:06d}.json"))
+    named = [repair for repair in repairs(store) if repair.act is None]
+    assert [f"lease/{2 * BLOCK:06d}.json" in repair.message for repair in named] == [True]
+    assert "start over under another run name" in named[0].message
+
+
+def test_snapshots_of_another_run_say_nothing_of_a_lost_lease(store: Store, tmp_path: Path):
+    other = Store.open(tmp_path / "other" / "digits")
+    for life, name in enumerate([None, "000000000001-g000001", "000000000002-g000002"], 1):
+        (foreign,) = take(alone(other, name), life)
+    (own,) = take(alone(store), 1)
+    take(alone(store, own.name), 4)
+    Path(other.url, "snapshots", foreign.name).rename(Path(store.url, "snapshots", foreign.name))
+    Path(store.url, "lease/000002.json").unlink()
+    messages = [repair.message for repair in repairs(store)]
+    assert [f"generation 2, resumed from {own.name}" in message for message in messages] == [True]
+
+
+def test_all_leases_are_made_anew_from_the_manifests(store: Store):
+    name = None
+    for life in range(1, 4):
+        name = take(alone(store, name), life)[0].name
+    lineage, rows = Lineage.of(store), SnapshotCatalog(store).rows()
+    for generation in range(1, 4):
+        Path(store.url, f"lease/{generation:06d}.json").unlink()
+    for repair in repairs(store):
+        assert repair.act
+        repair.act()
+    assert (Lineage.of(store), SnapshotCatalog(store).rows()) == (lineage, rows)
+    assert repairs(store) == []
