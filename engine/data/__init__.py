@@ -1,5 +1,6 @@
 """Data: orders that are functions, random numbers that are functions, loaders that start anywhere.
 
+base_seed         the number that a DataLoader draws from its generator ahead of a sampler that shares it
 combined          several loaders at once: what a user writes, and the loader that reads them side by side or
                   one after the other
 data_owners       what a data set, and what reads it, hold: taken as nodes, and put back in place

@@ -106,7 +106,7 @@ def _order(
     batches: Any = loader.batch_sampler
     own = world.size > 1 and (not shard or _shards_itself(loader, world, what))
     if batches is not None and type(batches) is not BatchSampler:
-        sampled = SamplerOrder(batches, loader.dataset, key, what, shared=not own)
+        sampled = SamplerOrder(batches, loader, key, what, shared=not own)
         return BatchSamplerOrder(sampled, rank=world.rank, size=world.size, rest=rest, own=own)
     # A BatchSampler of torch given by hand leaves its sampler and sizes to itself.
     sampler, batch_size, drop_last = (
@@ -142,7 +142,7 @@ def _sample_order(
     if plain:
         log.warning("the %s loader has shuffle=True: it is read in order, every sample once", what)
         return InOrder(len(sampler))
-    return SamplerOrder(sampler, loader.dataset, key, what, shared=not own)
+    return SamplerOrder(sampler, loader, key, what, shared=not own)
 
 
 def _shards_itself(loader: DataLoader[Any], world: World, what: str) -> bool:

@@ -9,7 +9,9 @@ from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
+from torch.utils.data import DataLoader
 
+from midstride.engine.data.base_seed import BaseSeed
 from midstride.engine.data.items import Items, as_items, digest_of_items, pack_items, unpack_items
 from midstride.engine.data.order import BatchOrder, BatchRequest, SampleOrder
 from midstride.engine.data.permutation import Positions
@@ -36,7 +38,7 @@ class SamplerOrder(SampleOrder):
 
     Args:
         sampler: a sampler or batch sampler; it stays the object that it is, and so does what it holds.
-        dataset: what it samples from.
+        loader: of which it is a sampler.
         key: hash that decides what it draws from the main generators.
         what: the loader, for messages.
         shared: every rank has the same sampler, and they share what it gives.
@@ -46,11 +48,12 @@ class SamplerOrder(SampleOrder):
         UserError: it gives nothing, or epochs of different lengths.
     """
 
-    def __init__(self, sampler: Any, dataset: Any, key: int, what: str, *, shared: bool = True) -> None:
-        self._sampler, self._dataset, self._key = sampler, dataset, key
+    def __init__(self, sampler: Any, loader: DataLoader[Any], key: int, what: str, *, shared: bool = True) -> None:
+        self._sampler, self._dataset, self._key = sampler, loader.dataset, key
         self._what = f"the {what} loader's {type(sampler).__name__}"
-        self._most = _ENDLESS * (len(dataset) if hasattr(dataset, "__len__") else 1_000_000) + 1_000_000
-        self._state = SamplerState(sampler, dataset)
+        samples: Any = self._dataset
+        self._most = _ENDLESS * (len(samples) if hasattr(samples, "__len__") else 1_000_000) + 1_000_000
+        self._state, self._base_seed = SamplerState(sampler, self._dataset), BaseSeed(loader, sampler)
         self._items: Items = []
         self._begin: dict[str, Any] = {}
         self._after: dict[str, Any] | None = None
@@ -197,7 +200,8 @@ class SamplerOrder(SampleOrder):
                 for one in samplers_in(sampler):
                     if callable(set_epoch := getattr(one, "set_epoch", None)):
                         set_epoch(epoch)
-                items = [copy.copy(item) if type(item) is list else item for item in islice(sampler, self._most)]
+                given = islice(self._base_seed.iterate(sampler, epoch), self._most)
+                items = [copy.copy(item) if type(item) is list else item for item in given]
         except Exception as error:
             raise UserCodeError.of(f"{self._what}, epoch {epoch}", error) from error
         if len(items) == self._most:

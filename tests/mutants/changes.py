@@ -5,8 +5,37 @@ from mutants.mutant import Mutant
 __all__ = ["CHANGES"]
 
 KEPT = "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had"
+PLAIN = "unit/data/test_samplers.py::test_a_generator_of_the_loader_gives_the_order_of_plain_pytorch"
 
 CHANGES = [
+    Mutant(
+        "a sampler that shares the loader's generator draws what it would draw alone",
+        "engine/data/base_seed.py",
+        "if self._path is None or (epoch and self._is_drawn_once):",
+        "if True:",
+        f"{PLAIN}[shuffled]",
+    ),
+    Mutant(
+        "a loader whose workers stay draws their seed in every epoch",
+        "engine/data/base_seed.py",
+        "loader.persistent_workers and loader.num_workers > 0",
+        "False",
+        f"{PLAIN}[workers that stay]",
+    ),
+    Mutant(
+        "the seed is drawn before a batch sampler is asked for an iterator",
+        "engine/data/base_seed.py",
+        "iter(sampler) if self._is_asked_first else None",
+        "None",
+        f"{PLAIN}[drawn at once, batches]",
+    ),
+    Mutant(
+        "the seed is drawn after the sampler of a loader's batches is asked for an iterator",
+        "engine/data/base_seed.py",
+        "iter(sampler) if self._is_asked_first else None",
+        "iter(sampler)",
+        f"{PLAIN}[drawn at once]",
+    ),
     Mutant(
         "what is logged at the end of an epoch weighs as much as the batch that was last",
         "engine/metrics/logger.py",

@@ -1,15 +1,23 @@
 """Samplers stay the objects they are, and an epoch's items outlive a death."""
 
 import copy
+import gc
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data.items import as_items, pack_items, unpack_items
@@ -53,6 +61,7 @@ class Learner(TrainingModule):
         self.layer, self.weights, self.seen = nn.Linear(1, 1), [weights], list[int]()
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        batch = batch.reshape(-1)
         self.seen += batch.tolist()
         write(self.weights[0], batch)
         return self.layer(batch[:, None].float()).mean()
@@ -84,6 +93,61 @@ def test_importance_sampling_draws_what_plain_pytorch_draws() -> None:
     assert module.seen == expected
 
 
+class DrawnAtOnce(Sampler[Any]):
+    """Items drawn where it is asked for an iterator, not for the first item; of `size` each, if any."""
+
+    def __init__(self, generator: torch.Generator, size: int = 0) -> None:
+        self.generator, self.size = generator, size
+
+    def __len__(self) -> int:
+        return SAMPLES // (self.size or 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        drawn = torch.randperm(SAMPLES, generator=self.generator)
+        return iter(drawn.view(-1, self.size).tolist() if self.size else drawn.tolist())
+
+
+#: who draws from the generator of the loader -> the loader's options
+SHARED: dict[str, Callable[[torch.Generator], dict[str, Any]]] = {
+    "shuffled": lambda g: {"batch_size": BATCH, "shuffle": True},
+    "with replacement": lambda g: {
+        "batch_size": BATCH,
+        "sampler": RandomSampler(range(SAMPLES), replacement=True, generator=g),
+    },
+    "a subset": lambda g: {"batch_size": BATCH, "sampler": SubsetRandomSampler(range(8), generator=g)},
+    "one by one": lambda g: {"batch_size": None, "sampler": RandomSampler(range(SAMPLES), generator=g)},
+    "batches": lambda g: {"batch_sampler": BatchSampler(RandomSampler(range(SAMPLES), generator=g), BATCH, False)},
+    "drawn at once": lambda g: {"batch_size": BATCH, "sampler": DrawnAtOnce(g)},
+    "drawn at once, one by one": lambda g: {"batch_size": None, "sampler": DrawnAtOnce(g)},
+    "drawn at once, batches": lambda g: {"batch_sampler": DrawnAtOnce(g, BATCH)},
+    "workers": lambda g: {"batch_size": BATCH, "shuffle": True, "num_workers": 1},
+    "workers that stay": lambda g: {"batch_size": BATCH, "shuffle": True, "num_workers": 1, "persistent_workers": True},
+}
+
+
+def _loader(who: str) -> Any:
+    generator, samples = torch.Generator().manual_seed(3), torch.arange(SAMPLES)
+    return DataLoader(samples, generator=generator, **SHARED[who](generator))  # type: ignore[arg-type]
+
+
+def _epochs(loader: Any) -> list[list[int]]:
+    return [[index for batch in loader for index in batch.flatten().tolist()] for _ in range(3)]
+
+
+def _fitted(loader: Any) -> list[int]:
+    module = Learner(torch.ones(SAMPLES))
+    Trainer(max_epochs=3, enable_progress_bar=False).fit(module, loader)
+    return module.seen
+
+
+@pytest.mark.parametrize("who", SHARED)
+def test_a_generator_of_the_loader_gives_the_order_of_plain_pytorch(who: str) -> None:
+    first, second, third = _epochs(_loader(who))
+    assert first != second != third != first
+    assert _fitted(_loader(who)) == first + second + third
+    gc.collect()  # workers that stay do so as long as their loader
+
+
 ITEMS: dict[str, list[Any]] = {
     "small": [0, 255, 3],
     "larger": [0, 70_000],
@@ -106,7 +170,7 @@ def test_items_come_back_as_they_were(name: str) -> None:
 
 
 def sampled(sampler: Any) -> SamplerOrder:
-    return SamplerOrder(sampler, range(SAMPLES), 5, "train")
+    return SamplerOrder(sampler, DataLoader(range(SAMPLES)), 5, "train")  # type: ignore[arg-type]
 
 
 def resumed(first: SamplerOrder, sampler: Any) -> SamplerOrder:
