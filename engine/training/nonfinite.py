@@ -39,7 +39,6 @@ class NonFiniteGuard:
                 "loss turns out not to be finite. Use on_nan: fail, or one optimizer and automatic_optimization."
             )
         self._context = context
-        self._in_a_row = 0
 
     def rollback_point(self) -> Callable[[], None]:
         """Return what puts back everything a training step changes."""
@@ -70,11 +69,10 @@ class NonFiniteGuard:
         """
         context, progress = self._context, self._context.progress
         if context.collective.all_agree(bool(torch.isfinite(loss))):
-            self._in_a_row = 0
+            context.samples.keep()
             return False
-        self._in_a_row += 1
         where = f"batch {progress.batch} of epoch {progress.epoch}"
-        if self._in_a_row > _IN_A_ROW:
+        if context.samples.left_out_in_a_row == _IN_A_ROW:
             raise LossNotFinite(
                 f"the loss was not finite for {_IN_A_ROW} batches in a row, up to {where}: leaving batches out does "
                 "not help. Snapshots before them are good."

@@ -77,6 +77,8 @@ class SampleLog:
         self._merged: list[BatchRange] = []
         #: epoch and batch of those that were left out because their loss was not finite
         self.left_out: list[tuple[int, int]] = []
+        #: how many of them there are since a batch was trained on
+        self.left_out_in_a_row = 0
         self._open: list[BatchRange] = []
         #: by epoch: what sampler or stream gave this rank since ranks last met; and what they gave all ranks
         self._plans: dict[int, BatchRange] = {}
@@ -136,6 +138,11 @@ class SampleLog:
     def skip(self, epoch: int, batch: int) -> None:
         """Note that every rank left this batch out of the weights; it was entered all the same."""
         self.left_out.append((epoch, batch))
+        self.left_out_in_a_row += 1
+
+    def keep(self) -> None:
+        """Note that the weights are to have the batch that was entered last."""
+        self.left_out_in_a_row = 0
 
     def merge_ranks(self, gather: Callable[[object], list[Any]]) -> None:
         """Put the ranks' shares together; every rank calls this at the same point."""
@@ -164,6 +171,7 @@ class SampleLog:
         """Return what the ranks merged last."""
         state = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
         state |= {"planned": [astuple(one) for one in self._planned]} if self._planned else {}
+        state |= {"left_out_in_a_row": self.left_out_in_a_row} if self.left_out_in_a_row else {}
         return {**state, "stateful": sorted(self._stateful)} if self._stateful else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -171,4 +179,5 @@ class SampleLog:
         self._merged = [BatchRange(*one) for one in state_dict["stretches"]]
         self._planned = [BatchRange(*one) for one in state_dict.get("planned", ())]
         self._stateful = set(state_dict.get("stateful", ()))
+        self.left_out_in_a_row = state_dict.get("left_out_in_a_row", 0)
         self.left_out, self._open, self._plans = list(state_dict["left_out"]), [], {}

@@ -12,7 +12,7 @@ from laws.modules import Metered
 from torch import Tensor
 
 from midstride.engine import Callback, Trainer
-from midstride.engine.errors import LossNotFinite, UserError
+from midstride.engine.errors import LossNotFinite, UserCodeError, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import audit
 from midstride.engine.snapshots.catalog import SnapshotCatalog
@@ -107,6 +107,50 @@ def test_weights_that_are_bad_themselves_end_the_run(tmp_path: Path) -> None:
     trainer = Trainer(max_steps=1, on_nan="skip", enable_progress_bar=False)
     with pytest.raises(LossNotFinite, match="100 batches in a row"):
         trainer.fit(Hopeless(), SampleData(1, 0), run=str(tmp_path / "run"))
+
+
+class Ruined(Metered):
+    """Bad from the second epoch on; dies in one."""
+
+    dies_in: int | None = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        epoch = self.trainer.progress.epoch
+        if epoch == type(self).dies_in:
+            raise InterruptedError
+        return super().training_step(batch, batch_idx) * (torch.inf if epoch else 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:Encountered `nan` values:UserWarning")
+def test_batches_left_out_in_a_row_are_counted_over_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(name: str, *dies_in: int | None) -> list[str]:
+        messages = []
+        for epoch in dies_in:
+            monkeypatch.setattr(Ruined, "dies_in", epoch)
+            trainer = Trainer(max_epochs=40, on_nan="skip", enable_progress_bar=False)
+            with pytest.raises((LossNotFinite, UserCodeError)) as ended:
+                trainer.fit(Ruined(), SampleData(1, 0), run=str(tmp_path / name))
+            messages.append(str(ended.value))
+        return messages
+
+    (undisturbed,), (*deaths, end) = ends("undisturbed", None), ends("disturbed", 4, 5, 9, None)
+    assert all("InterruptedError" in death for death in deaths)
+    assert "100 batches in a row, up to batch 4 of epoch 17" in undisturbed
+    assert end == undisturbed
+
+
+class Rough(Metered):
+    """Every other batch is bad."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (torch.inf if batch_idx % 2 else 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:Encountered `nan` values:UserWarning")
+def test_bad_batches_far_apart_do_not_end_a_run() -> None:
+    trainer = Trainer(max_epochs=35, on_nan="skip", enable_progress_bar=False)
+    trainer.fit(Rough(), SampleData(1, 0))
+    assert trainer.progress.step == 35 * 3
 
 
 class ByHand(Metered):

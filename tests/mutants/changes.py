@@ -9,6 +9,20 @@ PLAIN = "unit/data/test_samplers.py::test_a_generator_of_the_loader_gives_the_or
 
 CHANGES = [
     Mutant(
+        "bad batches in a row are counted anew by each attempt",
+        "engine/training/sample_log.py",
+        'state_dict.get("left_out_in_a_row", 0)',
+        "0",
+        "laws/test_on_nan.py::test_batches_left_out_in_a_row_are_counted_over_lives",
+    ),
+    Mutant(
+        "bad batches are counted in a row though there were good ones between them",
+        "engine/training/nonfinite.py",
+        "            context.samples.keep()\n",
+        "",
+        "laws/test_on_nan.py::test_bad_batches_far_apart_do_not_end_a_run",
+    ),
+    Mutant(
         "a sampler that shares the loader's generator draws what it would draw alone",
         "engine/data/base_seed.py",
         "if self._path is None or (epoch and self._is_drawn_once):",
