@@ -127,7 +127,7 @@ def test_batches_left_out_in_a_row_are_counted_over_lives(tmp_path: Path, monkey
         messages = []
         for epoch in dies_in:
             monkeypatch.setattr(Ruined, "dies_in", epoch)
-            trainer = Trainer(max_epochs=40, on_nan="skip", enable_progress_bar=False)
+            trainer = Trainer(max_epochs=40, on_nan="skip", snapshots={"every_steps": 1}, enable_progress_bar=False)
             with pytest.raises((LossNotFinite, UserCodeError)) as ended:
                 trainer.fit(Ruined(), SampleData(1, 0), run=str(tmp_path / name))
             messages.append(str(ended.value))
