@@ -216,7 +216,7 @@ def _signals() -> Iterator[None]:
         nonlocal heeded
         heeded += 1
         if heeded <= _SIGNALS_HEEDED:
-            say_stopping(number)
+            say_stopping(number, again=heeded > 1)
             raise KeyboardInterrupt
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -173,9 +173,12 @@ def stoppable() -> Iterator[None]:
 
     Call it in the main thread. Inside the block it is a `StopSignal`, which no `except Exception` catches.
     """
+    asked = 0
 
     def stop(number: int, frame: FrameType | None) -> None:
-        say_stopping(number)
+        nonlocal asked
+        asked += 1
+        say_stopping(number, again=asked > 1)
         raise StopSignal(f"asked to stop by {signal.Signals(number).name}; the same command resumes")
 
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

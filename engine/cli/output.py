@@ -32,11 +32,15 @@ def busy(text: str) -> Iterator[None]:
         yield
 
 
-def say_stopping(number: int) -> None:
-    """Say at once that signal `number` was heard: what it stops may take its time. For handlers of signals."""
+def say_stopping(number: int, *, again: bool = False) -> None:
+    """Say at once that signal `number` was heard, what it stops may take its time; `again`: it waits no longer.
+
+    For handlers of signals.
+    """
     line = "\r\x1b[2K" if os.isatty(2) else "\n"  # in place of a progress bar
     name = signal.Signals(number).name
-    os.write(2, f"{line}{name}: stopping, after a last snapshot if there is anything to keep\n".encode())
+    what = " again: ending at once" if again else ": stopping, after a last snapshot if there is anything to keep"
+    os.write(2, f"{line}{name}{what}\n".encode())
 
 
 def reader_has_gone() -> bool:

@@ -47,6 +47,10 @@ _FORK_AFTER_CUDA = Conflict(
     "cannot use CUDA again: use ddp_spawn, or start afresh and leave CUDA alone before the fit, or set "
     "PYTORCH_NVML_BASED_CUDA_CHECK=1 before torch is imported",
 )
+_NO_BUCKET = Conflict(
+    lambda c: type(c.options.get("bucket_cap_mb")) is int and c.options["bucket_cap_mb"] < 1,
+    "strategy_args.bucket_cap_mb: a number of megabytes from 1 on is needed, not {options[bucket_cap_mb]!r}",
+)
 
 _UNKNOWN_TO_HOROVOD = Conflict(
     lambda c: c.launcher not in (None, "horovodrun", "mpirun"),
@@ -185,14 +189,14 @@ STRATEGIES: dict[str, StrategySpec] = {
         _DDP,
         "subprocess",
         options=_DDP_OPTIONS,
-        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _NO_SCRIPT),
+        conflicts=(_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _NO_SCRIPT),
         in_lanes=_ORDERED,
     ),
     "ddp2": StrategySpec(
         "midstride.engine.strategies.ddp2:Ddp2",
         splits_batches=True,
         options={name: _DDP_OPTIONS[name] for name in _DDP_OPTIONS if name != "sync_batchnorm"},
-        conflicts=(_NOT_16, _BF16_NEEDS_GPU),
+        conflicts=(_NO_BUCKET, _NOT_16, _BF16_NEEDS_GPU),
     ),
     "sharded": StrategySpec(
         "midstride.engine.strategies.sharded:Sharded",
@@ -240,21 +244,21 @@ STRATEGIES: dict[str, StrategySpec] = {
         _DDP,
         "spawn",
         options=_DDP_OPTIONS,
-        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _SPAWN_IN_NOTEBOOK),
+        conflicts=(_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _SPAWN_IN_NOTEBOOK),
         in_lanes=_ORDERED,
     ),
     "ddp_fork": StrategySpec(
         _DDP,
         "fork",
         options=_DDP_OPTIONS,
-        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+        conflicts=(_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
         in_lanes=_ORDERED,
     ),
     "ddp_notebook": StrategySpec(
         _DDP,
         "fork",
         options=_DDP_OPTIONS,
-        conflicts=(_SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+        conflicts=(_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
         in_lanes=_ORDERED,
     ),
 }

@@ -33,6 +33,9 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         sync_batchnorm: normalise over the batches of all ranks; on GPUs.
         gradient_as_bucket_view: gradients are views of the buffers that are exchanged, which saves a copy of them all.
         bucket_cap_mb: size of such a buffer; by default torch's, 25. It decides how sums are made, and so the bits.
+
+    With several optimizers, or with optimization by hand, gradients are averaged in buckets of that size outside of
+    DDP: parameters may be left out then, and `comm_hook` and `gradient_as_bucket_view` are refused.
     """
 
     name = "ddp"
@@ -78,9 +81,12 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         self._shares_buffers = True
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
+        if not one_backward:
+            self._refuse_options_of_ddp()
         if not one_backward or not any(p.requires_grad for p in step.parameters()):
             broadcast(step)
-            self._buckets = GradientBuckets(start_sum(), self.world.size, partial(anywhere, device=self.device))
+            have_any, bucket_bytes = partial(anywhere, device=self.device), (self._bucket_cap_mb or 25) << 20
+            self._buckets = GradientBuckets(start_sum(), self.world.size, have_any, bucket_bytes)
             return step
         self._wrapped = DistributedDataParallel(
             _Replayable(step),
@@ -98,6 +104,14 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         if not self._find_unused:  # DDP keeps its first order then, which is the same in every attempt
             self._record(self._wrapped, step)
         return self._wrapped
+
+    def _refuse_options_of_ddp(self) -> None:
+        chosen = {"comm_hook": self._comm_hook, "gradient_as_bucket_view": self._bucket_view}
+        if refused := ", ".join(name for name, value in chosen.items() if value):
+            raise UserError(
+                f"strategy_args: {refused}, with several optimizers or optimization by hand: gradients are averaged "
+                "outside of DistributedDataParallel then, where this has no effect: leave it out"
+            )
 
     @property
     def buckets(self) -> GradientBuckets | None:

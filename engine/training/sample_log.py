@@ -169,7 +169,7 @@ class SampleLog:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the ranks merged last."""
-        state = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
+        state: dict[str, Any] = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
         state |= {"planned": [astuple(one) for one in self._planned]} if self._planned else {}
         state |= {"left_out_in_a_row": self.left_out_in_a_row} if self.left_out_in_a_row else {}
         return {**state, "stateful": sorted(self._stateful)} if self._stateful else state

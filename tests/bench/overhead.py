@@ -71,7 +71,7 @@ def main() -> None:
         tiny_job(folder, processes=1)
         for number in range(arguments.rounds):
             for steps in (short, short + arguments.steps):
-                for command in ("fit", "train"):
+                for command in ("fit", "train")[:: -1 if number % 2 else 1]:
                     run = f"{command}-{steps}-{number}"
                     taken.setdefault((command, steps), []).append(seconds(command, folder, run, steps, environment))
     table = Table("", "fit", "train", "between them")

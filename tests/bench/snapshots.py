@@ -239,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the disk to be measured")
-    parser.add_argument("--sizes", type=float, nargs="*", default=list(SIZES))
+    parser.add_argument("--sizes", type=float, nargs="*", choices=list(SIZES), default=list(SIZES))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

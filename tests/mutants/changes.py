@@ -9,6 +9,20 @@ PLAIN = "unit/data/test_samplers.py::test_a_generator_of_the_loader_gives_the_or
 
 CHANGES = [
     Mutant(
+        "options of DDP that have no effect by hand are taken",
+        "engine/strategies/ddp.py",
+        "            self._refuse_options_of_ddp()\n",
+        "            pass\n",
+        "unit/strategies/test_build.py::test_options_of_ddp_that_have_no_effect_by_hand_are_refused",
+    ),
+    Mutant(
+        "a bucket of no size is taken",
+        "engine/config/strategies.py",
+        'c.options["bucket_cap_mb"] < 1',
+        'c.options["bucket_cap_mb"] < 0',
+        "unit/ranks/test_placement_refusals.py",
+    ),
+    Mutant(
         "bad batches in a row are counted anew by each attempt",
         "engine/training/sample_log.py",
         'state_dict.get("left_out_in_a_row", 0)',

@@ -149,3 +149,18 @@ def test_a_stop_inside_the_recovery_is_heard(
     with pytest.raises(StopRequested, match=f"asked to stop by {number.name}"), stoppable():
         recover_orphaned_attempts(Run(job, "night"))
     assert len(raised) == 1
+
+
+def test_a_second_signal_says_that_nothing_more_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    def asked_twice() -> None:
+        with stoppable():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StopRequested):
+        asked_twice()
+    first, second = (line for line in capfd.readouterr().err.splitlines() if line)
+    assert first == "SIGINT: stopping, after a last snapshot if there is anything to keep"
+    assert second == "SIGINT again: ending at once"

@@ -122,6 +122,11 @@ REFUSED: dict[str, tuple[DeviceRequest, Hardware, list[str]]] = {
         Hardware(),
         ["comm_hook", "fp16_compress", "'zip'"],
     ),
+    "a bucket for nothing": (
+        DeviceRequest("ddp_fork", {"bucket_cap_mb": 0}),
+        Hardware(),
+        ["bucket_cap_mb", "megabytes", "not 0"],
+    ),
     "replicas of one rank each": (
         DeviceRequest("sharded", {"replicas": 3}, devices=3),
         Hardware(),

@@ -2,13 +2,16 @@
 
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from midstride.engine import TrainingModule
 from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import StrategyRequest
-from midstride.engine.errors import StrategyUnavailable
+from midstride.engine.errors import StrategyUnavailable, UserError
 from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer
 
 
@@ -36,6 +39,12 @@ def test_a_row_names_the_options_of_its_class_or_what_it_needs(name: str) -> Non
 def test_a_strategy_that_is_not_there_says_what_to_do(name: str, words: str) -> None:
     with pytest.raises(StrategyUnavailable, match=words):
         Trainer(strategy=name)
+
+
+def test_options_of_ddp_that_have_no_effect_by_hand_are_refused() -> None:
+    strategy, step = Ddp(comm_hook="fp16_compress", bucket_cap_mb=1), Mock(module=TrainingModule())
+    with pytest.raises(UserError, match=r"comm_hook, with several optimizers or .* by hand: .* leave it out"):
+        strategy.wrap(step, one_backward=False)
 
 
 def test_a_library_that_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
