@@ -63,12 +63,22 @@ class ModuleStructure:
         if (same := _same(found)) != self._same:
             self._refuse_tied(same)
             state["shared buffers"] = [names for names in same if self._is_buffer(names[0])]
+            groups = [names for names in same if not self._is_buffer(names[0])]
+            if groups != self._built_as_one(found):
+                state["shared parameters"] = groups
         return state
 
+    def _built_as_one(self, found: dict[str, Tensor]) -> list[list[str]]:
+        """Return the names of parameters that were built as one, of those that are still there."""
+        still = [[name for name in names if name in found and not self._is_buffer(name)] for names in self._same]
+        return [names for names in still if len(names) > 1]
+
     def _refuse_gone(self, tensors: dict[str, Tensor]) -> None:
-        if gone := [name for name, form in self._forms.items() if name not in tensors and form[0] == "parameter"]:
+        parameters = [name for name, form in self._forms.items() if form[0] == "parameter"]
+        if gone := [name for name in parameters if not isinstance(tensors.get(name), nn.Parameter)]:
+            now = "a buffer now" if gone[0] in tensors else "gone"
             raise UserError(
-                f"the parameter {gone[0]} was there when training began and is gone: no other attempt can take its "
+                f"the parameter {gone[0]} was there when training began and is {now}: no other attempt can take its "
                 "optimizer's state to where it went. Change the module's parameters (pruning, parametrizations, "
                 "replaced layers) in __init__, setup or on_fit_start, which every attempt calls."
             )
@@ -109,8 +119,9 @@ class ModuleStructure:
             self._take_buffer_away(name, gone_as)
         for name, form in state_dict.get("tensors", {}).items():
             self._shape(name, form)
-        if "shared buffers" in state_dict:
-            self._share(state_dict["shared buffers"])
+        for kind in ("buffers", "parameters"):
+            if f"shared {kind}" in state_dict:
+                self._share(kind, state_dict[f"shared {kind}"])
         self._unfold()
 
     def _shape(self, name: str, form: dict[str, Any]) -> None:
@@ -138,14 +149,21 @@ class ModuleStructure:
         reshard_nodes(states, self._module.parameters())
         return states[0]
 
-    def _share(self, groups: list[list[str]]) -> None:
-        """Let the buffers of each group be one, and all others be apart."""
-        together = [name for names in _same(_tensors(self._module)) for name in names[1:]]
-        for name in filter(self._is_buffer, together):
-            self._set_buffer(name, self._module.get_buffer(name).clone())
+    def _share(self, kind: str, groups: list[list[str]]) -> None:
+        """Let the buffers, or parameters, of each group be one, and all others be apart."""
+        tensors = _tensors(self._module)
+        for name in [name for names in _same(tensors) for name in names[1:]]:
+            if self._is_buffer(name) and kind == "buffers":
+                self._set_buffer(name, tensors[name].clone())
+            elif not self._is_buffer(name) and kind == "parameters":
+                self._set_parameter(name, nn.Parameter(tensors[name].detach().clone()))
+        tensors = _tensors(self._module)
         for first, *others in groups:
             for name in others:
-                self._set_buffer(name, self._module.get_buffer(first))
+                if isinstance(tensor := tensors[first], nn.Parameter):
+                    self._set_parameter(name, tensor)
+                else:
+                    self._set_buffer(name, tensor)
 
     def _unfold(self) -> None:
         """Let the numbers of expanded buffers have memory of their own: torch cannot give back their values else."""
@@ -158,6 +176,9 @@ class ModuleStructure:
 
     def _set_buffer(self, name: str, value: Tensor) -> None:
         buffers_of(self._module.get_submodule(owner_of(name)))[name.rpartition(".")[2]] = value
+
+    def _set_parameter(self, name: str, value: nn.Parameter) -> None:
+        parameters_of(self._module.get_submodule(owner_of(name)))[name.rpartition(".")[2]] = value
 
     def _described(self, modules: dict[str, nn.Module]) -> dict[str, Any]:
         walk = self._walk()

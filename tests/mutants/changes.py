@@ -9,6 +9,27 @@ PLAIN = "unit/data/test_samplers.py::test_a_generator_of_the_loader_gives_the_or
 
 CHANGES = [
     Mutant(
+        "weights that training unties are one in a resumed run",
+        "engine/modules/structure.py",
+        "if groups != self._built_as_one(found):",
+        "if False:",
+        f"{KEPT}[Untied]",
+    ),
+    Mutant(
+        "weights that are still one after others were untied are two in a resumed run",
+        "engine/modules/structure.py",
+        "                    self._set_parameter(name, tensor)\n",
+        "                    pass\n",
+        f"{KEPT}[Untied]",
+    ),
+    Mutant(
+        "a parameter that becomes a buffer passes for one that is still there",
+        "engine/modules/structure.py",
+        "if not isinstance(tensors.get(name), nn.Parameter)]",
+        "if name not in tensors]",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[a parameter that is a buffer]",
+    ),
+    Mutant(
         "options of DDP that have no effect by hand are taken",
         "engine/strategies/ddp.py",
         "            self._refuse_options_of_ddp()\n",

@@ -45,7 +45,7 @@ from laws.objects.loaders import (
 from laws.objects.read_data import ReadsLongList, ReadsPictures, ReadsTable, TellsWorkersThatRead
 from laws.objects.samplers import SamplesAsked, SamplesExpecting, SamplesForgetting, Streams
 from laws.objects.small import Small
-from laws.objects.structure import Retraced, Tied
+from laws.objects.structure import Frozen, Retraced, Tied
 from laws.objects.surroundings import (
     ActsOtherwise,
     CountsInCollate,
@@ -64,6 +64,7 @@ from laws.objects.views import SlicedLate
 #: name -> what makes it, whether it is refused, and the words
 NAMED: dict[str, tuple[Any, bool, str]] = {
     "a parameter that goes": ((Pruned, None, list), True, "the parameter layer.weight was there when training began"),
+    "a parameter that is a buffer": ((Frozen, None, list), True, "the parameter one.weight was there when training"),
     "a weight that is tied": ((Tied, None, list), True, "the parameter two.weight came to be one.weight in"),
     "an optimizer that loses": ((Loses, None, list), True, "the optimizers, after the first step, did not take back"),
     "other optimizers": ((Swaps, None, list), True, "replaced in training: SGD became Adam"),

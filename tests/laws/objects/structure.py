@@ -130,6 +130,37 @@ class Tied(Small):
         return 1 + self.two(self.one(batch)).square().mean()
 
 
+class Frozen(Tied):
+    """A parameter that becomes a buffer."""
+
+    def factor(self, batch: Tensor) -> Any:
+        weight = self.one.weight.detach()
+        del self.one.weight
+        self.one.register_buffer("weight", weight)
+        return 1 + self.one(batch).square().mean()
+
+
+class Untied(Small):
+    """Weights built as one of which some become their own: one that the optimizer gets, two together, the first."""
+
+    def build(self) -> None:
+        self.tied = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(4))
+        self.pair = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(2))
+        for layers in (self.tied, self.pair):
+            for layer in layers[1:]:
+                layer.weight = layers[0].weight
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            _, alone, *others = self.tied
+            alone.weight = nn.Parameter(alone.weight.detach() * 2)
+            self.optimizers().add_param_group({"params": [alone.weight], "lr": 0.02})
+            others[0].weight = others[1].weight = nn.Parameter(alone.weight.detach() * 2)
+            self.pair[0].weight = nn.Parameter(self.pair[0].weight.detach() * 3)
+        together = self.tied[2].weight is self.tied[3].weight
+        return 1 + together + sum(layer(batch).square().mean() for layer in [*self.tied, *self.pair])
+
+
 class Shedding(Small):
     """Layers without parameters that go, as names and as None, from a list and within a dict, whose order changes."""
 

@@ -92,6 +92,7 @@ from laws.objects.structure import (
     Rising,
     Shedding,
     Traced,
+    Untied,
 )
 from laws.objects.surroundings import (
     Counting,
@@ -225,7 +226,7 @@ _MODULES: list[type[Small]] = [
         SkipsGradients,
         TakesAway,
     ),
-    *(Shedding, Joined, Discarding, Learning, Expanded),
+    *(Shedding, Untied, Joined, Discarding, Learning, Expanded),
     *(Relabels, RelabelsForWorkers, RelabelsNamed, Rechooses, RechoosesForWorkers, Restacks, RelabelsTensors),
     *(
         ReadsTorchData,
