@@ -1,15 +1,17 @@
 """One full replica per process, gradients averaged during backward."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Self, cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.functional import embedding
 from torch.nn.parallel import DistributedDataParallel
 
-from midstride.engine.errors import NotExact, UserError
+from midstride.engine.errors import UserError
 from midstride.engine.strategies.gradient_buckets import GradientBuckets
 from midstride.engine.strategies.mixins import AveragesInBuckets, BackwardSync, ReplicatesParameters
 from midstride.engine.strategies.step import TrainingStep
@@ -56,6 +58,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         self._bucket_view, self._bucket_cap_mb = gradient_as_bucket_view, bucket_cap_mb
         self._order: list[str] | None = None
         self._noted: list[str] = []
+        self._sparse: set[str] = set()
         self._wrapped: DistributedDataParallel | None = None
         self._buckets: GradientBuckets | None = None
         self._shares_buffers = True
@@ -78,7 +81,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
         super().wrap(step, one_backward=one_backward)
         self._order, self._wrapped, self._noted, self._needed, self._buckets = None, None, [], [], None
-        self._shares_buffers = True
+        self._shares_buffers, self._sparse = True, set()
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
         if not one_backward:
@@ -135,7 +138,11 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         """Exchange the gradients of a window whose last batch has none: DDP does so in a backward pass only."""
         if self._wrapped is not None:
             named = self._wrapped.module.step.module.named_parameters()
-            self._wrapped(replay=[name for name, p in named if p.grad is not None]).backward()
+            self._replay([name for name, p in named if p.grad is not None])
+
+    def _replay(self, order: list[str]) -> None:
+        assert self._wrapped is not None
+        self._wrapped(replay=order, sparse=self._sparse).backward()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the order in which rank 0's gradients became ready in its first backward pass.
@@ -143,15 +150,17 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         And whether the next forward pass gives every rank rank 0's buffers: not inside a window.
         """
         shares = self._shares_buffers if self._wrapped is None else self._wrapped.require_forward_param_sync
-        return {"gradient_order": self._order or self._noted or None, "shares_buffers": shares}
+        state = {"gradient_order": self._order or self._noted or None, "shares_buffers": shares}
+        return {**state, "sparse_gradients": sorted(self._sparse)} if self._sparse else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Replay the order, so that gradients are summed as they were in the attempt before."""
         self._order, self._shares_buffers = state_dict["gradient_order"], state_dict["shares_buffers"]
+        self._sparse = set(state_dict.get("sparse_gradients", ()))
         if self._wrapped is None:
             return
         for _ in range(2 if self._order else 0):  # with a static graph, DDP takes the order over in the second only
-            self._wrapped(replay=self._order).backward()
+            self._replay(self._order)
         for parameter in self._wrapped.parameters():
             parameter.grad = None
         self._wrapped.require_forward_param_sync = self._shares_buffers
@@ -181,7 +190,9 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         named = [(n, p) for n, p in step.module.named_parameters() if p.requires_grad]
 
         def noted(name: str) -> Any:
-            def note(_: Tensor) -> None:
+            def note(parameter: Tensor) -> None:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    self._sparse.add(name)
                 if not wrapped.require_backward_grad_sync or self._order is not None:
                     return
                 first_pass = name not in self._noted
@@ -223,11 +234,16 @@ class _Replayable(nn.Module):
         super().__init__()
         self.step = step
 
-    def forward(self, *args: Any, replay: list[str] | None = None) -> Any:
+    def forward(self, *args: Any, replay: list[str] | None = None, sparse: Collection[str] = ()) -> Any:
         if replay is None:
             return self.step(*args)
         parameters = dict(self.step.module.named_parameters())
-        if any(parameters[name].is_sparse for name in replay):
-            raise NotExact("sparse parameters under ddp: the order of their gradients cannot be replayed.")
         # Gradients become ready in the reverse of the order of use.
-        return sum((parameters[name] * 0).sum() for name in reversed(replay))
+        return sum(_nothing_of(parameters[name], is_sparse=name in sparse) for name in reversed(replay))
+
+
+def _nothing_of(parameter: Tensor, *, is_sparse: bool) -> Tensor:
+    """Return a zero whose gradient for `parameter` is zero, and of the kind that its own are."""
+    if is_sparse:
+        return embedding(parameter.new_zeros(1, dtype=torch.long), parameter, sparse=True).sum() * 0
+    return ((torch.view_as_real(parameter) if parameter.is_complex() else parameter) * 0).sum()
