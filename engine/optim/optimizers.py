@@ -19,6 +19,12 @@ from midstride.engine.state.stateful import AlikeOnRanks
 __all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers", "scheduler_objects"]
 
 
+_OF_A_STEP = (
+    "on several processes, what a step logs with sync_dist is reduced where the ranks next meet: watch a value of a "
+    "validation or of an epoch"
+)
+
+
 @dataclass
 class SchedulerConfig:
     """One scheduler and when it steps.
@@ -46,7 +52,8 @@ class SchedulerConfig:
             return
         if self.monitor not in values:
             known = ", ".join(sorted(values)) or "nothing"
-            raise UserError(f"ReduceLROnPlateau watches {self.monitor!r}, not logged; logged so far: {known}.")
+            why = "; " + _OF_A_STEP if self.interval == "step" else ""
+            raise UserError(f"ReduceLROnPlateau watches {self.monitor!r}, not logged; logged so far: {known}{why}.")
         value = float(values[self.monitor])
         self.scheduler.step(value) if by is None else by(self.scheduler, value)
 
@@ -103,9 +110,13 @@ class OptimizerList:
             if (moved := state_dict.get("moved", {}).get(str(number))) is not None:
                 trained.move(optimizer, moved)
             added = state_dict.get("added", {}).get(str(number), [])
+            state = state_dict[str(number)]
             for names in added[max(0, len(optimizer.param_groups) - trained.groups) :]:
-                optimizer.add_param_group({"params": [parameters[name] for name in names]})
-            _load(optimizer, state_dict[str(number)])
+                given: list[Any] = [parameters[name] for name in names]
+                if own := state["param_groups"][len(optimizer.param_groups)].get("param_names"):
+                    given = [*zip(own, given, strict=True)]
+                optimizer.add_param_group({"params": given})
+            _load(optimizer, state)
 
 
 def _saved(number: int, optimizer: Optimizer) -> dict[str, Any]:

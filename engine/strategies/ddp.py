@@ -1,6 +1,6 @@
 """One full replica per process, gradients averaged during backward."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Self, cast
@@ -10,17 +10,19 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import embedding
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
-from midstride.engine.strategies.gradient_buckets import GradientBuckets
-from midstride.engine.strategies.mixins import AveragesInBuckets, BackwardSync, ReplicatesParameters
+from midstride.engine.strategies.gradient_buckets import GradientBuckets, sparse_layers
+from midstride.engine.strategies.mixins import AveragesInBuckets, BackwardSync, ReplicatesParameters, WatchesFrozen
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, anywhere, broadcast, start_sum
 
-__all__ = ["Ddp", "watch_frozen"]
+__all__ = ["Ddp"]
 
 
-class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
+class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
     """Replicate the module on every rank (`torch.nn.parallel.DistributedDataParallel`).
 
     From the second backward pass on, DDP sums gradients in the order in which they became ready in
@@ -58,7 +60,6 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         self._bucket_view, self._bucket_cap_mb = gradient_as_bucket_view, bucket_cap_mb
         self._order: list[str] | None = None
         self._noted: list[str] = []
-        self._sparse: set[str] = set()
         self._wrapped: DistributedDataParallel | None = None
         self._buckets: GradientBuckets | None = None
         self._shares_buffers = True
@@ -77,15 +78,30 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         options = ", ".join(f"{name}={value}" for name, value in chosen.items() if value)
         return f"{super().identity}({options})" if options else super().identity
 
+    def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
+        """Name what DDP cannot: a static graph over windows, optimizers with a part of their state on each rank."""
+        faults, window = [], options.accumulate_grad_batches
+        if self._static_graph and window > 1:
+            faults.append(
+                f"strategy_args: static_graph with accumulate_grad_batches={window}: DDP learns a static graph from a "
+                "first batch whose gradients it exchanges, and only the last of a window's are: leave static_graph out"
+            )
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for one in optimizers for kind in type(one).__mro__):
+            faults.append(
+                "a ZeroRedundancyOptimizer, which has a part of the state on each rank: use strategy sharded with the "
+                "optimizer inside of it: the state is cut there, too"
+            )
+        return faults
+
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
         super().wrap(step, one_backward=one_backward)
         self._order, self._wrapped, self._noted, self._needed, self._buckets = None, None, [], [], None
-        self._shares_buffers, self._sparse = True, set()
+        self._shares_buffers = True
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
         if not one_backward:
-            self._refuse_options_of_ddp()
+            self._refuse_by_hand(step.module)
         if not one_backward or not any(p.requires_grad for p in step.parameters()):
             broadcast(step)
             have_any, bucket_bytes = partial(anywhere, device=self.device), (self._bucket_cap_mb or 25) << 20
@@ -101,14 +117,19 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         )
         if not (self._find_unused or self._static_graph):
             self._needed = [(name, p) for name, p in step.module.named_parameters() if p.requires_grad]
-        watch_frozen(step.module)
+        self.watch_frozen(step.module)
         if self._comm_hook is not None:
             self._wrapped.register_comm_hook(None, getattr(default_hooks, f"{self._comm_hook}_hook"))
         if not self._find_unused:  # DDP keeps its first order then, which is the same in every attempt
             self._record(self._wrapped, step)
         return self._wrapped
 
-    def _refuse_options_of_ddp(self) -> None:
+    def _refuse_by_hand(self, module: nn.Module) -> None:
+        if sparse := sparse_layers(module):
+            raise UserError(
+                f"the module's {sparse[0]} has sparse gradients, with several optimizers or optimization by hand: they "
+                "are averaged outside of DistributedDataParallel then, as dense ones: build it with sparse=False"
+            )
         chosen = {"comm_hook": self._comm_hook, "gradient_as_bucket_view": self._bucket_view}
         if refused := ", ".join(name for name, value in chosen.items() if value):
             raise UserError(
@@ -138,11 +159,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         """Exchange the gradients of a window whose last batch has none: DDP does so in a backward pass only."""
         if self._wrapped is not None:
             named = self._wrapped.module.step.module.named_parameters()
-            self._replay([name for name, p in named if p.grad is not None])
-
-    def _replay(self, order: list[str]) -> None:
-        assert self._wrapped is not None
-        self._wrapped(replay=order, sparse=self._sparse).backward()
+            self._wrapped(replay=[name for name, p in named if p.grad is not None]).backward()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the order in which rank 0's gradients became ready in its first backward pass.
@@ -150,17 +167,15 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         And whether the next forward pass gives every rank rank 0's buffers: not inside a window.
         """
         shares = self._shares_buffers if self._wrapped is None else self._wrapped.require_forward_param_sync
-        state = {"gradient_order": self._order or self._noted or None, "shares_buffers": shares}
-        return {**state, "sparse_gradients": sorted(self._sparse)} if self._sparse else state
+        return {"gradient_order": self._order or self._noted or None, "shares_buffers": shares}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Replay the order, so that gradients are summed as they were in the attempt before."""
         self._order, self._shares_buffers = state_dict["gradient_order"], state_dict["shares_buffers"]
-        self._sparse = set(state_dict.get("sparse_gradients", ()))
         if self._wrapped is None:
             return
         for _ in range(2 if self._order else 0):  # with a static graph, DDP takes the order over in the second only
-            self._replay(self._order)
+            self._wrapped(replay=self._order).backward()
         for parameter in self._wrapped.parameters():
             parameter.grad = None
         self._wrapped.require_forward_param_sync = self._shares_buffers
@@ -190,9 +205,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         named = [(n, p) for n, p in step.module.named_parameters() if p.requires_grad]
 
         def noted(name: str) -> Any:
-            def note(parameter: Tensor) -> None:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    self._sparse.add(name)
+            def note(_: Tensor) -> None:
                 if not wrapped.require_backward_grad_sync or self._order is not None:
                     return
                 first_pass = name not in self._noted
@@ -209,37 +222,20 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets):
         handles = [p.register_post_accumulate_grad_hook(noted(n)) for n, p in named]
 
 
-def watch_frozen(module: nn.Module) -> None:
-    """Refuse gradients of parameters that are frozen now: DDP would not average them, and the ranks drift apart."""
-
-    def refused(name: str) -> Any:
-        def refuse(_: Tensor) -> None:
-            raise UserError(
-                f"{name} was frozen when strategy ddp was set up, and trains now: its gradient would stay on each rank "
-                "by itself. Leave it unfrozen, in a parameter group with lr=0, and raise the rate when it is to train."
-            )
-
-        return refuse
-
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.requires_grad_(True).register_post_accumulate_grad_hook(refused(name))
-            parameter.requires_grad_(False)
-
-
 class _Replayable(nn.Module):
     """A training step that can also replay an order of gradients, without touching the user's code."""
 
     def __init__(self, step: TrainingStep) -> None:
         super().__init__()
         self.step = step
+        self._sparse = {f"{layer}.weight" for layer in sparse_layers(step.module)}
 
-    def forward(self, *args: Any, replay: list[str] | None = None, sparse: Collection[str] = ()) -> Any:
+    def forward(self, *args: Any, replay: list[str] | None = None) -> Any:
         if replay is None:
             return self.step(*args)
         parameters = dict(self.step.module.named_parameters())
         # Gradients become ready in the reverse of the order of use.
-        return sum(_nothing_of(parameters[name], is_sparse=name in sparse) for name in reversed(replay))
+        return sum(_nothing_of(parameters[name], is_sparse=name in self._sparse) for name in reversed(replay))
 
 
 def _nothing_of(parameter: Tensor, *, is_sparse: bool) -> Tensor:

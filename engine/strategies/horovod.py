@@ -25,7 +25,7 @@ from midstride.engine.errors import UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.learning_rates import scale_learning_rates
 from midstride.engine.strategies.collective import Collective
-from midstride.engine.strategies.gradient_buckets import GradientBuckets
+from midstride.engine.strategies.gradient_buckets import GradientBuckets, sparse_layers
 from midstride.engine.strategies.mixins import AveragesInBuckets, ReplicatesParameters
 from midstride.engine.strategies.side_channel import SideChannel
 from midstride.engine.strategies.step import TrainingStep
@@ -71,8 +71,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         sparse = [
             f"the module's {name} has sparse gradients, which strategy horovod cannot average in a fixed order: "
             "build it with sparse=False, or use strategy single"
-            for name, submodule in module.named_modules()
-            if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.sparse
+            for name in sparse_layers(module)
         ]
         return sparse + [
             f"the module's {name} is complex, and Horovod has no complex numbers: use strategy ddp"

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.utils.hooks import RemovableHandle
 
+from midstride.engine.errors import UserError
 from midstride.engine.lanes import Lanes
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.seeds import DeviceGenerator
@@ -27,11 +29,13 @@ __all__ = [
     "ReplicatesParameters",
     "RunsBackward",
     "RunsLanes",
+    "WatchesFrozen",
     "device_generator",
     "full_state_dict",
     "gradient_buckets",
     "lanes_of",
     "load_full_state_dict",
+    "stop_watching",
 ]
 
 #: the loss of a part of a batch, of the outputs for that part and of the part itself
@@ -167,6 +171,40 @@ class ModelParallel(ABC):
     def clip_gradients(self, parameters: Sequence[Tensor], max_norm: float) -> None:
         """Scale the gradients of `parameters` down to a norm of `max_norm` over all ranks, if theirs is larger."""
         clip_grad_norm_(parameters, max_norm)
+
+
+class WatchesFrozen:
+    """Averages gradients of the parameters that train when a fit begins, and of no others."""
+
+    _watched: tuple[RemovableHandle, ...] = ()
+
+    def watch_frozen(self, module: nn.Module) -> None:
+        """Refuse gradients of parameters that are frozen now, until the fit is over: the ranks would drift apart."""
+        frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad and p.is_floating_point()]
+        self._watched = tuple(_refuse_gradients(name, parameter) for name, parameter in frozen)
+
+    def stop_watching(self) -> None:
+        """Let what was frozen train: the fit is over."""
+        for handle in self._watched:
+            handle.remove()
+
+
+def _refuse_gradients(name: str, parameter: nn.Parameter) -> RemovableHandle:
+    def refuse(_: Tensor) -> None:
+        raise UserError(
+            f"{name} was frozen when strategy ddp was set up, and trains now: its gradient would stay on each rank "
+            "by itself. Leave it unfrozen, in a parameter group with lr=0, and raise the rate when it is to train."
+        )
+
+    handle: RemovableHandle = parameter.requires_grad_(True).register_post_accumulate_grad_hook(refuse)
+    parameter.requires_grad_(False)
+    return handle
+
+
+def stop_watching(strategy: Strategy) -> None:
+    """Let what was frozen train, once a fit with `strategy` is over."""
+    if isinstance(strategy, WatchesFrozen):
+        strategy.stop_watching()
 
 
 def device_generator(strategy: Strategy) -> DeviceGenerator | None:

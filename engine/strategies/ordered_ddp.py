@@ -12,8 +12,8 @@ from midstride.engine.lanes import Lanes
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import SingleProcess
-from midstride.engine.strategies.ddp import watch_frozen
-from midstride.engine.strategies.mixins import RunsLanes
+from midstride.engine.strategies.gradient_buckets import sparse_layers
+from midstride.engine.strategies.mixins import RunsLanes, WatchesFrozen
 from midstride.engine.strategies.ordered_reducer import OrderedReducer
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, broadcast
@@ -22,7 +22,7 @@ from midstride.engine.world import World
 __all__ = ["OrderedDdp"]
 
 
-class OrderedDdp(RunsLanes, Strategy):
+class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
     """Replicate the module on every rank, and add up the gradients of lanes in one order, on any number of ranks.
 
     Args:
@@ -70,11 +70,10 @@ class OrderedDdp(RunsLanes, Strategy):
                     f"lanes with {path}, a SyncBatchNorm: it normalises over the ranks, whose number lanes leave open: "
                     "use BatchNorm, whose statistics are a lane's"
                 )
-            if getattr(submodule, "sparse", False) and isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)):
-                errors.append(
-                    f"lanes with {path}, whose gradients are sparse: lanes add up dense ones: say sparse=False"
-                )
-        return errors
+        return errors + [
+            f"lanes with {path}, whose gradients are sparse: lanes add up dense ones: say sparse=False"
+            for path in sparse_layers(module)
+        ]
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
         """Return what of a fit is not run lane by lane."""
@@ -89,7 +88,7 @@ class OrderedDdp(RunsLanes, Strategy):
         """Return `step` as it is: gradients are taken where they become ready."""
         if self.world.size > 1:
             broadcast(step)
-        watch_frozen(step.module)
+        self.watch_frozen(step.module)
         self._reducer = OrderedReducer(step.module, self.lanes)
         return step
 

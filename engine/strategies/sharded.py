@@ -23,6 +23,7 @@ from midstride.engine.modules.module import TrainingModule
 from midstride.engine.state.row_shards import RowShard, distributed_tensor, reshard_rows, row_shard_of, shard_rows
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.gradient_buckets import sparse_layers
 from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.strategies.sharded_blocks import blocks, norms_of, uncut_tensors
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
@@ -94,8 +95,7 @@ class Sharded(ModelParallel, Strategy):
         faults += [
             f"the module's {name} has sparse gradients, which strategy {self.name} cannot cut: build it with "
             "sparse=False, or use strategy single"
-            for name, submodule in module.named_modules()
-            if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.sparse
+            for name in sparse_layers(module)
         ]
         if not module.automatic_optimization:
             faults.append(

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from midstride.engine.errors import StrategyUnavailable, UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.torch_internals import parameters_of
+from midstride.engine.strategies.gradient_buckets import sparse_layers
 from midstride.engine.strategies.mixins import LazyDevice, ReplicatesParameters
 from midstride.engine.strategies.step import StepScope
 from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients
@@ -47,8 +48,7 @@ class Xla(ReplicatesParameters, LazyDevice):
         return [
             f"the module's {name} has sparse gradients, which XLA devices do not have: build it with sparse=False, or "
             "use strategy single"
-            for name, submodule in module.named_modules()
-            if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.sparse
+            for name in sparse_layers(module)
         ]
 
     def init_process_group(self) -> None:

@@ -30,7 +30,7 @@ from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
-from midstride.engine.strategies.mixins import device_generator, lanes_of, load_full_state_dict
+from midstride.engine.strategies.mixins import device_generator, lanes_of, load_full_state_dict, stop_watching
 from midstride.engine.training.checkpointing.run_store import Resume
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
@@ -192,6 +192,7 @@ class Trainer(TrainerState):
                 self.last_fit.run(run, resume, self.placement.summary)
             finally:
                 self.is_fitting = False
+                stop_watching(self.strategy)
                 self.reporter.close()
                 update_origins(self)
 

@@ -274,3 +274,33 @@ def average_early_and_late(folder: str) -> None:
 
 def test_gradients_have_the_same_bits_in_a_backward_pass_and_after_it() -> None:
     assert run_ranks(average_early_and_late, "", processes=3) == [0, 0, 0]
+
+
+class Finetuned(TrainingModule):
+    """Trains its head, and what `unfreeze` frees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+        self.body.requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.head(self.body(batch[0])).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([parameter for parameter in self.parameters() if parameter.requires_grad], lr=0.1)
+
+
+def _fit_again_unfrozen(options: dict[str, Any]) -> None:
+    module, loader = Finetuned(), DataLoader(TensorDataset(torch.randn(12, 2)), 2)
+    for frees in (False, True):
+        module.body.requires_grad_(frees)
+        Trainer(strategy="ddp", max_epochs=1, enable_progress_bar=False, **options).fit(module, loader)
+    module.body.weight.grad = None
+    module.head(module.body(torch.ones(1, 2))).sum().backward()  # a loop of the user's own, after the fits
+    assert module.body.weight.grad is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"lanes": 2}], ids=["ddp", "lanes"])
+def test_what_was_frozen_in_one_fit_trains_in_the_next(options: dict[str, Any]) -> None:
+    assert run_ranks(_fit_again_unfrozen, options, processes=2) == [0, 0]

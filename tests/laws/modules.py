@@ -300,6 +300,25 @@ class Curved(Metered):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4, history_size=3, line_search_fn="strong_wolfe")
 
 
+class Looked(Tangled):
+    """Sparse gradients, of words and of bags of them, and a complex weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6, sparse=True)
+        self.bags = nn.EmbeddingBag(5, 6, sparse=True)
+        self.spectrum = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = (x * 3).long().abs()
+        found = self.bags(words % 5) + self.embedding(words % 7).mean(1)
+        filtered = torch.fft.irfft(torch.fft.rfft(x + found) * self.spectrum)
+        return super().forward(filtered)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+
 #: name -> module, and the ranks of its larger world: three where a sum over them has an order that counts
 MODULES: dict[str, tuple[type[TrainingModule], int]] = {
     "torchmetrics": (Metered, 3),
@@ -315,4 +334,5 @@ MODULES: dict[str, tuple[type[TrainingModule], int]] = {
     "steps by a closure": (Curved, 2),
     "layers in a row": (Piped, 2),
     "worse and worse": (Worsening, 3),
+    "sparse and complex": (Looked, 3),
 }

@@ -137,15 +137,15 @@ TRAINING = [
     Mutant(
         "an added group of parameters is lost",
         "engine/optim/optimizers.py",
-        'optimizer.add_param_group({"params": [parameters[name] for name in names]})',
+        'optimizer.add_param_group({"params": given})',
         "pass",
         f"{MODULES}[more to train later-1]",
     ),
     Mutant(
         "an added group of parameters has the weight decay of the others",
         "engine/optim/optimizers.py",
-        "            _load(optimizer, state_dict[str(number)])\n",
-        "            _load(optimizer, state_dict[str(number)])\n"
+        "            _load(optimizer, state)\n",
+        "            _load(optimizer, state)\n"
         "            for group in optimizer.param_groups:\n"
         '                group["weight_decay"] = optimizer.defaults.get("weight_decay", 0.0)\n',
         f"{MODULES}[more to train later-1]",

@@ -234,9 +234,14 @@ def _optimizer_roots(context: FitContext) -> Iterator[Root]:
         yield from _scheduler_roots(config.scheduler, str(number))
 
 
+#: the user's, which `state_dict` of LambdaLR, MultiplicativeLR and CyclicLR leaves out
+_FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "_scale_fn_custom")
+
+
 def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
-    if isinstance(lambdas := getattr(scheduler, "lr_lambdas", None), list):  # its state_dict leaves functions out
-        yield Root("schedulers", name, {"lr_lambdas": lambdas})
+    of_users = {key: value for key in _FUNCTIONS_OF_SCHEDULERS if (value := getattr(scheduler, key, None)) is not None}
+    if of_users:
+        yield Root("schedulers", name, of_users)
     elif found := scheduler_objects(scheduler):
         yield Root("schedulers", name, found, scheduler)
     inner = [one for key in ("_schedulers", "schedulers") for one in getattr(scheduler, key, ())]

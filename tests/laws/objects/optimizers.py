@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.utils.prune
 from laws.objects.small import Small
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Replaced(Small):
@@ -77,6 +77,38 @@ class Cyclic2(Cyclic):
 
 class CyclicRange(Cyclic):
     mode = "exp_range"
+
+
+class CyclicCounted(Small):
+    """A cycle whose scale is a function that closes over what training changes."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        calls = [0]
+
+        def scale(cycle: float) -> float:
+            calls[0] += 1
+            return 1 / (1 + calls[0])
+
+        scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, scale_fn=scale)
+        return _each_step(optimizer, scheduler)
+
+
+class NamedParameters(Small):
+    """An optimizer that knows the names of its parameters, and is given another in training."""
+
+    def build(self) -> None:
+        self.late = nn.Linear(2, 1)
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            named = [(f"late.{name}", parameter) for name, parameter in self.late.named_parameters()]
+            self.optimizers().add_param_group({"params": named, "lr": 0.02})
+        return 1 + self.late(batch).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        named = [(f"layer.{name}", parameter) for name, parameter in self.layer.named_parameters()]
+        return torch.optim.SGD(named, lr=0.01, momentum=0.9)
 
 
 class Wide(torch.optim.Optimizer):

@@ -5,8 +5,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
+from torch import nn
 
 from midstride.engine import TrainingModule
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.errors import StrategyUnavailable, UserError
@@ -39,6 +42,41 @@ def test_a_row_names_the_options_of_its_class_or_what_it_needs(name: str) -> Non
 def test_a_strategy_that_is_not_there_says_what_to_do(name: str, words: str) -> None:
     with pytest.raises(StrategyUnavailable, match=words):
         Trainer(strategy=name)
+
+
+SPARSE = TrainingModule()
+SPARSE.words = nn.Embedding(3, 2, sparse=True)
+
+
+def test_sparse_gradients_by_hand_are_refused_under_ddp() -> None:
+    with pytest.raises(UserError, match=r"the module's words has sparse gradients, with several .* sparse=False"):
+        Ddp().wrap(Mock(module=SPARSE), one_backward=False)
+
+
+class ZeroRedundancyOptimizer(torch.optim.SGD):
+    """Called as torch's, which needs a process group."""
+
+
+#: options of the strategy, of the Trainer, the optimizer -> words
+OF_DDP: dict[str, tuple[dict[str, Any], dict[str, Any], Any, list[str]]] = {
+    "a static graph over windows": (
+        {"static_graph": True},
+        {"accumulate_grad_batches": 2},
+        torch.optim.SGD,
+        ["static_graph with accumulate_grad_batches=2", "leave static_graph out"],
+    ),
+    "state on each rank": ({}, {}, ZeroRedundancyOptimizer, ["ZeroRedundancyOptimizer", "strategy sharded"]),
+    "neither": ({"static_graph": True}, {}, torch.optim.SGD, []),
+}
+
+
+@pytest.mark.parametrize("case", OF_DDP)
+def test_what_ddp_cannot_is_named(case: str) -> None:
+    strategy, options, optimizer, words = OF_DDP[case]
+    made = optimizer([nn.Parameter(torch.ones(1))], lr=0.1)
+    said = Ddp(**strategy).fit_errors([made], TrainerOptions(**options), 4)
+    assert len(said) == bool(words)
+    assert all(word in line for line in said for word in words)
 
 
 def test_options_of_ddp_that_have_no_effect_by_hand_are_refused() -> None:
