@@ -139,4 +139,4 @@ def _on_host(shares: dict[Key, Share]) -> dict[Key, Share]:
 
 def _plain(value: Any) -> Any:
     # repr is the shortest text that reads back to the same bits
-    return value if isinstance(value, int) else repr(float(value))
+    return int(value) if isinstance(value, int) else repr(float(value))

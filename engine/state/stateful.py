@@ -65,6 +65,9 @@ def state_of(parts: Mapping[str, Stateful]) -> dict[str, Any]:
 def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> None:
     """Load every part in the order given, then compare what each one holds with what was saved.
 
+    The part "user" calls `on_load_checkpoint`, by which users may set attributes, the part "objects": those are
+    compared before it, and a warning names what it sets.
+
     Raises:
         ReadBackDiffers: a part is missing on one side, or did not become what was saved (torch casts
             optimizer state silently, for one).
@@ -75,19 +78,38 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
             'Resume with that one, or start over with resume="never".'
         )
     for name, part in parts.items():
-        try:
-            part.load_state_dict(saved[name])
-        except EngineError:
-            raise
-        except Exception as error:
-            raise IdentityChanged(
-                f"{name} cannot take back the state it gave: {error}\n"
-                'Resume with the module the snapshot was taken of, or start over with resume="never".'
-            ) from error
-    for name, part in parts.items():
-        if paths := differences(saved[name], part.state_dict()):
-            shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
-            raise ReadBackDiffers(
-                f"{name} did not take back the state it gave: {shown}. "
-                "What a state_dict returns must be all that load_state_dict needs, bit for bit."
-            )
+        if name == "user":
+            _compare("objects", saved, parts)
+        _load(name, part, saved[name])
+    for name in [name for name in parts if name != "objects"]:
+        _compare(name, saved, parts)
+    if paths := differences(saved["objects"], parts["objects"].state_dict()):
+        log.warning(
+            "on_load_checkpoint sets %s otherwise than in the snapshot: a resumed run has that, and one that never "
+            "died has not. What training sets comes back without it",
+            _shown([path.replace("//", ".", 1) for path in paths]),
+        )
+
+
+def _load(name: str, part: Stateful, saved: Any) -> None:
+    try:
+        part.load_state_dict(saved)
+    except EngineError:
+        raise
+    except Exception as error:
+        raise IdentityChanged(
+            f"{name} cannot take back the state it gave: {error}\n"
+            'Resume with the module the snapshot was taken of, or start over with resume="never".'
+        ) from error
+
+
+def _compare(name: str, saved: Mapping[str, Any], parts: Mapping[str, Stateful]) -> None:
+    if paths := differences(saved[name], parts[name].state_dict()):
+        raise ReadBackDiffers(
+            f"{name} did not take back the state it gave: {_shown(paths)}. "
+            "What a state_dict returns must be all that load_state_dict needs, bit for bit."
+        )
+
+
+def _shown(paths: list[str]) -> str:
+    return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")

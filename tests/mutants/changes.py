@@ -4,52 +4,44 @@ from mutants.mutant import Mutant
 
 __all__ = ["CHANGES"]
 
-LOOKED = "laws/test_resume.py::test_every_kind_of_module_resumes[sparse and complex-3]"
 KEPT = "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had"
 PLAIN = "unit/data/test_samplers.py::test_a_generator_of_the_loader_gives_the_order_of_plain_pytorch"
 
 CHANGES = [
     Mutant(
-        "ddp replays dense gradients where they are sparse",
-        "engine/strategies/ddp.py",
-        "is_sparse=name in self._sparse)",
-        "is_sparse=False)",
-        LOOKED,
+        "a run whose on_load_checkpoint sets an attribute cannot be resumed",
+        "engine/state/stateful.py",
+        'for name in [name for name in parts if name != "objects"]:',
+        "for name in parts:",
+        "unit/training/test_restore_check.py::test_what_on_load_checkpoint_sets_stays_and_is_named",
     ),
     Mutant(
-        "ddp cannot replay gradients of complex parameters",
-        "engine/strategies/ddp.py",
-        "(torch.view_as_real(parameter) if parameter.is_complex() else parameter)",
-        "parameter",
-        LOOKED,
-    ),
-    Mutant(
-        "sparse gradients by hand are found out in the step, by torch",
-        "engine/strategies/ddp.py",
-        "if sparse := sparse_layers(module):",
-        "if sparse := []:",
-        "unit/strategies/test_build.py::test_sparse_gradients_by_hand_are_refused_under_ddp",
-    ),
-    Mutant(
-        "what was frozen in a fit under ddp may never train again",
-        "engine/strategies/mixins.py",
-        "            handle.remove()\n",
+        "attributes are not compared with the snapshot's once they are given back",
+        "engine/state/stateful.py",
+        '            _compare("objects", saved, parts)\n',
         "            pass\n",
-        "distributed/test_parts.py::test_what_was_frozen_in_one_fit_trains_in_the_next",
+        "unit/training/test_restore_check.py",
     ),
     Mutant(
-        "DDP learns a static graph from a batch whose gradients stay",
-        "engine/strategies/ddp.py",
-        "if self._static_graph and window > 1:",
-        "if False:",
-        "unit/strategies/test_build.py::test_what_ddp_cannot_is_named",
+        "what is true is logged as a word",
+        "engine/metrics/metric_log.py",
+        "return int(value) if isinstance(value, int)",
+        "return value if isinstance(value, int)",
+        "unit/metrics/test_logger.py::test_true_and_false_are_logged_as_numbers",
     ),
     Mutant(
-        "an optimizer with a part of its state on each rank is taken",
-        "engine/strategies/ddp.py",
-        'kind.__name__ == "ZeroRedundancyOptimizer"',
-        "False",
-        "unit/strategies/test_build.py::test_what_ddp_cannot_is_named",
+        "a dict that comes to be under two names is two in a resumed run",
+        "engine/objects/container_writers.py",
+        "    walk.meet(value, path)\n    empty: Any = type(value)()\n",
+        "    empty: Any = type(value)()\n",
+        f"{KEPT}[ComesToShare]",
+    ),
+    Mutant(
+        "an iterator that comes to be under two names is two in a resumed run",
+        "engine/objects/python_objects.py",
+        '    walk.meet(value, path)\n    return instance_of(value, "iterator"',
+        '    return instance_of(value, "iterator"',
+        f"{KEPT}[ComesToShareObjects]",
     ),
     Mutant(
         "the function of a cycle begins anew in each attempt",
@@ -85,20 +77,6 @@ CHANGES = [
         "if not isinstance(tensors.get(name), nn.Parameter)]",
         "if name not in tensors]",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[a parameter that is a buffer]",
-    ),
-    Mutant(
-        "options of DDP that have no effect by hand are taken",
-        "engine/strategies/ddp.py",
-        "            self._refuse_by_hand(step.module)\n",
-        "            pass\n",
-        "unit/strategies/test_build.py::test_options_of_ddp_that_have_no_effect_by_hand_are_refused",
-    ),
-    Mutant(
-        "a bucket of no size is taken",
-        "engine/config/strategies.py",
-        'c.options["bucket_cap_mb"] < 1',
-        'c.options["bucket_cap_mb"] < 0',
-        "unit/ranks/test_placement_refusals.py",
     ),
     Mutant(
         "bad batches in a row are counted anew by each attempt",

@@ -4,6 +4,7 @@ from mutants.around import AROUND
 from mutants.changes import CHANGES
 from mutants.copies import COPIES
 from mutants.data import DATA
+from mutants.ddp import DDP
 from mutants.devices import DEVICES
 from mutants.lanes import LANES
 from mutants.loggers import LOGGERS
@@ -13,4 +14,4 @@ from mutants.worlds import WORLDS
 
 __all__ = ["MUTANTS"]
 
-MUTANTS = [*TRAINING, *DATA, *COPIES, *CHANGES, *SNAPSHOTS, *LANES, *DEVICES, *LOGGERS, *WORLDS, *AROUND]
+MUTANTS = [*TRAINING, *DATA, *COPIES, *CHANGES, *DDP, *SNAPSHOTS, *LANES, *DEVICES, *LOGGERS, *WORLDS, *AROUND]

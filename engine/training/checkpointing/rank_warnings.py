@@ -7,6 +7,7 @@ from typing import Any
 
 from midstride.engine.modules import module_state, structure
 from midstride.engine.objects import object_state, registered_hooks, unwritable
+from midstride.engine.state import stateful
 from midstride.engine.training.checkpointing import unsaved_state
 from midstride.engine.world import World
 
@@ -15,7 +16,7 @@ __all__ = ["RankWarnings"]
 log = logging.getLogger(__name__)
 
 #: where warnings of unsaved state come from
-_SOURCES = (module_state, structure, object_state, unwritable, registered_hooks, unsaved_state)
+_SOURCES = (module_state, structure, object_state, unwritable, registered_hooks, stateful, unsaved_state)
 
 
 class RankWarnings:

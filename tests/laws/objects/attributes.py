@@ -1,8 +1,14 @@
 """State in attributes of modules, and objects that two of them share."""
 
-from collections import deque
+import itertools
+import random
+from array import array
+from collections import OrderedDict, deque
+from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from laws.objects.small import Small
 from torch import Tensor, nn
 
@@ -59,6 +65,83 @@ class SharedDeque(Small):
     def factor(self, batch: Tensor) -> Any:
         self.recent.append(float(batch.sum()))
         return 1 + sum(self.window)
+
+
+class ComesToShare(Small):
+    """Containers of every kind that training makes, each under two names, and then changes under one of them."""
+
+    def build(self) -> None:
+        self.one: list[Any] = []
+        self.two: list[Any] = []
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:  # the first step ends with a trial, which would part what is not told
+            self.one = [[1.0], {"a": 1.0}, deque([1.0]), {1.0}, bytearray(b"a"), array("d", [1.0]), OrderedDict(a=1.0)]
+            self.two = list(self.one)
+        for container in self.one:
+            if isinstance(container, dict):
+                container["a"] += 1.0
+            elif isinstance(container, set):
+                container.add(float(self.global_step))
+            else:
+                container.append(3)
+        return 1 + sum(sum(c.values() if isinstance(c, dict) else c) for c in self.two)
+
+
+class Tally:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class Tallies(list[int]):
+    """Counts its calls by what it holds."""
+
+    def __call__(self) -> int:
+        self.append(1)
+        return len(self)
+
+
+def _last(values: list[float]) -> float:
+    return values[-1]
+
+
+class ComesToShareObjects(Small):
+    """Objects that training makes, each under two names, of which it uses one at a time."""
+
+    def build(self) -> None:
+        self.one: dict[str, Any] = {}
+        self.two: dict[str, Any] = {}
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            made = {
+                "tensor": torch.ones(2),
+                "array": np.ones(2),
+                "objects": np.array([[1.0], None], dtype=object),
+                "torch": torch.Generator().manual_seed(1),
+                "numpy": np.random.default_rng(1),
+                "python": random.Random(1),
+                **{"count": itertools.count(), "cycle": itertools.cycle([1, 2, 3]), "iterator": iter(range(99))},
+                **{"tally": Tally(), "tallies": Tallies(), "partial": partial(_last, [1.0])},
+            }
+            self.one, self.two = made, dict(made)
+        if not self.one:
+            return 1.0
+        mine, other = (self.one, self.two) if self.global_step % 2 else (self.two, self.one)
+        for name in ("tensor", "array"):
+            mine[name] += 1
+        mine["objects"][0].append(1.0)
+        mine["partial"].args[0].append(float(self.global_step))
+        drawn = float(torch.rand((), generator=mine["torch"])) + mine["numpy"].random() + mine["python"].random()
+        counted = sum(next(mine[name]) for name in ("count", "cycle", "iterator")) + mine["tally"]() + mine["tallies"]()
+        seen = float(other["tensor"].sum() + other["array"].sum()) + len(other["objects"][0]) + other["partial"]()
+        return 1 + drawn + counted + seen
 
 
 class Part(nn.Module):

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from laws.objects.attributes import (
+    ComesToShare,
+    ComesToShareObjects,
     Counted,
     Dropping,
     Hooked,
@@ -140,6 +142,8 @@ _MODULES: list[type[Small]] = [
         Tagged,
         Private,
         Tuned,
+        ComesToShareObjects,
+        ComesToShare,
         SharedDeque,
         SharedDict,
         Hooked,

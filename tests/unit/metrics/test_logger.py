@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import EngineError, NotExact, UserError
+from midstride.engine.loggers.base import CommittedRows
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.state.codec import decode, differences, encode
@@ -222,3 +223,28 @@ def test_a_rank_that_saw_nothing_counts_in_no_mean_and_no_maximum(
         [found] = metrics.compute(["level"])
 
         assert found.tolist() == [mean, largest]
+
+
+class Flags(TrainingModule):
+    """Logs what is true or false."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("odd", batch_idx % 2 == 1)
+        self.log("large", batch[0].mean() > 1.0)
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_true_and_false_are_logged_as_numbers(tmp_path: Path) -> None:
+    Trainer(max_epochs=1, enable_progress_bar=False).fit(Flags(), numbers(), run=str(tmp_path / "run"))
+    text = (tmp_path / "run" / "metrics.csv").read_text()
+    rows = [row.values for row in CommittedRows([text])]
+    assert [row["odd"] for row in rows] == [0.0, 1.0, 0.0]
+    assert [row["large"] for row in rows] == [0.0, 1.0, 1.0]
+    assert "True" not in text

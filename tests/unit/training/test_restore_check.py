@@ -1,13 +1,17 @@
 """A part that does not take back what it gave is named, however large it is."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from midstride.engine.errors import NotExact
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.errors import NotExact, ReadBackDiffers
+from midstride.engine.state.stateful import restore_parts
 from midstride.engine.training.checkpointing.restore_check import CHECKED_PARTS, check_restores
 
 LARGE = 1 << 20
@@ -50,3 +54,40 @@ def test_a_tensor_that_comes_back_otherwise_is_named(kind: str) -> None:
     check_restores(parts_with(Part({"weights": TENSORS[kind]()}, lambda given: given.clone().contiguous())), "before")
     with pytest.raises(NotExact, match=r"the module, before the first step, did not take back .*weights"):
         check_restores(parts_with(Part({"weights": TENSORS[kind]()}, with_another_end)), "before the first step")
+
+
+class Told(TrainingModule):
+    """Takes from a snapshot what training never sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.loaded = nn.Linear(1, 1), list[int]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["mine"] = self.global_step
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.loaded = [checkpoint["mine"]]
+
+
+def test_what_on_load_checkpoint_sets_stays_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for steps, loaded in ((2, []), (3, [2])):
+        trainer = Trainer(max_steps=steps, snapshots={"every_steps": 1}, enable_progress_bar=False)
+        trainer.fit(module := Told(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]
+        assert module.loaded == loaded
+    (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert message.startswith("on_load_checkpoint sets module.loaded (0 items, now 1 items) otherwise than in the snapshot")
+
+
+def test_attributes_that_do_not_come_back_are_named_before_users_set_theirs() -> None:
+    user = Part({})
+    parts = {"objects": Part({"a": torch.ones(1)}, lambda given: given * 2), "user": user}
+    with pytest.raises(ReadBackDiffers, match="objects did not take back the state it gave: a "):
+        restore_parts(parts, {"objects": {"a": torch.ones(1)}, "user": {"said": torch.ones(1)}})
+    assert user.state == {}
