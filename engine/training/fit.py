@@ -147,8 +147,9 @@ class Fit:
         context.reporter.announce(self._announcement(devices))
         progress = context.progress
         if resumed and loop.is_done():
+            why = ": training was stopped there, by a callback or trainer.stop()" if progress.stop else ""
             context.reporter.announce(
-                f"nothing is left to train: {progress.epoch} epochs, {progress.step} steps are done"
+                f"nothing is left to train: {progress.epoch} epochs, {progress.step} steps are done{why}"
             )
         return loop
 

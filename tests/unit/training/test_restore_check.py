@@ -82,7 +82,7 @@ def test_what_on_load_checkpoint_sets_stays_and_is_named(tmp_path: Path, caplog:
         trainer.fit(module := Told(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]
         assert module.loaded == loaded
     (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert message.startswith("on_load_checkpoint sets module.loaded (0 items, now 1 items) otherwise than in the snapshot")
+    assert message.startswith("on_load_checkpoint sets module.loaded (0 items, now 1 items) otherwise than in")
 
 
 def test_attributes_that_do_not_come_back_are_named_before_users_set_theirs() -> None:
