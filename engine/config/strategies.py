@@ -159,6 +159,7 @@ _DDP_OPTIONS: dict[str, type | tuple[str | type, ...]] = {
     "gradient_as_bucket_view": bool,
     "bucket_cap_mb": int,
 }
+_DDP_CONFLICTS = (_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU)
 
 _SHARDED_OPTIONS: dict[str, type | tuple[str | type, ...]] = {
     "blocks": bool,
@@ -189,7 +190,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         _DDP,
         "subprocess",
         options=_DDP_OPTIONS,
-        conflicts=(_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _NO_SCRIPT),
+        conflicts=(*_DDP_CONFLICTS, _NO_SCRIPT),
         in_lanes=_ORDERED,
     ),
     "ddp2": StrategySpec(
@@ -244,21 +245,21 @@ STRATEGIES: dict[str, StrategySpec] = {
         _DDP,
         "spawn",
         options=_DDP_OPTIONS,
-        conflicts=(_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _SPAWN_IN_NOTEBOOK),
+        conflicts=(*_DDP_CONFLICTS, _STARTED_ALREADY, _SPAWN_IN_NOTEBOOK),
         in_lanes=_ORDERED,
     ),
     "ddp_fork": StrategySpec(
         _DDP,
         "fork",
         options=_DDP_OPTIONS,
-        conflicts=(_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+        conflicts=(*_DDP_CONFLICTS, _STARTED_ALREADY, _FORK_AFTER_CUDA),
         in_lanes=_ORDERED,
     ),
     "ddp_notebook": StrategySpec(
         _DDP,
         "fork",
         options=_DDP_OPTIONS,
-        conflicts=(_NO_BUCKET, _SYNC_NEEDS_GPU, _BF16_NEEDS_GPU, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+        conflicts=(*_DDP_CONFLICTS, _STARTED_ALREADY, _FORK_AFTER_CUDA),
         in_lanes=_ORDERED,
     ),
 }

@@ -119,9 +119,10 @@ class ModuleStructure:
             self._take_buffer_away(name, gone_as)
         for name, form in state_dict.get("tensors", {}).items():
             self._shape(name, form)
-        for kind in ("buffers", "parameters"):
-            if f"shared {kind}" in state_dict:
-                self._share(kind, state_dict[f"shared {kind}"])
+        if "shared buffers" in state_dict:
+            self._share(state_dict["shared buffers"], buffers=True)
+        if "shared parameters" in state_dict:
+            self._share(state_dict["shared parameters"], buffers=False)
         self._unfold()
 
     def _shape(self, name: str, form: dict[str, Any]) -> None:
@@ -149,21 +150,16 @@ class ModuleStructure:
         reshard_nodes(states, self._module.parameters())
         return states[0]
 
-    def _share(self, kind: str, groups: list[list[str]]) -> None:
-        """Let the buffers, or parameters, of each group be one, and all others be apart."""
+    def _share(self, groups: list[list[str]], *, buffers: bool) -> None:
+        """Let the buffers, or the parameters, of each group be one, and all others be apart."""
         tensors = _tensors(self._module)
-        for name in [name for names in _same(tensors) for name in names[1:]]:
-            if self._is_buffer(name) and kind == "buffers":
-                self._set_buffer(name, tensors[name].clone())
-            elif not self._is_buffer(name) and kind == "parameters":
-                self._set_parameter(name, nn.Parameter(tensors[name].detach().clone()))
+        for name in [name for names in _same(tensors) for name in names[1:] if self._is_buffer(name) == buffers]:
+            own = tensors[name].detach().clone()
+            self._set(name, own if buffers else nn.Parameter(own))
         tensors = _tensors(self._module)
         for first, *others in groups:
             for name in others:
-                if isinstance(tensor := tensors[first], nn.Parameter):
-                    self._set_parameter(name, tensor)
-                else:
-                    self._set_buffer(name, tensor)
+                self._set(name, tensors[first])
 
     def _unfold(self) -> None:
         """Let the numbers of expanded buffers have memory of their own: torch cannot give back their values else."""
@@ -172,13 +168,12 @@ class ModuleStructure:
             if self._is_buffer(name) and is_expanded(tensor):
                 value = unfolded.get(id(tensor))
                 unfolded[id(tensor)] = value = tensor.contiguous() if value is None else value
-                self._set_buffer(name, value)
+                self._set(name, value)
 
-    def _set_buffer(self, name: str, value: Tensor) -> None:
-        buffers_of(self._module.get_submodule(owner_of(name)))[name.rpartition(".")[2]] = value
-
-    def _set_parameter(self, name: str, value: nn.Parameter) -> None:
-        parameters_of(self._module.get_submodule(owner_of(name)))[name.rpartition(".")[2]] = value
+    def _set(self, name: str, value: Any) -> None:
+        """Let the buffer, or parameter, `name` be `value`."""
+        kind: Any = buffers_of if self._is_buffer(name) else parameters_of
+        kind(self._module.get_submodule(owner_of(name)))[name.rpartition(".")[2]] = value
 
     def _described(self, modules: dict[str, nn.Module]) -> dict[str, Any]:
         walk = self._walk()

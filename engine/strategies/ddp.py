@@ -86,6 +86,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
                 f"strategy_args: static_graph with accumulate_grad_batches={window}: DDP learns a static graph from a "
                 "first batch whose gradients it exchanges, and only the last of a window's are: leave static_graph out"
             )
+        # By its name: to import it takes a second.
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for one in optimizers for kind in type(one).__mro__):
             faults.append(
                 "a ZeroRedundancyOptimizer, which has a part of the state on each rank: use strategy sharded with the "

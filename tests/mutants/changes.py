@@ -67,8 +67,8 @@ CHANGES = [
     Mutant(
         "weights that are still one after others were untied are two in a resumed run",
         "engine/modules/structure.py",
-        "                    self._set_parameter(name, tensor)\n",
-        "                    pass\n",
+        "                self._set(name, tensors[first])\n",
+        "                pass\n",
         f"{KEPT}[Untied]",
     ),
     Mutant(

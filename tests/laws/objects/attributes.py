@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from laws.objects.small import Small
+from laws.objects.values import Schedule
 from torch import Tensor, nn
 
 
@@ -88,17 +89,6 @@ class ComesToShare(Small):
         return 1 + sum(sum(c.values() if isinstance(c, dict) else c) for c in self.two)
 
 
-class Tally:
-    """Counts its calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self) -> int:
-        self.calls += 1
-        return self.calls
-
-
 class Tallies(list[int]):
     """Counts its calls by what it holds."""
 
@@ -128,7 +118,7 @@ class ComesToShareObjects(Small):
                 "numpy": np.random.default_rng(1),
                 "python": random.Random(1),
                 **{"count": itertools.count(), "cycle": itertools.cycle([1, 2, 3]), "iterator": iter(range(99))},
-                **{"tally": Tally(), "tallies": Tallies(), "partial": partial(_last, [1.0])},
+                **{"tally": Schedule(), "tallies": Tallies(), "partial": partial(_last, [1.0])},
             }
             self.one, self.two = made, dict(made)
         if not self.one:
