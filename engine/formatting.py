@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["format_bytes", "format_number", "format_run_name", "format_seconds", "markdown_table"]
+__all__ = ["format_bytes", "format_count", "format_number", "format_run_name", "format_seconds", "markdown_table"]
 
 _UUID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -15,6 +15,15 @@ def format_number(value: float) -> str:
     ('0.9877', '12')
     """
     return f"{value:.4g}"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Write how many there are.
+
+    >>> format_count(1, "epoch"), format_count(1200, "step")
+    ('1 epoch', '1,200 steps')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def format_seconds(value: float | None) -> str:

@@ -217,9 +217,10 @@ class DeliveryProcess:
         while not self._tried(self._delivery.finish):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
+                rows_left = self._delivery.rows_left  # none where its weights are missing, or rows could not be read
                 print(
                     f"{self._name}: not everything of {self._url} was sent within {self._wait_s:g} s of the end "
-                    f"({self._error}): {self._delivery.rows_left} steps are left. "
+                    f"({self._error}){f': {rows_left} steps are left' if rows_left else ''}. "
                     f"midstride export {self._url} --to {self._name} sends them",
                     file=sys.stderr,
                     flush=True,

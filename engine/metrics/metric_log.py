@@ -69,9 +69,14 @@ class MetricLog:
             self._pending_shares = {}
 
     def set_current(self, name: str, value: Any) -> None:
-        """Write `value` into the row of the last step."""
+        """Write `value` into the row of the last step.
+
+        It stands in that of the next one where no step was made yet, or the row was closed, as a fit had ended there.
+        """
         if self._open:
             self._open[name] = value
+        else:
+            self.set_next(name, value)
 
     def close(self) -> None:
         """Close the last row: nothing more is coming."""

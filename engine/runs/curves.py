@@ -14,6 +14,8 @@ LIBRARY = "matplotlib.figure"
 _PANELS = 6
 _COLOURS = {"train": "#4477aa", "val": "#ee6677", "test": "#228833"}
 _MARK_UP_TO = 40  # points up to which each is worth a mark
+#: panel -> curve -> its points
+_Panels = dict[str, dict[str, list[tuple[int, float]]]]
 _SMOOTH_FROM = 60  # points from which the noise of single steps hides the line
 
 
@@ -35,6 +37,13 @@ def draw(rows: Sequence[Mapping[str, str]], title: str, marks: Sequence[int] = (
     panels = _panels(rows)
     if not panels or not can_draw():
         return None
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # a dollar in a name is one
+        return _png(panels, title, marks)
+
+
+def _png(panels: _Panels, title: str, marks: Sequence[int]) -> bytes:
     from matplotlib.figure import Figure
 
     columns = min(len(panels), 2)
@@ -51,9 +60,9 @@ def draw(rows: Sequence[Mapping[str, str]], title: str, marks: Sequence[int] = (
     return picture.getvalue()
 
 
-def _panels(rows: Sequence[Mapping[str, str]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Panel -> curve -> its points."""
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+def _panels(rows: Sequence[Mapping[str, str]]) -> _Panels:
+    """Return the points of each curve, by panel and name."""
+    panels: _Panels = {}
     for row in rows:
         for name, text in row.items():
             if name not in ("epoch", "step") and text and math.isfinite(float(text)):

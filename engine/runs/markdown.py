@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from midstride.engine.formatting import format_number, format_run_name, format_seconds, markdown_table
+from midstride.engine.formatting import format_count, format_number, format_run_name, format_seconds, markdown_table
 from midstride.engine.runs.report import Interruption, Report
 
 __all__ = ["headline", "lost_steps", "markdown_of", "summary_rows"]
@@ -67,7 +67,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     if report.previous:
         run, value = report.previous
         rows.append(("best of other runs", f"{format_number(value)} ({format_run_name(run)})"))
-    rows.append(("steps", f"{report.steps:,} in {report.epochs} epochs"))
+    rows.append(("steps", f"{report.steps:,} in {format_count(report.epochs, 'epoch')}"))
     if report.outcome == "running" and report.time:
         rows.append(("last sign", datetime.fromtimestamp(report.time).strftime("%Y-%m-%d %H:%M:%S")))
     if report.seconds:  # of attempts; a script's run has none

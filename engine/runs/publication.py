@@ -1,5 +1,7 @@
 """The report of a run, written into its folder: report.md, report.json, curves.png, metrics-so-far.csv."""
 
+import logging
+
 from midstride.engine.formatting import format_run_name
 from midstride.engine.runs.curves import draw
 from midstride.engine.runs.markdown import markdown_of
@@ -16,6 +18,8 @@ from midstride.engine.runs.report import (
 from midstride.engine.runs.run import Run
 
 __all__ = ["curves_of", "write_report"]
+
+log = logging.getLogger(__name__)
 
 
 def write_report(run: Run, test: dict[str, float] | None = None) -> tuple[Report, bytes | None]:
@@ -43,6 +47,10 @@ def write_report(run: Run, test: dict[str, float] | None = None) -> tuple[Report
 
 
 def curves_of(run: Run, report: Report) -> bytes | None:
-    """Return the curves of `run` as a PNG, with a mark where it was taken up again."""
+    """Return the curves of `run` as a PNG, with a mark where it was taken up again; None where none can be drawn."""
     marks = [failure.resumed_step for failure in report.failures if failure.resumed_step is not None]
-    return draw(metric_rows(run.store), f"{run.job.name}: {format_run_name(run.name)}", marks)
+    try:
+        return draw(metric_rows(run.store), f"{run.job.name}: {format_run_name(run.name)}", marks)
+    except Exception as error:  # a picture is not worth a run
+        log.warning("the curves of %s could not be drawn: %s: %s", run.name, type(error).__name__, error)
+        return None

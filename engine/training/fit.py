@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.errors import JobError, UserError, WorldError
+from midstride.engine.formatting import format_count
 from midstride.engine.modules.hooks import own_hook
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
@@ -148,9 +149,8 @@ class Fit:
         progress = context.progress
         if resumed and loop.is_done():
             why = ": training was stopped there, by a callback or trainer.stop()" if progress.stop else ""
-            context.reporter.announce(
-                f"nothing is left to train: {progress.epoch} epochs, {progress.step} steps are done{why}"
-            )
+            done = f"{format_count(progress.epoch, 'epoch')}, {format_count(progress.step, 'step')}"
+            context.reporter.announce(f"nothing is left to train: {done} done{why}")
         return loop
 
     def _announcement(self, devices: str) -> str:

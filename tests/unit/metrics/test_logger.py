@@ -1,5 +1,7 @@
 """What is logged, under which names, and what is refused; metrics stay out of weights."""
 
+import csv
+import io
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,34 @@ def test_one_metric_may_be_logged_under_two_names() -> None:
     module = Logs()
     assert Trainer().validate(module, DataOf(val_dataloader=numbers)) == {"first": 2.0, "second": 2.0}
     assert module.mean._update_count == 0
+
+
+class CountsBatches(Logs):
+    """Logs, in a validation, how many batches were trained before it."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trained = batch_idx + 1
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("after", float(self.trained))
+
+
+@pytest.mark.parametrize(
+    ("ends", "rows"),
+    [([3], {1: "6.0", 2: "9.0", 3: "12.0"}), ([1, 3], {1: "3.0", 2: "9.0", 3: "12.0"}), ([1, 2], {1: "3.0", 2: "6.0"})],
+    ids=str,
+)
+def test_what_a_validation_logs_where_no_row_is_open_stands_in_the_next_one(
+    ends: list[int], rows: dict[int, str], tmp_path: Path
+) -> None:
+    """Validations come after batches 3, 6, 9 and 12, steps after 4, 8 and 12; a fit ends with a step."""
+    samples = TensorDataset(torch.arange(24.0)[:, None])
+    data = DataOf(train_dataloader=lambda: DataLoader(samples, 1), val_dataloader=numbers)
+    for steps in ends:
+        options = {"accumulate_grad_batches": 4, "val_check_interval": 3, "enable_progress_bar": False}
+        Trainer(max_steps=steps, **options).fit(CountsBatches(), data, run=str(tmp_path))
+    found = csv.DictReader(io.StringIO((tmp_path / "metrics.csv").read_text()))
+    assert {int(row["step"]): row["after"] for row in found} == rows
 
 
 class DataOf:
