@@ -1,5 +1,6 @@
 """How containers are described, and what nothing is known of but its class: their writers."""
 
+import inspect
 import logging
 import sys
 import types
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 #: constants of code, which every attempt has
-CONSTANT = (type, types.ModuleType, logging.Logger, property, RemovableHandle)
+CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature, RemovableHandle)
 
 
 class Walk(Protocol):

@@ -81,11 +81,17 @@ def cut(whole: Path, run: Path, step: int = CUT, batch: int = 9999) -> Path:
 @pytest.mark.parametrize("name", KEPT)
 def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert in_a_process(lambda: train(KEPT[name], whole)) == 0
+
+    def live(run: Path) -> None:
+        logging.basicConfig(filename=tmp_path / "log", force=True)
+        train(KEPT[name], run)
+
+    assert in_a_process(lambda: live(whole)) == 0
     cut(whole, resumed)
 
-    assert in_a_process(lambda: train(KEPT[name], resumed)) == 0
+    assert in_a_process(lambda: live(resumed)) == 0
 
+    assert "part of snapshots" not in (tmp_path / "log").read_text()
     assert differences(final_state(str(whole)), final_state(str(resumed))) == []
     assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
 

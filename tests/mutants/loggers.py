@@ -67,4 +67,32 @@ LOGGERS = [
         '"""Send what is left, then the best weights, and tell the tracker that the run is over."""\n',
         f"{DEATHS}[tensorboard-1]",
     ),
+    Mutant(
+        "what a validation logs where no row is open is lost",
+        "engine/metrics/metric_log.py",
+        "            self.set_next(name, value)\n\n    def close",
+        "            pass\n\n    def close",
+        "unit/metrics/test_logger.py::test_what_a_validation_logs_where_no_row_is_open_stands_in_the_next_one",
+    ),
+    Mutant(
+        "a name with dollars is taken for a formula, and no curves are drawn",
+        "engine/runs/curves.py",
+        'rc_context({"text.parse_math": False})',
+        "rc_context({})",
+        "unit/runs/test_curves.py::test_names_are_drawn_as_they_are",
+    ),
+    Mutant(
+        "curves that cannot be drawn end a run that is done",
+        "engine/runs/publication.py",
+        "except Exception as error:",
+        "except KeyError as error:",
+        "unit/runs/test_curves.py::test_curves_that_cannot_be_drawn_are_told_of",
+    ),
+    Mutant(
+        "a metric that stands in a dict is said to be lost",
+        "engine/objects/container_writers.py",
+        "property, inspect.Signature, RemovableHandle)",
+        "property, RemovableHandle)",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[MeasuresInDict]",
+    ),
 ]

@@ -21,6 +21,14 @@ class MeasuresLate(_Measuring):
         self.average = torchmetrics.MeanMetric()
 
 
+class MeasuresInDict(Small):
+    def build(self) -> None:
+        self.averages = {"of batches": torchmetrics.MeanMetric(), "highest": torchmetrics.MaxMetric()}
+
+    def factor(self, batch: Tensor) -> Any:
+        return 1 + sum(metric(batch.sum()).abs() + metric.compute().abs() for metric in self.averages.values())
+
+
 class MeasuresByOptimizer(_Measuring):
     def configure_optimizers(self) -> Any:
         self.average = torchmetrics.MeanMetric()

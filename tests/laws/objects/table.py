@@ -45,7 +45,7 @@ from laws.objects.loaders import (
     TellsStream,
     TellsStreamOfWorker,
 )
-from laws.objects.metrics import MeasuresAnew, MeasuresByOptimizer, MeasuresLate
+from laws.objects.metrics import MeasuresAnew, MeasuresByOptimizer, MeasuresInDict, MeasuresLate
 from laws.objects.optimizers import (
     Cyclic,
     Cyclic2,
@@ -229,6 +229,7 @@ _MODULES: list[type[Small]] = [
         LogsWithoutValidation,
         MeasuresAnew,
         MeasuresByOptimizer,
+        MeasuresInDict,
         MeasuresLate,
         Defaulting,
         SkipsGradients,

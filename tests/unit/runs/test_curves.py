@@ -1,0 +1,28 @@
+"""Curves are drawn of whatever names there are, and a run does not end otherwise where they cannot be."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from midstride.engine.runs import publication
+from midstride.engine.runs.curves import draw
+
+ROWS = [{"epoch": "0", "step": str(step), "train/loss_$x^$": "0.5", "val/a_b\\": str(step)} for step in (1, 2)]
+
+
+def test_names_are_drawn_as_they_are() -> None:
+    picture = draw(ROWS, "50 $ a night, $x^$", marks=[1])
+    assert picture is not None and picture.startswith(b"\x89PNG")
+
+
+def test_curves_that_cannot_be_drawn_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no font")
+
+    monkeypatch.setattr(publication, "draw", fail)
+    monkeypatch.setattr(publication, "metric_rows", lambda _: ROWS)
+    run: Any = SimpleNamespace(store=None, name="first", job=SimpleNamespace(name="digits"))
+    report: Any = SimpleNamespace(failures=())
+    assert publication.curves_of(run, report) is None
+    assert "the curves of first could not be drawn: ValueError: no font" in caplog.text
