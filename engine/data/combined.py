@@ -254,6 +254,11 @@ class CombinedResumableLoader(ResumableLoader):
         for loader in self.loaders:
             loader.restored()
 
+    def close(self) -> None:
+        """End what reads ahead for any of them."""
+        for loader in self.loaders:
+            loader.close()
+
     def clone(self) -> "CombinedResumableLoader":
         """Return a loader that can be given a state while this one is read."""
         clone = copy.copy(self)

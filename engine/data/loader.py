@@ -108,6 +108,10 @@ class ResumableLoader(ABC):
         """Take note that all of a state is back, also what the data hold; called after `load_state_dict`."""
         return
 
+    def close(self) -> None:
+        """End what reads ahead: nothing more will be read."""
+        return
+
     def clone(self) -> Self:
         """Return a loader that can be given a state while this one is read."""
         return copy.copy(self)

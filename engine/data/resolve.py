@@ -84,6 +84,7 @@ class LoaderResolver:
         self.source = module if train is None else train
         #: what was found for each stage, as the user has it: "train", "validate" and so on
         self.given: dict[str, Any] = {}
+        self._made: list[ResumableLoader] = []
         self._owner = next((one for one in (train, evaluate) if one is not None and not _is_loader(one)), module)
         if train is not None and evaluate is not None and self._evaluate_on is None:
             raise UserError(
@@ -120,6 +121,7 @@ class LoaderResolver:
             )
         if self._settings.shard:
             _check_alike(identities)
+        self._made.append(resumable)
         return resumable
 
     def _no_loader(self) -> str:
@@ -172,7 +174,13 @@ class LoaderResolver:
             )
         for resumable, ranks in zip(resumables, zip(*counts, strict=True), strict=True):
             resumable.set_max_batches(max((count for count in ranks if count is not None), default=0))
+        self._made += resumables
         return resumables
+
+    def close(self) -> None:
+        """End what reads ahead for any of the loaders: workers that stay would stay with whatever holds the data."""
+        for loader in self._made:
+            loader.close()
 
     def _evaluation(self, given: Any, stage: str, limit: float) -> list[ResumableLoader]:
         mode: Mode = given.mode if isinstance(given, CombinedLoader) else "sequential"

@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -187,9 +187,10 @@ class Trainer(TrainerState):
             try:
                 self.is_fitting = True
                 load_measurements(ready, run, resume)
-                self.last_fit = self._fit_of(ready, self._loaders(module, train=data, evaluate=val_dataloaders))
-                self.context, self.run_url = self.last_fit.context, run
-                self.last_fit.run(run, resume, self.placement.summary)
+                with closing(self._loaders(module, train=data, evaluate=val_dataloaders)) as loaders:
+                    self.last_fit = self._fit_of(ready, loaders)
+                    self.context, self.run_url = self.last_fit.context, run
+                    self.last_fit.run(run, resume, self.placement.summary)
             finally:
                 self.is_fitting = False
                 stop_watching(self.strategy)
@@ -220,7 +221,8 @@ class Trainer(TrainerState):
         With `ddp_spawn` and its kin, those of rank 0 come first, then those of rank 1, and so on.
         """
         with self._prepare(module, data, "predict", ckpt_path) as ready:
-            return predict(ready, self._loaders(module, evaluate=data))
+            with closing(self._loaders(module, evaluate=data)) as loaders:
+                return predict(ready, loaders)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
         """Return what would stop a fit on so many processes before its first step, tried in this one alone.
@@ -286,12 +288,13 @@ class Trainer(TrainerState):
         self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None
     ) -> dict[str, float]:
         with self._prepare(module, data, stage, ckpt_path) as ready:
-            loaders = setup_evaluation(ready, stage, self._loaders(module, evaluate=data))
-            self.context = replace(ready, progress=Progress())
-            try:
-                return EvaluationLoop(self.context, stage, loaders).run()
-            finally:
-                self.context = ready  # the fit before keeps its place
+            with closing(self._loaders(module, evaluate=data)) as loaders:
+                resumables = setup_evaluation(ready, stage, loaders)
+                self.context = replace(ready, progress=Progress())
+                try:
+                    return EvaluationLoop(self.context, stage, resumables).run()
+                finally:
+                    self.context = ready  # the fit before keeps its place
 
     def _owners(self, module: TrainingModule) -> list[Any]:
         """Return what is set up before a stage, in that order."""

@@ -198,6 +198,13 @@ def test_workers_of_a_loader_end_and_are_forgotten() -> None:
     assert data.workers_of(alone) == []
     data.forget_workers(alone)
     data.end_workers(alone)
+    keeps: DataLoader[Any] = DataLoader([0, 1], num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+    (worker,) = data.workers_of(iter(keeps))
+    for _ in range(2):
+        data.end_persistent_workers(keeps)
+        assert not worker.is_alive()
+    assert [*keeps] == [torch.tensor([0]), torch.tensor([1])]
+    data.end_persistent_workers(keeps)
 
 
 def test_what_a_sampler_and_a_generator_keep() -> None:

@@ -17,6 +17,7 @@ from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardStat
 from midstride.engine.data.iterable.shards import ShardReader
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.rng.isolation import RngIsolation
+from midstride.engine.data.torch_internals import end_persistent_workers
 from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
 from midstride.engine.errors import NotExact, UserError
@@ -221,6 +222,10 @@ class IterableLoader(ResumableLoader):
     def restored(self) -> None:
         """Note what workers that stay began with."""
         self._data.restored()
+
+    def close(self) -> None:
+        """End workers that stay."""
+        end_persistent_workers(self._loader)
 
     def clone(self) -> "IterableLoader":
         """Return a loader that can be given a state while this one is read."""
