@@ -220,9 +220,9 @@ class Trainer(TrainerState):
 
         With `ddp_spawn` and its kin, those of rank 0 come first, then those of rank 1, and so on.
         """
-        with self._prepare(module, data, "predict", ckpt_path) as ready:
-            with closing(self._loaders(module, evaluate=data)) as loaders:
-                return predict(ready, loaders)
+        preparing = self._prepare(module, data, "predict", ckpt_path)
+        with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
+            return predict(ready, loaders)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
         """Return what would stop a fit on so many processes before its first step, tried in this one alone.
@@ -287,14 +287,14 @@ class Trainer(TrainerState):
     def _evaluate(
         self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None
     ) -> dict[str, float]:
-        with self._prepare(module, data, stage, ckpt_path) as ready:
-            with closing(self._loaders(module, evaluate=data)) as loaders:
-                resumables = setup_evaluation(ready, stage, loaders)
-                self.context = replace(ready, progress=Progress())
-                try:
-                    return EvaluationLoop(self.context, stage, resumables).run()
-                finally:
-                    self.context = ready  # the fit before keeps its place
+        preparing = self._prepare(module, data, stage, ckpt_path)
+        with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
+            resumables = setup_evaluation(ready, stage, loaders)
+            self.context = replace(ready, progress=Progress())
+            try:
+                return EvaluationLoop(self.context, stage, resumables).run()
+            finally:
+                self.context = ready  # the fit before keeps its place
 
     def _owners(self, module: TrainingModule) -> list[Any]:
         """Return what is set up before a stage, in that order."""

@@ -13,7 +13,8 @@ ROWS = [{"epoch": "0", "step": str(step), "train/loss_$x^$": "0.5", "val/a_b\\":
 
 def test_names_are_drawn_as_they_are() -> None:
     picture = draw(ROWS, "50 $ a night, $x^$", marks=[1])
-    assert picture is not None and picture.startswith(b"\x89PNG")
+    assert picture is not None
+    assert picture.startswith(b"\x89PNG")
 
 
 def test_curves_that_cannot_be_drawn_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
