@@ -55,10 +55,8 @@ def end_workers(iterator: Any) -> None:
 
 
 def end_persistent_workers(loader: DataLoader[Any]) -> None:
-    """End the workers that `loader` keeps from one epoch to the next, if there are any."""
-    kept: Any = loader
-    end_workers(kept._iterator)
-    kept._iterator = None
+    """End the workers that `loader` keeps from one epoch to the next, if there are any; it is read no more."""
+    end_workers(loader._iterator)
 
 
 def forget_workers(iterator: Any) -> None:

@@ -264,4 +264,18 @@ COPIES = [
         "if False:",
         "unit/objects/test_array_sharing.py",
     ),
+    Mutant(
+        "workers that stay outlive the fit that they read for",
+        "engine/data/resolve.py",
+        "        for loader in self._made:\n            loader.close()",
+        "        pass",
+        "unit/training/test_workers_end.py::test_no_worker_outlives_a_fit[that stay-at its end]",
+    ),
+    Mutant(
+        "of several loaders only the first one's workers end",
+        "engine/data/combined.py",
+        "        for loader in self.loaders:\n            loader.close()",
+        "        self.loaders[0].close()",
+        "unit/training/test_workers_end.py::test_no_worker_outlives_a_fit[of two loaders-at its end]",
+    ),
 ]

@@ -203,8 +203,6 @@ def test_workers_of_a_loader_end_and_are_forgotten() -> None:
     for _ in range(2):
         data.end_persistent_workers(keeps)
         assert not worker.is_alive()
-    assert [*keeps] == [torch.tensor([0]), torch.tensor([1])]
-    data.end_persistent_workers(keeps)
 
 
 def test_what_a_sampler_and_a_generator_keep() -> None:
