@@ -1,5 +1,6 @@
 """`midstride init`: a project that trains, to put one's own model and data into."""
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ def init(folder: Folder = Path(), /) -> int:
     template = files("midstride.engine.cli") / "template"
     for name in _TEMPLATE:
         (folder / name).write_bytes((template / name).read_bytes())
-    enter = "" if folder.absolute() == Path.cwd() else f"cd {folder}\n  "
+    enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))}\n  "
     print(
         f"{folder / 'model.py'}: a module and its data\n{folder / 'job.yaml'}: a job\n\n"
         f"  {enter}midstride check job.yaml\n  midstride train job.yaml --run first"

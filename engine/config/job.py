@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, ValidationError, model_validator
 
-from midstride.engine.config.arguments import map_texts
+from midstride.engine.config.arguments import Arguments, map_texts
 from midstride.engine.config.json_schema import job_schema
 from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.loggers import LoggerOptions, Loggers
@@ -69,9 +69,9 @@ class TrainingJob(Options):
 
     name: str = Field(title="Name", description="Of the job.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     module: ImportPath = Field(title="Module", description="package.module:attribute of the TrainingModule.")
-    module_args: dict[str, Any] = Field({}, title="Module arguments", description="Passed to the module by name.")
+    module_args: Arguments = Field({}, title="Module arguments", description="Passed to the module by name.")
     data: ImportPath = Field(title="Data", description="package.module:attribute of the DataModule.")
-    data_args: dict[str, Any] = Field({}, title="Data arguments", description="Passed to the data module by name.")
+    data_args: Arguments = Field({}, title="Data arguments", description="Passed to the data module by name.")
     weights: str | None = Field(
         None, title="Weights", description="With which a fresh run begins: the best or last folder of another; or none."
     )
@@ -197,7 +197,7 @@ class TrainingJob(Options):
 
 
 def _absolute(path: str, folder: Path) -> str:
-    return path if "://" in path else os.path.normpath(folder / path)
+    return path if "://" in path else os.path.normpath(folder / Path(path).expanduser())
 
 
 def _resolve_args(plugin: Plugin, folder: Path) -> Plugin:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from midstride.engine.config.arguments import Arguments
 from midstride.engine.config.import_paths import IMPORT_PATH, import_path
 from midstride.engine.config.json_schema import plugin_schema
 from midstride.engine.config.options import Options
@@ -45,7 +46,7 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
         description="tensorboard, mlflow, wandb, or package.module:attribute of a Logger.",
         json_schema_extra={"pattern": f"^({'|'.join(LOGGERS)})$|{IMPORT_PATH}"},
     )
-    args: dict[str, Any] = Field({}, title="Arguments", description="Passed to it by name.")
+    args: Arguments = Field({}, title="Arguments", description="Passed to it by name.")
     wait_s: Annotated[float, Field(ge=0)] = Field(
         60.0, title="Wait", description="Seconds at the end of the training for a tracker that lags or is away."
     )

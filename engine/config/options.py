@@ -72,7 +72,7 @@ def _none_if_minus_one(value: object) -> object:
 class Options(BaseModel):
     """Base of every group of choices: unknown keys are faults, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _without_password(url: str) -> str:

@@ -1,9 +1,10 @@
 """What a job names by import path and gives arguments to: its callbacks."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from midstride.engine.config.arguments import Arguments
 from midstride.engine.config.import_paths import IMPORT_PATH, import_path
 from midstride.engine.config.json_schema import plugin_schema
 from midstride.engine.config.options import Options
@@ -17,4 +18,4 @@ class CallbackOptions(Options, json_schema_extra=plugin_schema):
     """A callback of one's own, built in every rank; what its `state_dict` gives is part of the run's state."""
 
     path: ImportPath = Field(title="Callback", description="package.module:attribute of the Callback.")
-    args: dict[str, Any] = Field({}, title="Arguments", description="Passed to it by name.")
+    args: Arguments = Field({}, title="Arguments", description="Passed to it by name.")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from midstride.engine.config.arguments import Arguments
 from midstride.engine.config.options import Options
 from midstride.engine.config.validation import validation_errors
 
@@ -74,7 +75,7 @@ class KubernetesArguments(Options):
     resources: dict[str, dict[str, str | int]] | None = Field(
         None, title="Resources", description="Requests and limits of a node; by default those of the launcher's pod."
     )
-    pod: dict[str, Any] = Field(
+    pod: Arguments = Field(
         {}, title="Pod", description="Fields of a node's pod spec, such as nodeSelector, tolerations and volumes."
     )
 

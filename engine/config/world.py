@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from midstride.engine.config.arguments import Arguments
 from midstride.engine.config.import_paths import import_path
 from midstride.engine.config.json_schema import class_schema
 from midstride.engine.config.lanes import lane_conflicts
@@ -85,7 +86,7 @@ class WorldOptions(Options):
         title="Strategy",
         description='How one module trains on many devices: single, ddp, ..., or your own as "package.module:Class".',
     )
-    strategy_args: dict[str, Any] = Field({}, title="Strategy arguments", description="Passed to the strategy by name.")
+    strategy_args: Arguments = Field({}, title="Strategy arguments", description="Passed to the strategy by name.")
     lanes: Count | None = Field(
         None,
         title="Lanes",
@@ -125,7 +126,7 @@ class WorldOptions(Options):
         title="Nodes from",
         description="What starts the nodes: slurm, ray, kubernetes; join if they come by themselves.",
     )
-    on_args: dict[str, Any] = Field(
+    on_args: Arguments = Field(
         {}, title="Arguments for them", description="Passed to what starts the nodes, such as partition and time."
     )
     rendezvous: Annotated[str, Field(pattern=_ADDRESS)] | None = Field(

@@ -85,6 +85,7 @@ def launch(
         command = launcher.command(session, job, grace_s=grace_s)
         environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
         with (
+            session.locked(),
             monitor.snapshots_on_signal(),
             PreemptionWatch(job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
             SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,

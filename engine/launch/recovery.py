@@ -21,7 +21,7 @@ __all__ = ["recover_orphaned_attempts"]
 
 log = logging.getLogger(__name__)
 
-_STARTING_S = 5.0  # a launcher that has made its session has started its world by then
+_STARTING_S = 5.0  # a launcher that has made its session has locked it by then
 
 
 def recover_orphaned_attempts(run: Run) -> list[Attempt]:
@@ -61,9 +61,8 @@ def _orphaned_sessions(run: Run) -> Iterator[tuple[int, Session]]:
 
 
 def _still_running(session: Session, attempt: Attempt) -> bool:
-    return (
-        bool(processes_with_env(Session.VARIABLE, str(session.folder))) or time.time() - attempt.started < _STARTING_S
-    )
+    is_new = time.time() - attempt.started < _STARTING_S
+    return is_new or session.is_locked() or bool(processes_with_env(Session.VARIABLE, str(session.folder)))
 
 
 def _outcome_of(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[Attempt, Outcome, float | None]:

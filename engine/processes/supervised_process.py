@@ -69,9 +69,12 @@ class SupervisedProcess:
     def lines(self) -> list[str]:
         """Return the lines that came since the last call; one still being written waits until it is whole."""
         ended = self._supervisor.poll() is not None
-        with self._log.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:  # what tidies the folder for temporary files has removed it
+            return []
         if not ended:  # a progress bar ends its lines with \r
             data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
         self._offset += len(data)

@@ -6,16 +6,19 @@
     heartbeat-rank-00000      what each rank is doing
     ranks                     how many there are, where that is not the job's to say: nodes come and go
     log.txt                   every line the world printed
+    launcher.lock             held by the process that launches the world
 
 It is local and short-lived: what must survive the machine is in the store.
 """
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,6 +107,28 @@ class Session:
         for pattern in ("outcome-rank-*.json", "heartbeat-rank-*"):
             for path in self.folder.glob(pattern):
                 path.unlink()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Have the session known as this process's until the block, or the process, ends."""
+        with self._lock.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def is_locked(self) -> bool:
+        """Return whether the process that launches the world is still there."""
+        try:
+            with self._lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    @property
+    def _lock(self) -> Path:
+        return self.folder / "launcher.lock"
 
     def of_round(self, number: int) -> "Session":
         """Return the session that the ranks of a node have in one round: a folder in the node's."""

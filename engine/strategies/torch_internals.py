@@ -25,6 +25,7 @@ __all__ = [
     "is_in_bad_fork",
     "replica_of",
     "set_timeout",
+    "timeout_of",
     "version_of",
 ]
 
@@ -44,6 +45,12 @@ def set_timeout(group: Any, timeout: timedelta) -> None:
     """Let the collectives of `group` take so long, from now on."""
     public = getattr(dist, "set_timeout", None)  # torch's from 2.14 on, which warns of the other
     (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
+
+
+def timeout_of(group: Any, device: torch.device) -> timedelta:
+    """Return how long the collectives of `group` take at most, for tensors on `device`."""
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout
 
 
 def default_store() -> Store:

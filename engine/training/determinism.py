@@ -97,7 +97,9 @@ def _explanation(error: BaseException) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """`error`, what caused it, and so on."""
-    while error is not None:
+    """`error`, what caused it, and so on: each once, as they may go round in a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__

@@ -198,12 +198,25 @@ class FallsSilent(Learns):
         return super().training_step(batch, batch_idx)
 
 
+class StageFallsSilent(FallsSilent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequential_module, self.layer = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), nn.Identity()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        super().training_step(batch, batch_idx)
+        return self.sequential_module(batch[0])
+
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+        return outputs.square().mean()
+
+
 def hears_of_it(folder: str, strategy: str) -> None:
     Path(folder, "run").mkdir(exist_ok=True)
     rank = str(World.from_environment().rank)
     try:
         trainer = Trainer(max_epochs=5, strategy=strategy, collective_timeout_s=4, snapshots={"every_steps": 1})
-        trainer.fit(FallsSilent(), run=f"{folder}/run")
+        trainer.fit(StageFallsSilent() if strategy == "pipeline" else FallsSilent(), run=f"{folder}/run")
     except Exception as error:
         Path(folder, f"heard-{rank}").write_text(f"{type(error).__name__}: {error}")
     finally:
@@ -213,7 +226,9 @@ def hears_of_it(folder: str, strategy: str) -> None:
             os.kill(int(Path(folder, "run", "silent").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("strategy", "start"), [("ddp", run_ranks), ("horovod", run_horovod_ranks)])
+@pytest.mark.parametrize(
+    ("strategy", "start"), [("ddp", run_ranks), ("horovod", run_horovod_ranks), ("pipeline", run_ranks)]
+)
 def test_a_rank_that_falls_silent_is_named_within_the_collective_timeout(
     strategy: str, start: Callable[..., list[int]], tmp_path: Path
 ) -> None:

@@ -179,3 +179,36 @@ def test_a_cut_by_time_stays_and_other_stages_are_refused(tmp_path: Path) -> Non
     said = (tmp_path / "1.txt").read_text()
     assert f"strategy: the snapshot has 'pipeline(stages=2, balance={first}, micro_batches=2)'" in said
     assert "this run has 'pipeline(stages=2, balance=[3, 3], micro_batches=2)'" in said
+
+
+class Fails(nn.Module):
+    """Raises in training; what finds out the shape of its output gives it zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.any():
+            raise ValueError("no such number")
+        return x
+
+
+def fails_at(stage: int, folder: str) -> None:
+    layers: list[nn.Module] = [nn.Linear(1, 1) for _ in range(3)]
+    layers[stage] = nn.Sequential(layers[stage], Fails())
+    module = Counts()
+    module.sequential_module = nn.Sequential(*layers)
+    options = {"balance": [1, 1, 1], "micro_batches": 2}
+    trainer = Trainer(strategy="pipeline", strategy_args=options, max_epochs=1, enable_progress_bar=False)
+    try:
+        trainer.fit(module, Data())
+    except EngineError as error:
+        Path(folder, str(trainer.world.rank)).write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+@pytest.mark.parametrize("stage", range(3))
+def test_an_error_in_a_layer_ends_every_stage_and_is_shown(stage: int, tmp_path: Path) -> None:
+    codes = run_ranks(fails_at, stage, str(tmp_path), processes=3, timeout_s=60)
+    said = [(tmp_path / str(rank)).read_text() for rank in range(3)]
+    own = said.pop(2 - stage)
+    assert own.endswith(f"ValueError: no such number\nraised in layers {stage} to {stage} of sequential_module")
+    assert all(words.startswith("WorldError: ") for words in said)
+    assert sorted(codes) == [1, 1, 2]

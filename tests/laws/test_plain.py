@@ -211,7 +211,7 @@ def pipelined(path: str, samples: int, window: int, clip: float | None, **option
 @pytest.mark.parametrize(
     ("ranks", "window", "clip", "options"),
     [
-        (2, 1, None, {"balance": [6, 2], "schedule": "gpipe"}),
+        (2, 1, None, {"balance": [6, 3], "schedule": "gpipe"}),
         (3, 3, 0.5, {"checkpoint": True}),
         (4, 1, 0.5, {"stages": 2}),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.code_origin import is_user_class
 from midstride.engine.errors import UserError
 
 __all__ = ["balance_stages", "bounds", "faults_of", "sizes_of", "tensors_of", "times_of"]
@@ -47,8 +48,8 @@ def faults_of(layers: Layers, balance: Sequence[int]) -> list[str]:
         if stage and start in (tied := _ties(layers)):
             one, other = tied[start]
             faults.append(
-                f"balance={list(balance)} cuts between layers {one} and {other}, which share a parameter: keep them in "
-                "one stage, or give each its own"
+                f"balance={list(balance)} cuts between layers {one} and {other}, which share a parameter, a buffer "
+                "or a layer of yours: keep them in one stage, or give each its own"
             )
     return faults
 
@@ -58,7 +59,7 @@ def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[
 
     Args:
         costs: of each layer.
-        layers: every stage gets at least one that trains; those that share a parameter stay together.
+        layers: every stage gets at least one that trains; those that share what they hold stay together.
         stages: how many.
 
     Raises:
@@ -81,7 +82,7 @@ def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[
     if best[stages][count] == never:
         raise UserError(
             f"sequential_module has {count} layers, and there is no way to cut them into {stages} stages that each "
-            "have something to train, and none of a parameter in two stages: use fewer processes or stages."
+            "have something to train, and none of what two layers share in two stages: use fewer processes or stages."
         )
     balance, end = [], count
     for stage in range(stages, 0, -1):
@@ -178,11 +179,16 @@ def _trains(layers: Layers) -> bool:
 
 
 def _ties(layers: Layers) -> dict[int, tuple[int, int]]:
-    """The layers where no cut may be, by the layer after it: which two layers share a parameter across it."""
+    """The layers where no cut may be, by the layer after it: which two layers share across it what they hold.
+
+    Of a layer of torch's that stands there twice, such as an activation, each stage may have its own; what one of the
+    user's remembers, nothing tells.
+    """
     first: dict[int, int] = {}
     tied = {}
     for number, layer in enumerate(layers):
-        for parameter in layer.parameters():
-            start = first.setdefault(id(parameter), number)
+        own = [part for part in layer.modules() if is_user_class(type(part))]
+        for shared in (*layer.parameters(), *layer.buffers(), *own):
+            start = first.setdefault(id(shared), number)
             tied.update({cut: (start, number) for cut in range(start + 1, number + 1)})
     return tied

@@ -3,7 +3,8 @@
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from midstride.engine.strategies.batch_split import cut
 from midstride.engine.strategies.mixins import LossOf
 from midstride.engine.strategies.pipeline.balance import tensors_of
 from midstride.engine.strategies.pipeline.stage import Stage
+from midstride.engine.strategies.torch_internals import timeout_of
 from midstride.engine.trees import samples_in
 
 __all__ = ["PipelineLocation", "PipelineSchedule", "first_micro_batch", "micro_batch_count"]
@@ -37,17 +39,29 @@ class PipelineLocation:
         stage: of this rank.
         group: of these ranks alone.
         device: of this rank.
+        links: what the stages send and receive over, by how long they wait.
     """
 
     ranks: tuple[int, ...]
     stage: int
     group: Any
     device: torch.device
+    links: dict[timedelta, Any] = field(default_factory=dict)
 
     @property
     def is_last(self) -> bool:
         """Whether this is the stage that has the outputs, and so the loss."""
         return self.stage == len(self.ranks) - 1
+
+    def link(self) -> Any:
+        """Return the group that the stages send and receive over; every rank of them calls this at the same point.
+
+        With gloo these wait as long as their group was told when it was made, whatever it is told later.
+        """
+        timeout = timeout_of(self.group, self.device)
+        if timeout not in self.links:
+            self.links[timeout] = dist.new_group(sorted(self.ranks), timeout=timeout, use_local_synchronization=True)
+        return self.links[timeout]
 
 
 class PipelineSchedule:
@@ -97,9 +111,10 @@ class PipelineSchedule:
         try:
             return schedule.step(*(given if location.stage == 0 else ()), **options)
         except RuntimeError as error:
-            if isinstance(error.__cause__, EngineError):  # as our layers raised it
-                raise error.__cause__ from None
-            raise
+            if not isinstance(error.__cause__, EngineError):
+                raise
+            cause = error.__cause__  # as our layers raised it
+        raise cause  # here, or torch's error, which it is the cause of, would be its context
 
     def _broadcast_outputs(self, made: Any) -> Any:
         """Return on every rank what the last stage made."""
@@ -137,7 +152,7 @@ class PipelineSchedule:
             *(self._stage, location.stage, stages, location.device),
             input_args=ins,
             output_args=outs,
-            group=location.group,
+            group=location.link(),
         )
         # torch counts stages along the group; here the last one has its first rank.
         stage.stage_index_to_group_rank = {number: stages - 1 - number for number in range(stages)}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from midstride.engine.errors import UserError
-from midstride.engine.modules.torch_internals import buffers_of
+from midstride.engine.modules.torch_internals import buffers_of, children_of
 from midstride.engine.strategies.pipeline.balance import bounds, tensors_of
 from midstride.engine.user_code import call_user_code
 
@@ -61,7 +61,7 @@ class StagedSequential(nn.Sequential):
     """
 
     def __init__(self, layers: nn.Sequential, balance: Sequence[int], stage: int) -> None:
-        named = list(layers.named_children())
+        named = zip(children_of(layers), layers, strict=True)  # a layer that stands there twice counts twice
         start, end = bounds(balance)[stage]
         own = [(name, layer if start <= i < end else RemoteLayer()) for i, (name, layer) in enumerate(named)]
         super().__init__(OrderedDict(own))
@@ -155,14 +155,19 @@ class Stage(nn.Module):
         return sent if isinstance(x, tuple) else sent[0]
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return torch.enable_grad(), self._with_other_buffers()
+        begun = [
+            (module, {name: None if buffer is None else buffer.clone() for name, buffer in buffers_of(module).items()})
+            for module in self.modules()
+            if buffers_of(module)
+        ]
+        return torch.enable_grad(), self._with_buffers(begun)
 
     @contextmanager
-    def _with_other_buffers(self) -> Iterator[None]:
-        """Let a second forward pass over the same part change copies of the buffers: the first one has counted."""
-        before = [(module, dict(buffers_of(module))) for module in self.modules() if buffers_of(module)]
-        for module, buffers in before:
-            buffers_of(module).update({n: None if b is None else b.clone() for n, b in buffers.items()})
+    def _with_buffers(self, begun: Sequence[tuple[nn.Module, dict[str, Tensor | None]]]) -> Iterator[None]:
+        """Let a second forward pass over a part begin with the buffers of the first, and change these copies."""
+        before = [(module, dict(buffers_of(module))) for module, _ in begun]
+        for module, buffers in begun:
+            buffers_of(module).update(buffers)
         try:
             yield
         finally:

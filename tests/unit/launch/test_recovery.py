@@ -77,6 +77,15 @@ def test_a_killed_launchers_attempt_is_told_as_a_live_one_tells_it(job: Training
     assert not session.folder.exists()
 
 
+def test_a_launcher_that_takes_its_time_to_start_its_world_is_left_alone(job: TrainingJob) -> None:
+    log, session = killed(job)
+    with session.locked():
+        assert recover_orphaned_attempts(Run(job, "night")) == []
+    assert [attempt.outcome for attempt in log.attempts()] == ["lost"]
+    assert len(recover_orphaned_attempts(Run(job, "night"))) == 1
+    assert not session.folder.exists()
+
+
 def fifo(path: Path, session: Session) -> None:
     os.mkfifo(path)
 

@@ -70,6 +70,21 @@ def tied() -> nn.Sequential:
     return layers
 
 
+class Counter(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+def normed() -> nn.Sequential:
+    norm = nn.BatchNorm1d(2, affine=False)
+    return nn.Sequential(nn.Linear(2, 2), norm, nn.Linear(2, 2), norm, nn.Linear(2, 2))
+
+
+def counted() -> nn.Sequential:
+    counter = Counter()
+    return nn.Sequential(nn.Linear(2, 2), counter, nn.Linear(2, 2), nn.Sequential(counter), nn.Linear(2, 2))
+
+
 REFUSED: dict[str, tuple[TrainingModule, dict[str, Any], dict[str, Any], list[str]]] = {
     "no layers in a row, and no place for the loss": (
         Whole(),
@@ -85,6 +100,8 @@ REFUSED: dict[str, tuple[TrainingModule, dict[str, Any], dict[str, Any], list[st
         {},
         ["stage 1 nothing to train", "layers 1 to 1 (ReLU)"],
     ),
+    "a buffer in two stages": (Module(normed()), {"balance": [2, 3]}, {}, ["between layers 1 and 3", "a buffer"]),
+    "a layer of one's own in two stages": (Module(counted()), {"balance": [2, 3]}, {}, ["layers 1 and 3", "of yours"]),
     "one parameter in two stages": (Module(tied()), {"balance": [2, 2]}, {}, ["between layers 1 and 2", "share"]),
     "more stages than layers": (Module(linears(1)), {}, {}, ["2 stages", "has 1 layers only"]),
     "parameters beside the layers": (Headed(), {}, {}, ["outside sequential_module", "head.weight, head.bias"]),
@@ -171,5 +188,5 @@ def test_no_other_cut_costs_less(layers: list[tuple[int, bool]], stages: int) ->
 def test_layers_that_share_a_parameter_stay_together() -> None:
     layers = list(tied())
     assert balance_stages([1.0, 1.0, 1.0, 1.0], layers, 2) in ([1, 3], [3, 1])
-    with pytest.raises(UserError, match="none of a parameter in two stages"):
+    with pytest.raises(UserError, match="none of what two layers share in two stages"):
         balance_stages([1.0] * 4, layers, 4)
