@@ -1,16 +1,21 @@
 """`midstride export`: bring a run's metric log to a tracker, all of it or what is missing there."""
 
 import json
+import sys
+from contextlib import closing
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from midstride.engine.cli.output import busy
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.loggers import LOGGERS, LoggerOptions, checked_loggers
 from midstride.engine.config.yaml_file import apply_overrides
-from midstride.engine.errors import JobError, UserError
+from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.loggers.build import build_logger
 from midstride.engine.loggers.delivery import Delivery
+from midstride.engine.runs.run import job_of
 from midstride.engine.storage.store import Store
 
 __all__ = ["export"]
@@ -28,14 +33,35 @@ Arguments = Annotated[
 
 def export(url: RunUrl, /, *, to: To = None, arguments: Arguments | None = None) -> int:
     """Bring the committed rows and the best weights of a run to a tracker; what it has already is not sent again."""
-    store = Store.open(url)
-    for options in _loggers(store, to, arguments or []):
-        delivery = Delivery(store, build_logger(options, "--to"))
-        with busy(f"sending {url} to {options.path}"):
-            delivery.finish()
-            delivery.close()
-        print(f"{options.path} has the rows of {url} up to step {delivery.step}")
-    return 0
+    store, code = Store.open(url), 0
+    chosen, job = _loggers(store, to, arguments or []), job_of(store)
+    for number, options in enumerate(chosen):
+        key = f"loggers.{number}" if to is None else "--to"
+        try:
+            with busy(f"sending {url} to {options.path}"):
+                step = _send(store, options.in_project(job.name) if job else options, key, _folder(job))
+        except EngineError as error:
+            print(error, file=sys.stderr)
+            code = max(code, error.exit_code)
+        except Exception as error:
+            said = (str(error).splitlines() or ["no reason given"])[0]
+            print(f"{options.path}: {type(error).__name__}: {said}. Call this again once it answers", file=sys.stderr)
+            code = max(code, 1)
+        else:
+            print(f"{options.path} has the rows of {url} up to step {step}")
+    return code
+
+
+def _send(store: Store, options: LoggerOptions, key: str, folder: str) -> int:
+    """Send what a logger's tracker lacks; return the step up to which it has the rows."""
+    with closing(Delivery(store, build_logger(options, key, folder))) as delivery:
+        delivery.finish()
+        return delivery.step
+
+
+def _folder(job: TrainingJob | None) -> str:
+    """Return where the code of a run is: with its job, if it is there still; a script's where this was called."""
+    return job.folder if job is not None and Path(job.folder).is_dir() else str(Path.cwd())
 
 
 def _loggers(store: Store, to: str | None, arguments: list[str]) -> list[LoggerOptions]:

@@ -1,7 +1,7 @@
 """The loggers as rows of data, and how a job or a Trainer names them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
@@ -50,6 +50,13 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
     wait_s: Annotated[float, Field(ge=0)] = Field(
         60.0, title="Wait", description="Seconds at the end of the training for a tracker that lags or is away."
     )
+
+    def in_project(self, name: str) -> Self:
+        """Return a logger whose tracker collects runs under `name`, if it says no other: those of a job."""
+        spec = LOGGERS.get(self.path)
+        if spec is None or not spec.project:
+            return self
+        return self.model_copy(update={"args": {spec.project: name, **self.args}})
 
 
 def _written_out(value: Any) -> Any:

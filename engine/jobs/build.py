@@ -5,7 +5,6 @@ from typing import Any, TypeVar
 
 from midstride.engine.config.import_paths import call_with, load_attribute
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.config.loggers import LOGGERS, LoggerOptions
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import JobError, SnapshotMissing
 from midstride.engine.lightning.adapt import adapt, is_lightning
@@ -63,7 +62,7 @@ def build_trainer(job: TrainingJob) -> Trainer:
         global_batch_size=job.world.global_batch_size,
         snapshots=job.snapshots,
         callbacks=build_callbacks(job),
-        loggers=[_in_project(options, job.name) for options in job.loggers],
+        loggers=[options.in_project(job.name) for options in job.loggers],
         seed=job.seed,
         accept_change=job.accept_change,
         identity={key: getattr(job, key) for key in _IDENTITY},
@@ -75,14 +74,6 @@ def devices_of(world: WorldOptions) -> dict[str, Any]:
     """Return the arguments of a Trainer that say which devices its processes have."""
     said = {"devices": world.devices, "accelerator": world.accelerator, "auto_select_gpus": world.auto_select_gpus}
     return said if world.gpus is None else {**said, "gpus": world.gpus}
-
-
-def _in_project(options: LoggerOptions, name: str) -> LoggerOptions:
-    """Return a logger whose tracker collects the runs of this job under the job's name, if it says no other."""
-    spec = LOGGERS.get(options.path)
-    if spec is None or not spec.project:
-        return options
-    return options.model_copy(update={"args": {spec.project: name, **options.args}})
 
 
 def try_build(run: Run) -> dict[str, bool]:

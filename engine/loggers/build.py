@@ -14,8 +14,13 @@ from midstride.engine.loggers.base import Logger
 __all__ = ["build_logger", "logger_errors"]
 
 
-def build_logger(options: LoggerOptions, key: str = "loggers") -> Logger:
-    """Return the logger that `options` name; `key` is where they stand, for messages.
+def build_logger(options: LoggerOptions, key: str = "loggers", folder: str = "") -> Logger:
+    """Return the logger that `options` name.
+
+    Args:
+        options: its path and arguments.
+        key: where they stand, for messages.
+        folder: of the code; by default the one that this program is in.
 
     Raises:
         JobError: what it needs is not installed, it cannot be imported, takes other arguments, or is no Logger.
@@ -28,7 +33,7 @@ def build_logger(options: LoggerOptions, key: str = "loggers") -> Logger:
         module, _, name = spec.path.partition(":")
         make = getattr(import_module(module), name)
     else:
-        make = load_attribute(options.path, sys.path[0] or Path.cwd(), key)
+        make = load_attribute(options.path, folder or sys.path[0] or Path.cwd(), key)
     logger = call_with(make, options.args, options.path, f"{key}.args")
     if not isinstance(logger, Logger):
         raise JobError(f"{key}: {options.path} gives a {type(logger).__name__}; a Logger is needed")

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -221,7 +222,7 @@ class DeliveryProcess:
                 print(
                     f"{self._name}: not everything of {self._url} was sent within {self._wait_s:g} s of the end "
                     f"({self._error}){f': {rows_left} steps are left' if rows_left else ''}. "
-                    f"midstride export {self._url} --to {self._name} sends them",
+                    f"midstride export {shlex.quote(self._url)} --to {self._name} sends them",
                     file=sys.stderr,
                     flush=True,
                 )

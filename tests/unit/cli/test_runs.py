@@ -10,6 +10,23 @@ from midstride.engine.cli.app import main
 pytestmark = pytest.mark.usefixtures("forked_worlds")
 
 
+OWN_LOGGER = """
+from midstride.engine.loggers.base import Logger
+
+class Own(Logger):
+    def __init__(self, away=False):
+        self.away = away
+
+    def open(self, run, rows):
+        if self.away:
+            raise ConnectionError("no answer\\nfrom 10.0.0.1")
+        return 0
+
+    def log_rows(self, rows):
+        assert rows
+"""
+
+
 def run(*arguments: str) -> object:
     with pytest.raises(SystemExit) as ended:
         main(arguments=arguments)
@@ -37,6 +54,16 @@ def test_a_new_project_trains_and_its_folder_tells_how_it_went(
     assert run("export", "runs/a", "--to", "tensorboard", "--set", "log_dir=tracked") == 0
     assert capsys.readouterr().out == "tensorboard has the rows of runs/a up to step 75\n"
     assert [*Path("tracked/a").iterdir()]
+
+    Path("mine.py").write_text(OWN_LOGGER)
+    assert run("export", "runs/a", "--to", "mine:Own") == 0  # beside the job's own code
+    monkeypatch.chdir("/")
+    assert run("export", f"{tmp_path}/circle/runs/a", "--to", "mine:Own") == 0
+    own = f"mine:Own has the rows of {tmp_path}/circle/runs/a up to step 75\n"
+    assert capsys.readouterr().out == own.replace(f"{tmp_path}/circle/", "") + own
+    monkeypatch.chdir(tmp_path / "circle")
+    assert run("export", "runs/a", "--to", "mine:Own", "--set", "away=true") == 1
+    assert capsys.readouterr().err == "mine:Own: ConnectionError: no answer. Call this again once it answers\n"
 
     assert run("runs", "runs", "--json") == 0
     (only,) = json.loads(capsys.readouterr().out)
