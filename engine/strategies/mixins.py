@@ -110,6 +110,10 @@ class RunsLanes(ABC):
     def lane(self, lane: int) -> AbstractContextManager[None]:
         """Return the context of forward and backward of one lane, within that of its batch; lanes have an order."""
 
+    @abstractmethod
+    def restore_buffers(self) -> None:
+        """Put the module's buffers back to where the lanes of the batch at hand begin, as the next lane does."""
+
 
 class MergesOutputs(ABC):
     """Runs the chunks of a batch one by one, and joins what came out of them."""

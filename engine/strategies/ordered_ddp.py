@@ -70,6 +70,11 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
                     f"lanes with {path}, a SyncBatchNorm: it normalises over the ranks, whose number lanes leave open: "
                     "use BatchNorm, whose statistics are a lane's"
                 )
+            if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.max_norm is not None:
+                errors.append(
+                    f"lanes with {path}, an embedding with max_norm: each lane would scale the rows that it reads, in "
+                    "the weights of its rank: scale them in on_train_batch_end, or leave max_norm out"
+                )
         return errors + [
             f"lanes with {path}, whose gradients are sparse: lanes add up dense ones: say sparse=False"
             for path in sparse_layers(module)
@@ -101,6 +106,11 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         """Return the context of the forward and backward pass of `lane`."""
         assert self._reducer is not None
         return self._reducer.lane(lane)
+
+    def restore_buffers(self) -> None:
+        """Put the module's buffers back to where every lane begins."""
+        assert self._reducer is not None
+        self._reducer.restore_buffers()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Do nothing: every batch has ended with the mean."""

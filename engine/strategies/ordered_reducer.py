@@ -177,6 +177,10 @@ class OrderedReducer:
         self._buffers.deposit(self._run)
         self._run += 1
 
+    def restore_buffers(self) -> None:
+        """Put the buffers back to where every lane of the batch begins."""
+        self._buffers.restore()
+
     def note_ready(self, number: int, index: int) -> None:
         """Note that the gradient of parameter `index` is there; with its last one, bucket `number` is on its way.
 

@@ -47,11 +47,13 @@ def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
     resumables = loaders.evaluation("predict")
     with torch.no_grad(), context.modes.evaluating():
         for number, loader in enumerate(resumables):
-            predicted = partial(_predict, context, number=number, extra=(number,) if len(resumables) > 1 else ())
+            extra = (number,) if len(resumables) > 1 else ()
+            predicted = partial(_predict, context, number=number, extra=extra)
             for index, (batch, own) in enumerate(lockstep_batches(context, loader)):
                 if own and lanes is not None:
+                    step = partial(_step, context, index=index, number=number, extra=extra)
                     for lane, lane_batch in batch.items():
-                        with lanes.lane(lane, number, index):
+                        with lanes.lane(lane, step, lane_batch, number, index, loader=number):
                             predictions.append(predicted(lane_batch, index))
                 elif own:
                     predictions.append(predicted(batch, index))
@@ -65,9 +67,13 @@ def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
 
 
 def _predict(context: EvaluationContext, batch: Any, index: int, *, number: int, extra: tuple[int, ...]) -> Any:
-    run = partial(context.strategy.run_step, context.scope, context.module, "predict_step")
     batch = context.to_device(batch, number)
     context.hooks.call("on_predict_batch_start", batch, index, *extra)
-    outputs = context.scope.run(run, batch, index, *extra)
+    outputs = _step(context, batch, index, number=number, extra=extra)
     context.hooks.call("on_predict_batch_end", outputs, batch, index, *extra)
     return outputs if context.device.type == "cpu" else to_host(outputs)
+
+
+def _step(context: EvaluationContext, batch: Any, index: int, *, number: int, extra: tuple[int, ...]) -> Any:
+    run = partial(context.strategy.run_step, context.scope, context.module, "predict_step")
+    return context.scope.run(run, context.to_device(batch, number), index, *extra)

@@ -1,21 +1,25 @@
 """What surrounds a lane of a batch: its random numbers, what it logs, and that it leaves nothing else behind."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import reduce
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, reduce
+from operator import is_
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.errors import NotExact
 from midstride.engine.metrics.lane_logger import LaneLogger
+from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.object_state import module_anchors, module_roots
-from midstride.engine.seeds import mix
+from midstride.engine.objects.side_effects import side_effects_reverted
+from midstride.engine.seeds import Generators, mix
 from midstride.engine.state.differences import differences
+from midstride.engine.strategies.torch_internals import version_of
 from midstride.engine.training.context import EvaluationContext
 
 __all__ = ["LaneScope"]
@@ -26,12 +30,20 @@ _STAGES = {"train": 0, "validate": 1, "test": 2, "predict": 3}
 class LaneScope:
     """Runs steps of one stage lane by lane; random numbers are functions of the lane and of where the run stands.
 
+    How many lanes a process runs must decide nothing, so what a step leaves in the module's attributes may depend
+    neither on the lane nor on how many came before. That is tried: the step is run again with another lane's batch,
+    leaving nothing behind, and has to leave the same. It is tried at the second lane, the fourth, the eighth and so on,
+    and wherever an attribute is set that was not tried so far.
+
     Args:
         context: of a strategy with lanes.
         stage: "train", "validate", "test" or "predict".
+        restore_buffers: puts the buffers back to where a lane begins; None where a step may not change them.
     """
 
-    def __init__(self, context: EvaluationContext, stage: str) -> None:
+    def __init__(
+        self, context: EvaluationContext, stage: str, restore_buffers: Callable[[], object] | None = None
+    ) -> None:
         assert context.lanes is not None
         assert isinstance(context.metric_logger, LaneLogger)
         self._context, self._lanes, self._logged = context, context.lanes, context.metric_logger
@@ -39,20 +51,39 @@ class LaneScope:
         self._name = (
             f"{stage if stage in ('test', 'predict') else 'training' if stage == 'train' else 'validation'}_step"
         )
+        self._restore_buffers = restore_buffers
         self._run = 0
+        self._other: tuple[int, Any] | None = None  # a batch, and of which loader
+        self._tried: set[str] = set()
 
     @contextmanager
-    def lane(self, lane: int, *position: int) -> Iterator[None]:
+    def lane(
+        self, lane: int, step: Callable[[Any], object], batch: Any, *position: int, loader: int = 0
+    ) -> Iterator[None]:
         """Run `lane` within, of the batch at `position`.
 
+        Args:
+            lane: its number.
+            step: what is run within, of a batch alone.
+            batch: of the lane.
+            position: where it stands.
+            loader: that it is of.
+
         Raises:
-            NotExact: the step has changed the module's attributes, which are of the rank and not of the lane.
+            NotExact: the step has changed what is of the rank and not of the lane.
         """
         self._reseed(*position, lane)
         self._run += 1
-        # What a first step leaves, such as tensors that it keeps for the others, is there at the second.
-        with self._logged.lane(lane), self._unchanged() if self._run == 2 else nullcontext():
+        set_before, buffers = _bindings(self._context.module), _versions(self._context.module)
+        with self._logged.lane(lane):
             yield
+        if self._restore_buffers is None:
+            self._check_buffers(buffers)
+        names = _rebound(set_before) - self._tried
+        if self._other is not None and self._other[0] == loader and (names or self._run.bit_count() == 1):
+            self._try_again(partial(step, self._other[1]), *position, lane)
+            self._tried |= names
+        self._other = loader, batch
 
     def leave(self, *position: int) -> None:
         """Let what is drawn after the batch at `position`, by hooks and callbacks, be alike on every rank."""
@@ -65,21 +96,55 @@ class LaneScope:
         if device.type == "cuda":
             torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
-    def _unchanged(self) -> AbstractContextManager[None]:
-        return _unchanged(self._context.module, self._name)
+    def _try_again(self, step: Callable[[], object], *position: int) -> None:
+        """Run `step` once more, without a trace, and compare what it leaves in attributes."""
+        context = self._context
+        left = _attributes(context.module)
+        generators = Generators(context.generator, devices=[context.device])
+        with side_effects_reverted(context.module, generators), self._logged.muted():
+            if self._restore_buffers is not None:
+                self._restore_buffers()
+            self._reseed(*position)
+            step()
+            paths = differences(left, _attributes(context.module))
+        if paths:
+            self._refuse(paths, "keep it in a buffer or a metric" if self._restore_buffers else "keep it in a metric")
 
+    def _check_buffers(self, before: dict[str, tuple[int, int]]) -> None:
+        now = _versions(self._context.module)
+        if changed := [f"the buffer {name}" for name in before if now.get(name) != before[name]]:
+            self._refuse(changed, "keep it in a metric")
 
-@contextmanager
-def _unchanged(module: Any, step: str) -> Iterator[None]:
-    before = _attributes(module)
-    yield
-    if paths := differences(before, _attributes(module)):
+    def _refuse(self, paths: list[str], way_out: str) -> NoReturn:
         shown = ", ".join(path.strip("/").replace("//", "/") for path in paths[:3])
         raise NotExact(
-            f"{type(module).__name__}.{step} changes {shown}: with lanes a rank runs it once for each of its lanes, "
-            "and how many those are must decide nothing. Log the value, keep it in a buffer or a metric, or change it "
-            "in a hook such as on_train_batch_end, which is called once a batch."
+            f"{type(self._context.module).__name__}.{self._name} changes {shown}: with lanes a rank runs it once for "
+            f"each of its lanes, and how many those are must decide nothing. Log the value, {way_out}, or change it in "
+            "a hook such as on_train_batch_end, which is called once a batch."
         )
+
+
+#: attributes of a module by name, and what they were
+_Bindings = list[tuple[str, dict[str, Any], dict[str, Any]]]
+
+
+def _bindings(module: nn.Module) -> _Bindings:
+    """Return the attributes of `module` and of all modules in it, and what they are bound to now."""
+    return [(path, vars(part), dict(vars(part))) for path, part in module.named_modules() if not is_metric(part)]
+
+
+def _rebound(bindings: _Bindings) -> set[str]:
+    """Return which attributes are bound to something else by now."""
+    names: set[str] = set()
+    for path, now, then in bindings:
+        if len(now) != len(then) or not all(map(is_, now.values(), then.values())):
+            names |= {f"{path}.{name}" for name in now.keys() | then.keys() if now.get(name) is not then.get(name)}
+    return names
+
+
+def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return which tensor each buffer is, and how often it was written to."""
+    return {name: (id(buffer), version_of(buffer)) for name, buffer in module.named_buffers()}
 
 
 def _attributes(module: Any) -> dict[str, Any]:

@@ -277,10 +277,14 @@ class EvaluationLoop:
         """Return what the user's step makes of a batch, with the unwrapped module: DDP's forward shares buffers."""
         if self.lanes is None:
             return self._run(batch, index, number)
+
+        def step(lane_batch: Any) -> Any:
+            return self._run(lane_batch, index, number)
+
         outputs = {}
         for lane, lane_batch in batch.items():
-            with self.lanes.lane(lane, self.context.progress.step, number, index):
-                outputs[lane] = self._run(lane_batch, index, number)
+            with self.lanes.lane(lane, step, lane_batch, self.context.progress.step, number, index, loader=number):
+                outputs[lane] = step(lane_batch)
         return outputs
 
     def _run(self, batch: Any, index: int, number: int) -> Any:

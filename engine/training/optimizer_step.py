@@ -48,7 +48,9 @@ class OptimizerStep:
         self._gradients = self._by_strategy()
         self._take_step = self._own_step()
         self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
-        self._lanes = None if context.lanes is None else LaneScope(context, "train")
+        self._lanes = None
+        if isinstance(context.strategy, RunsLanes):
+            self._lanes = LaneScope(context, "train", context.strategy.restore_buffers)
         self._had_loss = False  # whether the batch in hand has had one
         self._loss_now: Tensor | None = None  # of the batch in hand
         self._again = False  # whether a closure evaluates a batch not for the first time
@@ -179,10 +181,14 @@ class OptimizerStep:
         assert scope is not None  # made where the strategy has lanes
         context.inject_fault("forward")
         epoch = context.progress.epoch
+
+        def step(lane_batch: Any) -> Any:
+            return context.scope.run(self._forward, lane_batch, index, end=self._end)
+
         with strategy.batch():
             for lane, lane_batch in batch.items():
-                with scope.lane(lane, epoch, index), strategy.lane(lane):
-                    loss = self._loss(context.scope.run(self._forward, lane_batch, index, end=self._end))
+                with scope.lane(lane, step, lane_batch, epoch, index), strategy.lane(lane):
+                    loss = self._loss(step(lane_batch))
                     assert loss is not None  # as on several processes, that is refused
                     losses.append(loss.detach())
                     context.hooks.call("on_before_backward", loss)

@@ -4,6 +4,7 @@ The random numbers of a lane are seeded by where it stands: the hash of the run'
 batch and the lane. Buffers of floating point become the mean of what lanes make of the same ones.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -69,7 +70,22 @@ class Choosing(nn.Module):
         return y + self.some(y) if x.sum() > 2 else y
 
 
-NETS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (Dropped, Convolved, Recurrent, Choosing)}
+class Derived(nn.Module):
+    """Weights that each forward pass makes of others, and leaves in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the form that does so
+            self.body = nn.utils.weight_norm(nn.Linear(6, 12))
+        self.last = nn.utils.spectral_norm(nn.Linear(12, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x).tanh())
+
+
+_KINDS: tuple[type[nn.Module], ...] = (Dropped, Convolved, Recurrent, Choosing, Derived)
+NETS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in _KINDS}
 
 
 def tree_sum(terms: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.errors import NotExact
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.modules.callbacks import BestCheckpoint, EarlyStopping, LearningRateMonitor
 from midstride.engine.runs.audit import audit
@@ -107,6 +109,7 @@ ROWS = {
     "dropout": Row("Dropped", (4, 2, 1, 4)),
     "convolutions": Row("Convolved", (1, 4)),
     "recurrent": Row("Recurrent", (4, 1)),
+    "derived": Row("Derived", (4, 1)),
     "unused": Row("Choosing", (2, 4)),
     "windows": Row(
         "Dropped",
@@ -184,3 +187,56 @@ def test_without_lanes_sums_of_four_ranks_are_others(tmp_path: Path) -> None:
     row = Row("Recurrent", ())
     assert run_ranks(train, str(tmp_path), row, None, processes=LANES) == [0] * LANES
     assert differences(plain_lanes(NETS["Recurrent"])["weights"], end_of(tmp_path, LANES)["weights"])
+
+
+class Cools(Lit):
+    """Changes an attribute now and then."""
+
+    temperature = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx % 3 == 2:
+            self.temperature *= 0.8
+        return super().training_step(batch, batch_idx) / self.temperature
+
+
+class Remembers(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.newest = super().training_step(batch, batch_idx)
+        return self.newest
+
+
+class CountsInValidation(Lit):
+    def __init__(self, net: str) -> None:
+        super().__init__(net)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen += 1
+
+
+#: module -> what it changes
+CHANGES: dict[type[Lit], str] = {
+    Cools: r"Cools.training_step changes module.*temperature",
+    Remembers: r"Remembers.training_step changes module.*newest",
+    CountsInValidation: r"CountsInValidation.validation_step changes the buffer seen",
+}
+
+
+def change(folder: str, kind: type[Lit]) -> None:
+    data = [DataLoader(Samples(SAMPLES), BATCH), DataLoader(Samples(26), 3)]
+    rank = os.environ["RANK"]
+    try:
+        Trainer(strategy="ddp", lanes=LANES, max_epochs=1, enable_progress_bar=False).fit(kind("Dropped"), *data)
+    except NotExact as error:
+        Path(folder, f"refused-{rank}").write_text(str(error))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_depends_on_the_lanes_of_a_rank_is_refused_on_any_number_of_them(
+    kind: type[Lit], ranks: int, tmp_path: Path
+) -> None:
+    assert run_ranks(change, str(tmp_path), kind, processes=ranks) == [0] * ranks
+    for rank in range(ranks):
+        assert re.match(CHANGES[kind], (tmp_path / f"refused-{rank}").read_text())

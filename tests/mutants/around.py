@@ -310,4 +310,18 @@ AROUND = [
         "        with context.requests.listening(store, context.world, self._last_seen):\n",
         "unit/training/test_trainer.py::test_a_snapshot_asked_for_at_the_word_that_training_starts_is_taken",
     ),
+    Mutant(
+        "an infinite number in a job is null in training",
+        "engine/config/arguments.py",
+        "if type(value) is float and not math.isfinite(value):",
+        "if False:",
+        "unit/config/test_arguments.py::test_arguments_that_training_would_be_given_otherwise_are_refused",
+    ),
+    Mutant(
+        "a launcher that is slow to start is taken for killed",
+        "engine/launch/recovery.py",
+        "is_new or session.is_locked() or",
+        "is_new or",
+        "unit/launch/test_recovery.py::test_a_launcher_that_takes_its_time_to_start_its_world_is_left_alone",
+    ),
 ]

@@ -5,6 +5,7 @@ from mutants.mutant import Mutant
 __all__ = ["LANES"]
 
 LAWS = "laws/test_lanes.py::test_any_number_of_ranks_computes_the_same_run"
+CHANGED = "laws/test_lanes.py::test_what_depends_on_the_lanes_of_a_rank_is_refused_on_any_number_of_them"
 
 LANES = [
     Mutant(
@@ -83,5 +84,40 @@ LANES = [
         '_SUMS = ("threads", "cpu",',
         '_SUMS = ("threads",',
         "unit/training/test_lane_refusals.py::test_sums_that_are_computed_in_another_way_are_refused",
+    ),
+    Mutant(
+        "an attribute that a step changes now and then goes unseen",
+        "engine/training/lane_scope.py",
+        "(names or self._run.bit_count() == 1)",
+        "self._run.bit_count() == 1",
+        f"{CHANGED}[Cools-1]",
+    ),
+    Mutant(
+        "of a step that is tried again the same batch is taken",
+        "engine/training/lane_scope.py",
+        "partial(step, self._other[1])",
+        "partial(step, batch)",
+        f"{CHANGED}[Remembers-4]",
+    ),
+    Mutant(
+        "a buffer that an evaluation changes depends on the rank",
+        "engine/training/lane_scope.py",
+        "            self._check_buffers(buffers)",
+        "            pass",
+        f"{CHANGED}[CountsInValidation-2]",
+    ),
+    Mutant(
+        "a step that is tried again begins with the buffers that the lane left",
+        "engine/training/lane_scope.py",
+        "                self._restore_buffers()",
+        "                pass",
+        f"{LAWS}[derived]",
+    ),
+    Mutant(
+        "what a lane that is tried again lets metrics see stays",
+        "engine/training/lane_scope.py",
+        "side_effects_reverted(context.module, generators), self._logged.muted()",
+        "side_effects_reverted(context.module, generators)",
+        f"{LAWS}[watched]",
     ),
 ]

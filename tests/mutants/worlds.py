@@ -5,6 +5,7 @@ from mutants.mutant import Mutant
 __all__ = ["WORLDS"]
 
 PLAIN = "laws/test_plain.py"
+PIPELINES = f"{PLAIN}::test_a_pipeline_has_the_bits_of_the_script_on_one_device"
 CHILDREN = "unit/processes/test_child_processes.py"
 LAUNCHERS = "faults/test_launchers.py"
 ROUNDS = "unit/launch/test_rounds.py"
@@ -319,5 +320,26 @@ WORLDS = [
         "except UnsupportedState:  # which the writer refuses, on every rank",
         "except ZeroDivisionError:",
         "unit/training/test_replica_check.py",
+    ),
+    Mutant(
+        "a layer that stands twice in a pipeline is left out",
+        "engine/strategies/pipeline/stage.py",
+        "zip(children_of(layers), layers, strict=True)",
+        "list(layers.named_children())",
+        f"{PIPELINES}[2-1-None-options0]",
+    ),
+    Mutant(
+        "a pipeline computes its layers again from the buffers that they left",
+        "engine/strategies/pipeline/stage.py",
+        "            buffers_of(module).update(buffers)\n        try:",
+        "            pass\n        try:",
+        f"{PIPELINES}[3-3-0.5-options1]",
+    ),
+    Mutant(
+        "a stage waits for another one without end",
+        "engine/strategies/pipeline/schedule.py",
+        "timeout=timeout, use_local",
+        "use_local",
+        "distributed/test_parts.py::test_a_rank_that_falls_silent_is_named_within_the_collective_timeout[pipeline-run_ranks]",
     ),
 ]

@@ -211,6 +211,7 @@ WALKS = {
     "engine/state/nodes.py: instances_in": "nodes of objects: instances and deques too",
     "engine/config/arguments.py: map_texts": "JSON, where no torch is loaded",
     "engine/config/arguments.py: texts_in": "the same",
+    "engine/config/arguments.py: _as_json": "the same",
     "engine/data/iterable/content_digest.py: _plain": "what a digest in snapshots is made of: kinds and keys count too",
     "engine/data/read_memory.py: _without_generators": "nodes of objects: instances and deques too",
     "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",

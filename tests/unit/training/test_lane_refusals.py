@@ -66,6 +66,12 @@ class Sparse(Plain):
         self.table = nn.Embedding(3, 2, sparse=True)
 
 
+class Scaled(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 2, max_norm=1.0)
+
+
 class Synchronised(Plain):
     def __init__(self) -> None:
         super().__init__(nn.SyncBatchNorm(2))
@@ -135,6 +141,7 @@ REFUSED: dict[str, Refused] = {
     "two optimizers": ({}, Several, loader, ["lanes with 2 optimizers"]),
     "a closure": ({}, Curved, loader, ["lanes with LBFGS", "several times"]),
     "sparse gradients": ({}, Sparse, loader, ["table", "sparse=False"]),
+    "rows that a forward pass scales": ({}, Scaled, loader, ["table", "max_norm"]),
     "synchronised statistics": ({}, Synchronised, loader, ["layers.1", "SyncBatchNorm"]),
     "a stream": ({}, Plain, lambda: DataLoader(Stream(), 3), ["Stream is iterable", "map-style"]),
     "ranks with samples of their own": ({"use_distributed_sampler": False}, Plain, loader, ["use_distributed_sampler"]),
