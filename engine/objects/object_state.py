@@ -31,8 +31,8 @@ __all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgrade"]
 
 log = logging.getLogger(__name__)
 
-#: what the engine sets itself on a module
-_OURS = frozenset({"_trainer", "device", "_is_replica"}) | INTERNAL
+#: what the engine sets itself on a module, and torch on a recurrent layer: weak references to its weights
+_OURS = frozenset({"_trainer", "device", "_is_replica", "_flat_weight_refs"}) | INTERNAL
 #: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each attempt sets it up
 _COMPOSABLE = "__composable_api_state_key"
 #: of those of other classes, what stands in their attributes is their class's own

@@ -63,4 +63,11 @@ DDP = [
         'c.options["bucket_cap_mb"] < 0',
         "unit/ranks/test_placement_refusals.py",
     ),
+    Mutant(
+        "what a recurrent layer keeps of its weights is said to be lost",
+        "engine/objects/object_state.py",
+        ', "_flat_weight_refs"}',
+        "}",
+        "laws/test_objects.py::test_what_one_rank_holds_comes_back_or_is_named[a recurrent layer, sharded]",
+    ),
 ]

@@ -52,6 +52,19 @@ class OneReadsTheModule(Small):
         return DataLoader(data, 4, num_workers=1)
 
 
+class Recurs(Small):
+    """Carries the hidden state of a recurrent layer from batch to batch."""
+
+    def build(self) -> None:
+        self.recurrent = nn.LSTM(1, 4)
+        self.hidden: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        outputs, hidden = self.recurrent(batch.sum().view(1, 1, 1), self.hidden)
+        self.hidden = tuple(state.detach() for state in hidden)
+        return 1 + outputs.sum()
+
+
 class CountsInWeight(Small):
     """Counts in a parameter that is not trained."""
 
@@ -132,6 +145,7 @@ RANKED: dict[str, tuple[type[Small], dict[str, Any], str]] = {
         {},
         r"strategy ddp has these alike on all ranks, .* alone: module\.count\.",
     ),
+    "a recurrent layer, sharded": (Recurs, {"strategy": "sharded"}, ""),
     "averages, sharded": (Averages, {"strategy": "sharded"}, ""),
     "averages, fully sharded": (Averages, {"strategy": "fully_sharded"}, ""),
     "a gathered weight": (
