@@ -30,14 +30,14 @@ def _as_json(value: Any, path: str = "", above: tuple[int, ...] = ()) -> Any:
 
 def _fault(value: Any, above: tuple[int, ...]) -> str:
     """Return what is wrong with one value, within those with the ids `above`; nothing if nothing is."""
-    if type(value) is float and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return f"{value}, which JSON has no number for: say null, or a text that your code reads"
     if id(value) in above:
         return "part of what it holds itself"
     if isinstance(value, dict):
         odd = next((key for key in value if not isinstance(key, str)), "")
         return "" if isinstance(odd, str) else f"a mapping with the key {odd!r}: put it in quotes"
-    if value is None or type(value) in (bool, int, float, str, list, tuple):
+    if value is None or isinstance(value, (int, float, str, list, tuple)):
         return ""
     return f"a {type(value).__name__}, {value!r}: a job travels as JSON, of texts, numbers, lists and mappings"
 

@@ -197,7 +197,9 @@ class TrainingJob(Options):
 
 
 def _absolute(path: str, folder: Path) -> str:
-    return path if "://" in path else os.path.normpath(folder / Path(path).expanduser())
+    if path.startswith("~/"):
+        path = f"{Path.home()}{path[1:]}"
+    return path if "://" in path else os.path.normpath(folder / path)
 
 
 def _resolve_args(plugin: Plugin, folder: Path) -> Plugin:

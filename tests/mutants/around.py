@@ -313,7 +313,7 @@ AROUND = [
     Mutant(
         "an infinite number in a job is null in training",
         "engine/config/arguments.py",
-        "if type(value) is float and not math.isfinite(value):",
+        "if isinstance(value, float) and not math.isfinite(value):",
         "if False:",
         "unit/config/test_arguments.py::test_arguments_that_training_would_be_given_otherwise_are_refused",
     ),
