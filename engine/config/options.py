@@ -27,6 +27,7 @@ __all__ = [
     "MonitorOptions",
     "NightlyOptions",
     "Options",
+    "Record",
     "SnapshotOptions",
     "TrainerOptions",
     "checked_options",
@@ -69,10 +70,16 @@ def _none_if_minus_one(value: object) -> object:
     return None if value == -1 else value
 
 
-class Options(BaseModel):
-    """Base of every group of choices: unknown keys are faults, values never change."""
+class Record(BaseModel):
+    """Base of what is written down: unknown keys are faults, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Options(Record):
+    """Base of every group of choices; their numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 def _without_password(url: str) -> str:

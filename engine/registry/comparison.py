@@ -5,14 +5,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from midstride.engine.config.options import Options
+from midstride.engine.config.options import Record
 from midstride.engine.errors import JobError
 from midstride.engine.formatting import format_number
 
 __all__ = ["PromotionDecision", "compare", "missing_metric"]
 
 
-class PromotionDecision(Options):
+class PromotionDecision(Record):
     """What a night came to."""
 
     promoted: bool

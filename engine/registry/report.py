@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from midstride.engine.config.options import Options
+from midstride.engine.config.options import Record
 from midstride.engine.formatting import format_number, markdown_table
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun
@@ -10,7 +10,7 @@ from midstride.engine.registry.nightly import NightlyRun
 __all__ = ["NightlyReport", "nightly_markdown", "nightly_report"]
 
 
-class NightlyReport(Options):
+class NightlyReport(Record):
     """What a night came to."""
 
     job: str

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.config.options import MonitorOptions, Options
+from midstride.engine.config.options import MonitorOptions, Record
 from midstride.engine.errors import SnapshotError
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run, job_of
@@ -41,7 +41,7 @@ _RUNS_COMPARED = 100  # a file is read of each
 _DEFAULT_CAUSES = {"stopped": "stopped on request", "lost": "its launcher was killed"}
 
 
-class Interruption(Options):
+class Interruption(Record):
     """One attempt that did not reach the end, and what it cost."""
 
     attempt: int
@@ -54,7 +54,7 @@ class Interruption(Options):
     certain: bool = Field(True, description="False when a process was killed: it reports twice a second.")
 
 
-class Round(Options):
+class Round(Record):
     """What nodes trained together in, in a world on several of them."""
 
     attempt: int
@@ -65,7 +65,7 @@ class Round(Options):
     why: str = Field("", description="Why the round before ended; empty for the first.")
 
 
-class Report(Options):
+class Report(Record):
     """What a run came to."""
 
     job: str
