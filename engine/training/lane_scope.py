@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial, reduce
 from operator import is_
 from typing import Any, NoReturn
@@ -74,11 +74,9 @@ class LaneScope:
         """
         self._reseed(*position, lane)
         self._run += 1
-        set_before, buffers = _bindings(self._context.module), _versions(self._context.module)
-        with self._logged.lane(lane):
+        set_before = _bindings(self._context.module)
+        with self._logged.lane(lane), nullcontext() if self._restore_buffers else self._unchanged_buffers():
             yield
-        if self._restore_buffers is None:
-            self._check_buffers(buffers)
         names = _rebound(set_before) - self._tried
         if self._other is not None and self._other[0] == loader and (names or self._run.bit_count() == 1):
             self._try_again(partial(step, self._other[1]), *position, lane)
@@ -110,7 +108,10 @@ class LaneScope:
         if paths:
             self._refuse(paths, "keep it in a buffer or a metric" if self._restore_buffers else "keep it in a metric")
 
-    def _check_buffers(self, before: dict[str, tuple[int, int]]) -> None:
+    @contextmanager
+    def _unchanged_buffers(self) -> Iterator[None]:
+        before = _versions(self._context.module)
+        yield
         now = _versions(self._context.module)
         if changed := [f"the buffer {name}" for name in before if now.get(name) != before[name]]:
             self._refuse(changed, "keep it in a metric")

@@ -102,8 +102,8 @@ LANES = [
     Mutant(
         "a buffer that an evaluation changes depends on the rank",
         "engine/training/lane_scope.py",
-        "            self._check_buffers(buffers)",
-        "            pass",
+        "nullcontext() if self._restore_buffers else self._unchanged_buffers()",
+        "nullcontext()",
         f"{CHANGED}[CountsInValidation-2]",
     ),
     Mutant(
