@@ -11,4 +11,5 @@ __all__ = ["publish"]
 def publish(run: Run) -> list[str]:
     """Have the loggers of the job of `run` promote its champion; return a message for each that could not."""
     job = run.job
-    return publish_champion(ModelRegistry.of(job), Store.open(job.store_url, job.store_terms), job.loggers)
+    loggers = [options.in_project(job.name) for options in job.loggers]
+    return publish_champion(ModelRegistry.of(job), Store.open(job.store_url, job.store_terms), loggers, job.folder)

@@ -14,7 +14,9 @@ from midstride.engine.storage.store import Store
 __all__ = ["publish_champion"]
 
 
-def publish_champion(registry: ModelRegistry, runs: Store, loggers: Sequence[LoggerOptions]) -> list[str]:
+def publish_champion(
+    registry: ModelRegistry, runs: Store, loggers: Sequence[LoggerOptions], folder: str = ""
+) -> list[str]:
     """Have each of `loggers` promote the champion; return a message for each that could not.
 
     What a tracker has been told before it may be told again: a night that is killed is made up for by the next.
@@ -23,18 +25,19 @@ def publish_champion(registry: ModelRegistry, runs: Store, loggers: Sequence[Log
         registry: whose champion.
         runs: the store of all runs.
         loggers: of the job.
+        folder: of its code.
     """
     if (champion := registry.current()) is None:
         return []
     errors: list[str] = []
-    with TemporaryDirectory(prefix="midstride-champion-") as folder:
+    with TemporaryDirectory(prefix="midstride-champion-") as temporary:
         weights: Path | None = None
         for options in loggers:
             try:
-                logger = build_logger(options)
+                logger = build_logger(options, folder=folder)
                 if type(logger).promote is Logger.promote:
                     continue
-                weights = weights or registry.download_weights(champion, Path(folder))
+                weights = weights or registry.download_weights(champion, Path(temporary))
                 logger.promote(_run_of(runs, champion), weights)
             except Exception as error:
                 cause = (str(error).splitlines() or [""])[0]

@@ -248,7 +248,7 @@ def promote_and_roll_back(server: str, path: str) -> None:
     folder = Path(path)
 
     def job(server: str) -> TrainingJob:
-        args = {"tracking_uri": server, "experiment": folder.name, "registered_model": folder.name}
+        args = {"tracking_uri": server, "registered_model": folder.name}
         return TrainingJob(
             name="digits",
             module="model:Net",
@@ -260,6 +260,8 @@ def promote_and_roll_back(server: str, path: str) -> None:
 
     def version_in_charge() -> str:
         version = client.get_model_version_by_alias(folder.name, "champion")
+        experiment = client.get_experiment(client.get_run(version.run_id).info.experiment_id)
+        assert experiment.name == "digits", "the job's, where its runs are"
         file = client.download_artifacts(version.run_id, "champion/weights.safetensors", path)
         return f"{version.version} {Path(file).read_text()}"
 

@@ -95,4 +95,11 @@ LOGGERS = [
         "property, RemovableHandle)",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[MeasuresInDict]",
     ),
+    Mutant(
+        "the champion is a version of another experiment's run",
+        "engine/jobs/publish.py",
+        "[options.in_project(job.name) for options in job.loggers]",
+        "job.loggers",
+        "laws/test_loggers.py::test_the_champion_is_the_version_in_charge_of_a_registered_model",
+    ),
 ]
