@@ -12,6 +12,7 @@ flat_tensors       many tensors that travel as one: a copy or a sum of each woul
 gradient_buckets   gradients averaged bucket by bucket, the first ones while the backward pass still runs, where no DDP
                    does it
 horovod            a full replica per process, gradients averaged in buckets of a fixed layout during backward
+layer_faults       layers and tensors of a module that a strategy over several processes cannot hold, by name
 mixins             what only some strategies need: each class is one ability, which the engine asks for by
                    `isinstance`
 object_gather      values of any kind, from every rank: in one exchange where they are short, as most are

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
-from midstride.engine.strategies.gradient_buckets import GradientBuckets, sparse_layers
+from midstride.engine.strategies.gradient_buckets import GradientBuckets
+from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import AveragesInBuckets, BackwardSync, ReplicatesParameters, WatchesFrozen
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, anywhere, broadcast, start_sum

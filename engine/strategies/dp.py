@@ -25,11 +25,13 @@ class SplitsBatches(MergesOutputs, Strategy):
 
     def module_errors(self, module: TrainingModule) -> list[str]:
         """Name optimization by hand: every chunk would step the optimizers by itself."""
+        errors = super().module_errors(module)
         if module.automatic_optimization:
-            return []
+            return errors
         return [
+            *errors,
             f"{type(module).__name__} has automatic_optimization = False: under {self.name} its training_step runs for "
-            "each part of a batch, and each would step the optimizers. Use ddp, or automatic optimization."
+            "each part of a batch, and each would step the optimizers. Use ddp, or automatic optimization.",
         ]
 
     def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:

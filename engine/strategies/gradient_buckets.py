@@ -12,13 +12,13 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from midstride.engine.errors import NotExact
 from midstride.engine.strategies.flat_tensors import bucket_indices
 from midstride.engine.strategies.torch_internals import version_of
 
-__all__ = ["Exchange", "GradientBuckets", "sparse_layers"]
+__all__ = ["Exchange", "GradientBuckets"]
 
 
 class Exchange(Protocol):
@@ -208,12 +208,6 @@ class _Plan:
                     "in on_before_optimizer_step."
                 )
             self._late.add(number)
-
-
-def sparse_layers(module: nn.Module) -> list[str]:
-    """Return the names of the layers of `module` whose gradients are sparse, which no flat buffer holds."""
-    layers = (nn.Embedding, nn.EmbeddingBag)
-    return [name for name, layer in module.named_modules() if isinstance(layer, layers) and layer.sparse]
 
 
 def _note(buckets: "weakref.ref[GradientBuckets]", parameter: Tensor) -> None:

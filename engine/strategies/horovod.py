@@ -25,7 +25,8 @@ from midstride.engine.errors import UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.learning_rates import scale_learning_rates
 from midstride.engine.strategies.collective import Collective
-from midstride.engine.strategies.gradient_buckets import GradientBuckets, sparse_layers
+from midstride.engine.strategies.gradient_buckets import GradientBuckets
+from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import AveragesInBuckets, ReplicatesParameters
 from midstride.engine.strategies.side_channel import SideChannel
 from midstride.engine.strategies.step import TrainingStep
@@ -73,11 +74,15 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
             "build it with sparse=False, or use strategy single"
             for name in sparse_layers(module)
         ]
-        return sparse + [
-            f"the module's {name} is complex, and Horovod has no complex numbers: use strategy ddp"
-            for name, parameter in module.named_parameters()
-            if parameter.is_complex()
-        ]
+        return (
+            super().module_errors(module)
+            + sparse
+            + [
+                f"the module's {name} is complex, and Horovod has no complex numbers: use strategy ddp"
+                for name, parameter in module.named_parameters()
+                if parameter.is_complex()
+            ]
+        )
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` as it is.

@@ -12,7 +12,7 @@ from midstride.engine.lanes import Lanes
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import SingleProcess
-from midstride.engine.strategies.gradient_buckets import sparse_layers
+from midstride.engine.strategies.layer_faults import max_norm_layers, sparse_layers, sparse_tensor_errors
 from midstride.engine.strategies.mixins import RunsLanes, WatchesFrozen
 from midstride.engine.strategies.ordered_reducer import OrderedReducer
 from midstride.engine.strategies.step import TrainingStep
@@ -58,7 +58,7 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
 
     def module_errors(self, module: TrainingModule) -> list[str]:
         """Return what of `module` would not be a function of the lane."""
-        errors = []
+        errors = sparse_tensor_errors(module, "lanes")
         if not module.automatic_optimization:
             errors.append(
                 "lanes with automatic_optimization=False: the engine runs a step lane by lane, and has to call the "
@@ -70,11 +70,11 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
                     f"lanes with {path}, a SyncBatchNorm: it normalises over the ranks, whose number lanes leave open: "
                     "use BatchNorm, whose statistics are a lane's"
                 )
-            if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)) and submodule.max_norm is not None:
-                errors.append(
-                    f"lanes with {path}, an embedding with max_norm: each lane would scale the rows that it reads, in "
-                    "the weights of its rank: scale them in on_train_batch_end, or leave max_norm out"
-                )
+        errors += [
+            f"lanes with {path}, an embedding with max_norm: each lane would scale the rows that it reads, in the "
+            "weights of its rank: leave max_norm out, and scale what the forward pass gets"
+            for path in max_norm_layers(module)
+        ]
         return errors + [
             f"lanes with {path}, whose gradients are sparse: lanes add up dense ones: say sparse=False"
             for path in sparse_layers(module)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from midstride.engine.errors import StrategyUnavailable, UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.torch_internals import parameters_of
-from midstride.engine.strategies.gradient_buckets import sparse_layers
+from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import LazyDevice, ReplicatesParameters
 from midstride.engine.strategies.step import StepScope
 from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients
@@ -45,7 +45,7 @@ class Xla(ReplicatesParameters, LazyDevice):
 
     def module_errors(self, module: TrainingModule) -> list[str]:
         """Return what torch_xla cannot hold: gradients that are sparse."""
-        return [
+        return super().module_errors(module) + [
             f"the module's {name} has sparse gradients, which XLA devices do not have: build it with sparse=False, or "
             "use strategy single"
             for name in sparse_layers(module)

@@ -29,6 +29,13 @@ DDP = [
         "unit/strategies/test_build.py::test_sparse_gradients_by_hand_are_refused_under_ddp",
     ),
     Mutant(
+        "processes drift apart by an embedding that scales its rows",
+        "engine/strategies/mixins.py",
+        "for name in (max_norm_layers(module) if self.world.size > 1 else ())",
+        "for name in ()",
+        "unit/strategies/test_layer_faults.py::test_it_is_named_by_every_strategy_over_several_processes",
+    ),
+    Mutant(
         "what was frozen in a fit under ddp may never train again",
         "engine/strategies/mixins.py",
         "            handle.remove()\n",

@@ -1,0 +1,30 @@
+"""Layers and tensors of a module that a strategy over several processes cannot hold, by name."""
+
+import torch
+from torch import nn
+
+__all__ = ["max_norm_layers", "sparse_layers", "sparse_tensor_errors"]
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def sparse_layers(module: nn.Module) -> list[str]:
+    """Return the names of the layers of `module` whose gradients are sparse, which no flat buffer holds."""
+    return [name for name, layer in module.named_modules() if isinstance(layer, _EMBEDDINGS) and layer.sparse]
+
+
+def max_norm_layers(module: nn.Module) -> list[str]:
+    """Return the names of the embeddings that scale rows of their weights in a forward pass: those of its batch."""
+    layers = module.named_modules()
+    return [name for name, layer in layers if isinstance(layer, _EMBEDDINGS) and layer.max_norm is not None]
+
+
+def sparse_tensor_errors(module: nn.Module, user: str) -> list[str]:
+    """Return messages on parameters and buffers of `module` that are sparse themselves, which `user` cannot send."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return [
+        f"the module's {name} is a sparse tensor, and {user} hands dense ones from process to process: make it dense, "
+        "or keep it in a plain attribute, of which every process has its own"
+        for name, tensor in named
+        if tensor.layout != torch.strided
+    ]
