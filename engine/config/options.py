@@ -93,7 +93,7 @@ class SnapshotOptions(Options):
 
     model_config = ConfigDict(json_schema_extra=snapshots_schema)
 
-    url: Annotated[str, AfterValidator(_without_password)] = Field(
+    url: Annotated[str, Field(min_length=1), AfterValidator(_without_password)] = Field(
         "runs", title="Store", description="Folder or fsspec URL that holds the runs."
     )
     credentials: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9-]+$")] | None = Field(

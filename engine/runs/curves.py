@@ -89,7 +89,8 @@ def _panel(axes: Any, name: str, curves: Mapping[str, Sequence[tuple[int, float]
         if many:
             axes.plot(steps, _smooth(values), color=line.get_color(), linewidth=1.6)
         line.set_label("_" if many else label)
-        axes.lines[-1].set_label(label)
+        # matplotlib shows no label that starts with an underscore: a space without a width goes before it.
+        axes.lines[-1].set_label(f"\u200b{label}")
     for index, step in enumerate(marks):
         axes.axvline(step, color="#bbbbbb", linestyle="--", linewidth=0.9, label="resumed" if index == 0 else None)
     axes.set_title(name, fontsize=10)

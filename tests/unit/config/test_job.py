@@ -139,6 +139,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
+        ("snapshots.url=''", "snapshots.url: String should have at least 1 character, not ''"),
         ("trainer.seed=1", "trainer.seed: has its place at the top of the job: seed"),
         ("trainer.strategy=ddp", "trainer.strategy: has its place under world: world.strategy"),
         ("trainer.snapshots={}", "trainer.snapshots: has its place at the top of the job: snapshots"),

@@ -8,11 +8,14 @@ import pytest
 from midstride.engine.runs import publication
 from midstride.engine.runs.curves import draw
 
-ROWS = [{"epoch": "0", "step": str(step), "train/loss_$x^$": "0.5", "val/a_b\\": str(step)} for step in (1, 2)]
+ROWS = [
+    {"epoch": "0", "step": str(step), "train/loss_$x^$": "0.5", "val/a_b\\": str(step), "_own": "1"} for step in (1, 2)
+]
 
 
-def test_names_are_drawn_as_they_are() -> None:
-    picture = draw(ROWS, "50 $ a night, $x^$", marks=[1])
+@pytest.mark.parametrize("marks", [[], [1]])
+def test_names_are_drawn_as_they_are(marks: list[int]) -> None:
+    picture = draw(ROWS, "50 $ a night, $x^$", marks=marks)
     assert picture is not None
     assert picture.startswith(b"\x89PNG")
 
