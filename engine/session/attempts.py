@@ -8,6 +8,7 @@ to a newer snapshot pays for the next one; the same error at the same step twice
 
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,6 +21,8 @@ from midstride.engine.storage.store import Store
 __all__ = ["Attempt", "AttemptLog", "Verdict", "fatal_snapshots", "retry_verdict"]
 
 log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"\d{6,}\.json", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,8 @@ class AttemptLog:
         return retry_verdict(self.attempts(), retries, after=after)
 
     def _names(self) -> list[str]:
-        return sorted(name for name in self._store.list("") if name.endswith(".json"))
+        """Return the names of all attempts' files; others may lie beside them, such as a copy by hand."""
+        return sorted(name for name in self._store.list("") if _NAME.fullmatch(name))
 
 
 def retry_verdict(attempts: Sequence[Attempt], retries: int, *, after: int = 0) -> Verdict:

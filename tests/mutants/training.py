@@ -236,6 +236,13 @@ TRAINING = [
         "unit/snapshots/test_lease.py::test_a_superseded_run_replaces_nothing_that_others_read",
     ),
     Mutant(
+        "any file beside the attempts is taken for one",
+        "engine/session/attempts.py",
+        "if _NAME.fullmatch(name))",
+        'if name.endswith(".json"))',
+        "unit/session/test_attempts.py::test_what_others_put_beside_the_attempts_is_none",
+    ),
+    Mutant(
         "a snapshot is fatal after one death",
         "engine/session/attempts.py",
         "if len(numbers) >= 2}",

@@ -36,6 +36,16 @@ def test_another_world_may_take_a_number(tmp_path: Path) -> None:
     assert [one.number for one in log.attempts()] == [1, 2]
 
 
+def test_what_others_put_beside_the_attempts_is_none(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path))
+    log = AttemptLog(store)
+    log.begin()
+    for name in ("notes.json", "000001 (copy).json", "000009.json.orig"):
+        store.at("attempts").write(name, store.at("attempts").read("000001.json"))
+    assert log.begin().number == 2
+    assert [one.number for one in log.attempts()] == [1, 2]
+
+
 def test_what_a_retry_cannot_change_is_not_retried() -> None:
     assert not retry_verdict([Attempt(1, outcome="user_error")], 3).retry
     assert not retry_verdict([Attempt(1, outcome="done")], 3).retry
