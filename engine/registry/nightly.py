@@ -6,6 +6,7 @@ In the run's folder:
     decision.json   what the night came to, and on which data
 """
 
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from midstride.engine.config.arguments import map_texts
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import JobError
+from midstride.engine.errors import JobError, SnapshotDamaged
 from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
@@ -27,6 +28,8 @@ __all__ = ["DATE", "NightlyRun", "is_nightly", "metric_of", "nightly_errors", "w
 #: 2026-03-01, or 2026-03-01T1400 where data come more than once a day
 DATE = r"\d{4}-\d{2}-\d{2}(T\d{2}(\d{2})?)?"
 _PLACEHOLDER = "{date}"
+
+log = logging.getLogger(__name__)
 
 
 class NightlyRun:
@@ -61,7 +64,7 @@ class NightlyRun:
             champion = night.registry.current() if job.nightly.warm_start else None
             plan = {"date": date, "champion": champion and champion.number, "time": time.time()}
             night._store.create("night.json", encode_document(plan))
-            begun = decode_document(night._store.read("night.json"), f"{night._store.url}/night.json")
+            begun: dict[str, Any] = _read(night._store, "night.json") or plan
             if begun["champion"] is not None:
                 weights = night.registry.weights_url(night.registry.champion(begun["champion"]))
                 return cls(Run(night.job.model_copy(update={"weights": weights}), night.run.name), date)
@@ -122,7 +125,14 @@ class NightlyRun:
         runs = Store.open(self.job.store_url, self.job.store_terms)
         nights = rf"{re.escape(self.job.name)}-{DATE}"
         for name in sorted(runs.list(), reverse=True):
-            if re.fullmatch(nights, name) and (found := _read(runs.at(name), "decision.json")):
+            if not re.fullmatch(nights, name):
+                continue
+            try:
+                found = _read(runs.at(name), "decision.json")
+            except SnapshotDamaged as error:  # to train once more than is needed loses nothing
+                log.warning("the data of the last night are unknown, those of this one count as new: %s", error)
+                return True
+            if found:
                 # The folder may have the date in its name.
                 return {**data, "folder": None} != {**found["data"], "folder": None}
         return True
@@ -174,6 +184,11 @@ def _is_date(text: str) -> bool:
 
 def _read(store: Store, path: str) -> dict[str, Any] | None:
     try:
-        return decode_document(store.read(path), f"{store.url}/{path}")
+        with store.reading(path):
+            return decode_document(store.read(path), f"{store.url}/{path}")
     except FileNotFoundError:
         return None
+    except SnapshotDamaged as error:
+        raise SnapshotDamaged(
+            f"{error}: put it back, or remove it, and the night is planned and judged anew"
+        ) from error

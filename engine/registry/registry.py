@@ -7,6 +7,7 @@ The name of a run begins with a letter or a digit, so none is in the way. A roll
 nothing is ever overwritten.
 """
 
+import logging
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,15 @@ from midstride.engine.storage.store import Store
 
 __all__ = ["FOLDER", "Champion", "ModelRegistry"]
 
+log = logging.getLogger(__name__)
+
 FOLDER = "_champions"
+#: what a champion's file says, beside the decision
+_KEYS = ("number", "run", "module", "module_args", "before", "time")
+#: where one is damaged or gone
+_WAYS_OUT = (
+    "put it back from a copy; or remove it, if it has the highest number, and the champion before is in charge again"
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,14 @@ class ModelRegistry:
         return self._store.url.rpartition("/")[2]
 
     def champions(self) -> list[Champion]:
-        """Return all of them, oldest first."""
-        return [self.champion(number) for number in self._numbers()]
+        """Return all of them that can be read, oldest first; a warning names each of the others."""
+        found = []
+        for number in self._numbers():
+            try:
+                found.append(self.champion(number))
+            except SnapshotDamaged as error:
+                log.warning("champion %d of %s is left out: %s", number, self.name, error)
+        return found
 
     def current(self) -> Champion | None:
         """Return the champion; None before the first."""
@@ -87,12 +102,16 @@ class ModelRegistry:
         path = _path(number)
         where = f"{self._store.url}/{path}"
         try:
-            found = decode_document(self._store.read(path), where)
+            with self._store.reading(path):
+                found = decode_document(self._store.read(path), where, *_KEYS)
         except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{where} is missing: put it back") from error
+            raise SnapshotDamaged(f"{where} is missing: {_WAYS_OUT}") from error
+        except SnapshotDamaged as error:
+            raise SnapshotDamaged(f"{error}: {_WAYS_OUT}") from error
+        if found["number"] != number:
+            raise SnapshotDamaged(f"{where} is the file of number {found['number']}: {_WAYS_OUT}")
         decision = found["decision"] and PromotionDecision.model_validate(found["decision"])
-        known = {key: found[key] for key in ("number", "run", "module", "module_args", "before", "time")}
-        return Champion(**known, decision=decision)
+        return Champion(**{key: found[key] for key in _KEYS}, decision=decision)
 
     def weights_url(self, champion: Champion) -> str:
         """Return the folder of its weights, for `load_from_checkpoint` and the like."""

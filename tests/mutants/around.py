@@ -51,6 +51,20 @@ AROUND = [
         f"{CHAMPIONS}::test_a_crown_whose_answer_was_lost_is_ones_own",
     ),
     Mutant(
+        "a copy of another champion's file is in charge",
+        "engine/registry/registry.py",
+        '        if found["number"] != number:\n',
+        "        if False:\n",
+        f"{CHAMPIONS}::test_a_damaged_champion_is_named_and_ends_no_more_than_it_decides",
+    ),
+    Mutant(
+        "a damaged decision ends every night that asks for new data",
+        "engine/registry/nightly.py",
+        "                return True\n            if found:",
+        "                raise\n            if found:",
+        f"{CHAMPIONS}::test_data_are_new_that_differ_from_the_last_decided_nights",
+    ),
+    Mutant(
         "a night knows new data by their folder",
         "engine/registry/nightly.py",
         'return {**data, "folder": None} != {**found["data"], "folder": None}',

@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,36 @@ def test_damaged_weights_are_not_promoted(tmp_path: Path) -> None:
     assert reigning(job) == "first"
 
 
+def folder_in_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:40]), "is no JSON document with a checksum"),
+        (lambda path: path.write_bytes(path.with_name("000001.json").read_bytes()), "is the file of number 1"),
+        (folder_in_place, "000003.json cannot be read: Is a directory"),
+    ],
+)
+def test_a_damaged_champion_is_named_and_ends_no_more_than_it_decides(
+    tmp_path: Path, damage: Callable[[Path], object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_at(str(tmp_path))
+    for over, run in enumerate(("first", "second", "third", "fourth")):
+        promote(job, run, over or None)
+    registry, champions = ModelRegistry.of(job), tmp_path / "_champions" / "digits"
+    damage(champions / "000003.json")
+    assert [one.number for one in registry.champions()] == [1, 2, 4]
+    assert registry.promoted("second"), "a night asks for its own, whatever became of others"
+    (champions / "000004.json").unlink()
+    assert command("champion", "show", str(tmp_path)) == 1
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "or remove it" in shown
+
+
 # --- a night --------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +231,10 @@ def test_data_are_new_that_differ_from_the_last_decided_nights(tmp_path: Path) -
     assert second.is_new({**data, "checksum": "b"})
     with pytest.raises(JobError, match="keeps no folder"):
         second.is_new({**data, "folder": None})
+    first.run.store.write("decision.json", b"{")
+    assert second.is_new(data), "which data they were is unknown, and ends no other night"
+    with pytest.raises(SnapshotDamaged, match=r"decision.json is no JSON .*put it back, or remove it"):
+        first.decision()
 
 
 def test_what_keeps_a_job_from_nights_is_told_at_once(tmp_path: Path) -> None:
