@@ -1,6 +1,5 @@
 """`midstride export`: bring a run's metric log to a tracker, all of it or what is missing there."""
 
-import json
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -14,8 +13,9 @@ from midstride.engine.config.loggers import LOGGERS, LoggerOptions, checked_logg
 from midstride.engine.config.yaml_file import apply_overrides
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.loggers.build import build_logger
-from midstride.engine.loggers.delivery import Delivery
+from midstride.engine.loggers.delivery import Delivery, read_run_json
 from midstride.engine.runs.run import job_of
+from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store
 
 __all__ = ["export"]
@@ -34,7 +34,8 @@ Arguments = Annotated[
 def export(url: RunUrl, /, *, to: To = None, arguments: Arguments | None = None) -> int:
     """Bring the committed rows and the best weights of a run to a tracker; what it has already is not sent again."""
     store, code = Store.open(url), 0
-    chosen, job = _loggers(store, to, arguments or []), job_of(store)
+    with store.errors_explained("read"):
+        chosen, job = _loggers(store, to, arguments or []), job_of(store)
     for number, options in enumerate(chosen):
         key = f"loggers.{number}" if to is None else "--to"
         try:
@@ -70,11 +71,12 @@ def _loggers(store: Store, to: str | None, arguments: list[str]) -> list[LoggerO
     Raises:
         UserError: there is no run at the URL, or none is named and the run has none.
         JobError: there is no such logger, or an argument cannot be read.
+        SnapshotDamaged: the run's run.json is not what was written.
     """
-    with store.errors_explained("read"):
-        if not store.exists("run.json"):
-            raise UserError(f"{store.url} is no run: it has no run.json")
-        own = [LoggerOptions.model_validate(one) for one in json.loads(store.read("run.json")).get("loggers", [])]
+    if not store.exists("run.json"):
+        raise UserError(f"{store.url} is no run: it has no run.json")
+    with damaged_on_error(f"{store.url}/run.json"):
+        own = [LoggerOptions.model_validate(one) for one in read_run_json(store).get("loggers", [])]
     chosen = own if to is None else [options for options in own if options.path == to]
     if to is not None and not chosen:
         found, faults = checked_loggers([to])

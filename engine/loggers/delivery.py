@@ -27,9 +27,10 @@ from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.weights_index import newest_weights
+from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store, StoreOptions
 
-__all__ = ["Delivery", "DeliveryProcess", "logged_run", "main"]
+__all__ = ["Delivery", "DeliveryProcess", "logged_run", "main", "read_run_json"]
 
 log = logging.getLogger(__name__)
 
@@ -162,12 +163,19 @@ def logged_run(store: Store, newest: Snapshot | None = None) -> LoggedRun:
 
     Raises:
         FileNotFoundError: there is none, or none any more.
+        SnapshotDamaged: its run.json is not what was written.
     """
-    document: dict[str, Any] = json.loads(store.read("run.json"))
+    document = read_run_json(store)
     name = store.url.rstrip("/").rpartition("/")[2]
     logged = newest.manifest["facts"].get("hparams", {}) if newest else {}
     found = [_flat(told) for told in (document.get("identity", {}), document.get("hparams", {}), logged)]
     return LoggedRun(name, store.url, Lineage.of(store).run_id, dict(itertools.chain(*found)))
+
+
+def read_run_json(store: Store) -> dict[str, Any]:
+    """Return what the newest attempt of the run in `store` wrote down of it; raises as `logged_run` does."""
+    with damaged_on_error(f"{store.url}/run.json"), store.reading("run.json"):
+        return {**json.loads(store.read("run.json"))}
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

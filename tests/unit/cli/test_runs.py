@@ -71,6 +71,13 @@ def test_a_new_project_trains_and_its_folder_tells_how_it_went(
     assert only["best"][0] == "val/accuracy"
 
 
+@pytest.mark.parametrize("content", [b"", b'{"run": "a', b"null", b"[5]", b"\xff\xfe", b'{"loggers": 5}'])
+def test_a_damaged_run_json_is_named(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    assert run("export", str(tmp_path)) == 1
+    assert f"{tmp_path}/run.json is not what this version writes" in capsys.readouterr().err
+
+
 def test_a_project_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.py").write_text("mine")
     assert run("init", str(tmp_path)) == 2
