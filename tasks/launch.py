@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 
-from midstride.engine.errors import StopRequested, UserError, WorldError
+from midstride.engine.errors import StopRequested, Superseded, UserError, WorldError
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run
@@ -25,7 +25,8 @@ _DELAYS_S: list[float] = [1, 2, 5, 10, 20, 30]  # the last one repeats
 def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Whether another attempt makes sense; a plain function, since Prefect takes any other callable for a no."""
     context, error = TaskRunContext.get(), state.data
-    if context is None or isinstance(error, UserError):
+    # Who takes a run back that another flow has taken over loses it again: neither would get on.
+    if context is None or isinstance(error, (UserError, Superseded)):
         return False
     run: Run = context.parameters["run"]
     patience = run.job.retries_without_progress

@@ -134,5 +134,7 @@ def _killed(missing: Sequence[int], others: Sequence[Outcome], exit_code: int | 
 def raise_for_outcome(outcome: Outcome) -> None:
     """Raise the error that `outcome` stands for; none when all went well."""
     errors = {"user_error": UserError, "stopped": StopRequested, "died": WorldError}
+    if outcome.type == SUPERSEDED:
+        raise Superseded(outcome.error)
     if outcome.kind != "done":
         raise errors[outcome.kind](outcome.error)

@@ -18,12 +18,13 @@ from prefect.client.schemas.sorting import ArtifactSort
 from support.flow_runs import STEPS, results, wait_for
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import UserError
+from midstride.engine.errors import Superseded, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.processes.lifetime import parent_of
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.events import Event
+from midstride.engine.session.outcome import Outcome
 from midstride.engine.storage.store import Store
 from midstride.flows.train import train
 from midstride.tasks import monitor as watch
@@ -161,6 +162,21 @@ def test_an_error_in_user_code_is_not_tried_again_and_comes_first(make_job: Make
     assert "Traceback" in before_table
     assert "ValueError: the model is not in the mood" in before_table
     assert "after step 7" in before_table
+
+
+def test_a_run_that_another_flow_took_over_is_left_to_it(make_job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(processes=1)
+
+    def overtaken(run: Run, **_: object) -> Outcome:
+        outcome = Outcome.of(Superseded("generation 2 advances it now"))
+        run.attempts.record(run.attempts.begin(), outcome)
+        run.attempts.begin()  # that of the other, which is under way
+        return outcome
+
+    monkeypatch.setattr("midstride.tasks.launch.launch", overtaken)
+    with pytest.raises(Superseded, match="generation 2 advances it now"):
+        train(job, "shared")
+    assert len(AttemptLog(Store.open(job.run_url("shared"))).attempts()) == 2, "it was not taken back"
 
 
 def test_data_are_prepared_once_for_a_flow_that_is_retried(make_job: Make) -> None:

@@ -102,9 +102,16 @@ AROUND = [
     Mutant(
         "an error of the user's is tried again",
         "tasks/launch.py",
-        "if context is None or isinstance(error, UserError):",
-        "if context is None:",
+        "isinstance(error, (UserError, Superseded)):",
+        "isinstance(error, Superseded):",
         "flows/test_train.py::test_an_error_in_user_code_is_not_tried_again_and_comes_first",
+    ),
+    Mutant(
+        "a run that another flow took over is taken back",
+        "tasks/launch.py",
+        "isinstance(error, (UserError, Superseded)):",
+        "isinstance(error, UserError):",
+        "flows/test_train.py::test_a_run_that_another_flow_took_over_is_left_to_it",
     ),
     Mutant(
         "data are prepared again by a flow that is retried",

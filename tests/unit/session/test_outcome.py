@@ -8,7 +8,7 @@ import pytest
 from midstride.engine.errors import JobError, SnapshotError, StopRequested, Superseded, UserCodeError
 from midstride.engine.launch import rank as worker
 from midstride.engine.session.events import EventLog, EventTail
-from midstride.engine.session.outcome import Kind, Outcome, decide
+from midstride.engine.session.outcome import Kind, Outcome, decide, raise_for_outcome
 from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
@@ -34,6 +34,12 @@ def test_an_exception_decides_the_kind(error: BaseException, kind: str, code: in
     outcome = Outcome.of(error, rank=2, step=7)
     assert (outcome.kind, outcome.code, outcome.rank, outcome.step) == (kind, code, 2, 7)
     assert outcome.type.endswith(type(error).__name__)
+
+
+@pytest.mark.parametrize("error", [StopRequested("x"), Superseded("x")])
+def test_a_world_that_was_superseded_was_not_just_stopped(error: Exception) -> None:
+    with pytest.raises(type(error), match="x"):
+        raise_for_outcome(Outcome.of(error))
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 134, None])
