@@ -10,4 +10,5 @@ mlflow       MLflow: one run in an experiment, with the best weights as an artif
 process      processes beside rank 0, each of which delivers to one tracker
 tensorboard  TensorBoard: one event file
 wandb        Weights & Biases: one run, offline one folder
+words        what is said of a tracker that does not have all of a run
 """

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import select
-import shlex
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.loggers.words import TOLD, unsent
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
@@ -227,13 +227,9 @@ class DeliveryProcess:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 rows_left = self._delivery.rows_left  # none where its weights are missing, or rows could not be read
-                print(
-                    f"{self._name}: not everything of {self._url} was sent within {self._wait_s:g} s of the end "
-                    f"({self._error}){f': {rows_left} steps are left' if rows_left else ''}. "
-                    f"midstride export {shlex.quote(self._url)} --to {self._name} sends them",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                steps = f"; {rows_left} steps are left" if rows_left else ""
+                why = f"{self._error}, for {self._wait_s:g} s after the end{steps}"
+                print(unsent(self._name, self._url, why), file=sys.stderr, flush=True)
                 return False
             time.sleep(min(self._retry_s, left_s))
         self._delivery.close()
@@ -278,7 +274,7 @@ def main() -> None:
     except SnapshotError as error:
         print(f"{options.path}: {error}", file=sys.stderr, flush=True)
         done = False
-    sys.exit(0 if done else 1)
+    sys.exit(0 if done else TOLD)
 
 
 def _first_line() -> bytes:

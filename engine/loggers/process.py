@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from midstride.engine.config.loggers import LoggerOptions
+from midstride.engine.loggers.words import TOLD, unsent
 from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.storage.store import Store
@@ -34,7 +35,7 @@ class LoggerProcesses:
     """
 
     def __init__(self, loggers: Sequence[LoggerOptions], store: Store, generation: int) -> None:
-        self._loggers = loggers
+        self._loggers, self._url = loggers, store.url
         self._processes = [self._start(options, store, generation) for options in loggers]
 
     def wake(self) -> None:
@@ -47,7 +48,13 @@ class LoggerProcesses:
         for process in self._processes:
             _tell(process, b"end\n")
         for options, process in zip(self._loggers, self._processes, strict=True):
-            end_within(process, options.wait_s + _GRACE_S)
+            if not end_within(process, options.wait_s + _GRACE_S):
+                why = f"it hung for {options.wait_s:g} s after the end, and was ended"
+            elif process.returncode not in (0, TOLD):
+                why = f"its process ended with {process.returncode}"
+            else:
+                continue
+            print(unsent(options.path, self._url, why), file=sys.stderr, flush=True)
         self.close()
 
     def close(self) -> None:

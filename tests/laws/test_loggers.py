@@ -221,6 +221,19 @@ def test_a_tracker_that_is_away_catches_up(tmp_path: Path, capfd: pytest.Capture
         }
 
 
+@pytest.mark.parametrize(("how", "said"), [("exits", "its process ended with 1"), ("hangs", "it hung for 0.1 s")])
+def test_a_logger_that_cannot_say_it_is_said_to_miss_rows(
+    tmp_path: Path, how: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("midstride.engine.loggers.process._GRACE_S", 3.0)
+    logger = {"path": "support.trackers:Silent", "args": {"how": how}, "wait_s": 0.1}
+    run = str(tmp_path / "run")
+    Setting(layout="every step", options={"loggers": [logger]}).train(run)
+    told = capfd.readouterr().err
+    assert f"support.trackers:Silent: not everything of {run} was sent: {said}" in told
+    assert f"midstride export {run} --to support.trackers:Silent sends them" in told
+
+
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOGGERS, "wandb", LOGGERS["wandb"]._replace(needs="not_there"))
     with pytest.raises(JobError) as caught:

@@ -7,6 +7,7 @@ __all__ = ["LOGGERS"]
 DEATHS = "laws/test_loggers.py::test_a_tracker_holds_the_rows_of_the_run_after_many_deaths"
 
 HYPERPARAMETERS = "laws/test_loggers.py::test_hyperparameters_reach_every_tracker_once_whatever_dies"
+SILENT = "laws/test_loggers.py::test_a_logger_that_cannot_say_it_is_said_to_miss_rows"
 LATER = "laws/test_loggers.py::test_hyperparameters_of_a_later_step_are_told_when_its_snapshot_is_committed"
 
 LOGGERS = [
@@ -101,5 +102,19 @@ LOGGERS = [
         "[options.in_project(job.name) for options in job.loggers]",
         "job.loggers",
         "laws/test_loggers.py::test_the_champion_is_the_version_in_charge_of_a_registered_model",
+    ),
+    Mutant(
+        "a logger whose process ends by itself goes unnoticed",
+        "engine/loggers/process.py",
+        "elif process.returncode not in (0, TOLD):",
+        "elif process.returncode < 0:",
+        f"{SILENT}[exits-its process ended with 1]",
+    ),
+    Mutant(
+        "a logger that hangs goes unnoticed",
+        "engine/loggers/process.py",
+        "            if not end_within(process, options.wait_s + _GRACE_S):\n",
+        "            if not end_within(process, options.wait_s + _GRACE_S) and False:\n",
+        f"{SILENT}[hangs-it hung for 0.1 s]",
     ),
 ]

@@ -27,6 +27,7 @@ __all__ = [
     "DyingMLflow",
     "DyingTensorBoard",
     "DyingWandb",
+    "Silent",
     "Table",
     "hyperparameters_in_mlflow",
     "hyperparameters_in_tensorboard",
@@ -94,6 +95,24 @@ class Away(TensorBoardLogger):
         if self._away.exists():
             raise ConnectionError("no answer")
         return super().open(run, rows)
+
+
+class Silent(TensorBoardLogger):
+    """TensorBoard, whose process cannot say what it has not sent.
+
+    Args:
+        how: it "exits", or "hangs".
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self._how = how
+
+    def open(self, run: LoggedRun, rows: CommittedRows) -> int:
+        if self._how == "exits":
+            sys.exit(1)
+        time.sleep(600)
+        return 0
 
 
 def rows_of(run: Path) -> Table:
