@@ -20,10 +20,13 @@ def init(folder: Folder = Path(), /) -> int:
     """Write a small project that trains: a module and its data in model.py, a job in job.yaml; replace no file."""
     if there := [name for name in _TEMPLATE if (folder / name).exists()]:
         raise UserError(f"{folder.absolute()} has {' and '.join(there)} already, and nothing was written: name another")
-    folder.mkdir(parents=True, exist_ok=True)
     template = files("midstride.engine.cli") / "template"
-    for name in _TEMPLATE:
-        (folder / name).write_bytes((template / name).read_bytes())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _TEMPLATE:
+            (folder / name).write_bytes((template / name).read_bytes())
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error}. Name another folder") from error
     enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))}\n  "
     print(
         f"{folder / 'model.py'}: a module and its data\n{folder / 'job.yaml'}: a job\n\n"

@@ -49,6 +49,8 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, [_of_yaml(error)]
     except YAMLError as error:
         return {}, [f"is not YAML: {error}"]
+    except RecursionError:
+        return {}, ["is nested deeper than a job can be"]
     if not isinstance(document, dict):
         return {}, ["is empty" if document is None else f"keys and values are needed, not {document!r}"]
     return document, []

@@ -1,6 +1,7 @@
 """A node, from its coming to its end: `midstride join HOST:PORT`. Needs no torch."""
 
 import fcntl
+import math
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from midstride.engine.errors import WorldError
+from midstride.engine.errors import JobError, WorldError
 from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.session.session import Session
@@ -21,6 +22,7 @@ __all__ = ["LAUNCHER_GONE", "join", "lock_folder"]
 
 _POLL_S = 0.1
 _PREFIX = "midstride-node-"
+_PORTS = 65535
 #: exit code of a node whose launcher has gone, or will try again
 LAUNCHER_GONE = 69
 
@@ -34,8 +36,17 @@ def join(address: str, wait_s: float, on_line: Callable[[str], object]) -> int:
         on_line: gets what is printed here.
 
     Raises:
+        JobError: that is no address, or no time.
         WorldError: there was none.
     """
+    host, _, port = address.rpartition(":")
+    faults = []
+    if not host or not port.isdecimal() or int(port) > _PORTS:
+        faults.append(f"ADDRESS: HOST:PORT is needed, as world.rendezvous of the job says it, not {address!r}")
+    if not 0 <= wait_s < math.inf:
+        faults.append(f"--wait: a number of seconds is needed, not {wait_s:g}")
+    if faults:
+        raise JobError.of("join", faults)
     while True:
         _wait_for_launcher(address, wait_s)
         code = _take_part(address, on_line)

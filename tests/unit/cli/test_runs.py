@@ -84,6 +84,25 @@ def test_a_project_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.Ca
     assert f"{tmp_path} has model.py already, and nothing was written: name another" in capsys.readouterr().err
     assert (tmp_path / "model.py").read_text() == "mine"
     assert not (tmp_path / "job.yaml").exists()
+    assert run("init", str(tmp_path / "model.py")) == 2
+    assert f"{tmp_path}/model.py cannot be written: [Errno 17] File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("head",), "ADDRESS: HOST:PORT is needed, as world.rendezvous of the job says it, not 'head'"),
+        (("head:99999",), "not 'head:99999'"),
+        ((":29400",), "not ':29400'"),
+        (("head:29400", "--wait", "nan"), "--wait: a number of seconds is needed, not nan"),
+        (("head:29400", "--wait", "-1"), "--wait: a number of seconds is needed, not -1"),
+    ],
+)
+def test_where_no_node_can_join_is_said_at_once(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("join", *arguments) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_store_of_several_runs_has_no_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -263,6 +263,7 @@ def test_a_fault_says_the_way_out(tmp_path: Path, override: str, fault: str) -> 
         ),
         ("world:\n\tstrategy: ddp\n", "line 2, column 1: found a tab; indent with spaces"),
         ("", "is empty"),
+        (f"name: {'[' * 3000}", "is nested deeper than a job can be"),
         ("- a", "keys and values are needed, not ['a']"),
         ("name: a\nseed: 1\nseed: 2\n", "line 3, column 1: 'seed' is given twice, first in line 2"),
         (
