@@ -193,8 +193,10 @@ class _WorldMonitor:
             except Exception as error:  # it changes no outcome
                 log.warning("what attempt %d said last is not shown: %s", self.attempt.number, error)
         outcome = self._hang or decide(self._session.outcomes(), self._code, processes)
-        if self._process is None or self._code is not None or outcome.kind != "died" or outcome.type:
+        if self._process is None or outcome.kind != "died" or outcome.type:
             return outcome
+        if self._code is not None:
+            return replace(outcome, error="\n".join(filter(None, [outcome.error, self._session.fullness()])))
         late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
         return replace(outcome, kind="stopped", error=late)
 

@@ -29,6 +29,10 @@ from midstride.engine.session.private_file import read_own
 __all__ = ["Session"]
 
 
+#: less than that may be too little for an outcome with a traceback
+_ROOM_BYTES = 1 << 16
+
+
 class Session:
     """One world's folder.
 
@@ -49,6 +53,15 @@ class Session:
         session = cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
         session.begin(document)
         return session
+
+    def fullness(self) -> str:
+        """Return a message that no room is left for what ranks have to say; nothing while there is."""
+        if shutil.disk_usage(self.folder.parent).free >= _ROOM_BYTES:
+            return ""
+        return (
+            f"No space is left in {self.folder.parent}, where ranks write how they end. Free some there, or name "
+            "another folder in TMPDIR: the same command then resumes the run"
+        )
 
     def begin(self, document: Mapping[str, Any]) -> None:
         """Hold `document` as job.json, in the folder that is made if it is not there."""

@@ -60,10 +60,27 @@ def in_folder(folder: Path, *command: str) -> int:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False).returncode
 
 
-@pytest.mark.skipif(
+can_mount = pytest.mark.skipif(
     subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode != 0,
     reason="no disk can be mounted here",
 )
+
+
+@can_mount
+@pytest.mark.parametrize("room_bytes", [4_096, 8_192])
+def test_a_full_folder_of_temporary_files_is_named(room_bytes: int, tmp_path: Path) -> None:
+    """The run itself lies elsewhere: ranks that cannot say how they ended were not killed."""
+    (tmp_path / "job.yaml").write_text(JOB.replace("url: store", "url: runs"))
+    (tmp_path / "store").mkdir()
+    story = f'export TMPDIR="$PWD/store"\n{STORY.format(ballast_bytes=2 * 2**20 - room_bytes)}'
+    in_folder(tmp_path, "unshare", "-rm", "sh", "-c", story, sys.executable)
+    assert (tmp_path / "first.code").read_text() == "1\n"
+    told = (tmp_path / "first.txt").read_text()
+    assert f"No space is left in {tmp_path}/store, where ranks write how they end" in told
+    assert "Traceback" not in told
+
+
+@can_mount
 @pytest.mark.parametrize("room_bytes", [4_096, 60_000, 200_000])
 def test_a_run_on_a_full_disk_goes_on_when_there_is_room(room_bytes: int, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
