@@ -33,6 +33,8 @@ from pathlib import Path
 from traceback import StackSummary, TracebackException
 from typing import ClassVar
 
+from midstride.engine.formatting import format_message
+
 __all__ = [
     "EngineError",
     "IdentityChanged",
@@ -100,7 +102,7 @@ class UserCodeError(UserError):
             theirs = [frame for frame in link.stack if not _is_ours(frame.filename)]
             others = [] if isinstance(error, SyntaxError) else list(link.stack)  # its message says where
             link.stack = StackSummary.from_list(theirs or others)
-        return cls(f"{''.join(shown.format())}raised in {where}")
+        return cls(f"{format_message(''.join(shown.format()))}raised in {where}")
 
 
 class NotExact(UserError):

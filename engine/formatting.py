@@ -3,7 +3,15 @@
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["format_bytes", "format_count", "format_number", "format_run_name", "format_seconds", "markdown_table"]
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_message",
+    "format_number",
+    "format_run_name",
+    "format_seconds",
+    "markdown_table",
+]
 
 _UUID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -38,6 +46,18 @@ def format_seconds(value: float | None) -> str:
         return f"{value:.1f} s" if value >= 0.1 or not value else f"{value * 1000:.0f} ms"
     minutes = int(value) // 60
     return f"{minutes} min {int(value) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_message(text: str, longest: int = 20_000) -> str:
+    """Return a message as it is, or its beginning and its end: one may hold all that was in a batch.
+
+    >>> format_message("ValueError: bad row: 0 0 0 0 0 0 0 0 in part 7", longest=30)
+    'ValueError: bad... 16 characters are left out ...0 in part 7'
+    """
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}... {len(text) - 2 * half:,} characters are left out ...{text[-half:]}"
 
 
 def format_bytes(value: int) -> str:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from midstride.engine.errors import EngineError, StopRequested, StopSignal, Superseded, UserError, WorldError
+from midstride.engine.formatting import format_message
 
 __all__ = ["CODES", "SUPERSEDED", "Kind", "Outcome", "decide", "raise_for_outcome"]
 
@@ -85,7 +86,7 @@ def _message(error: BaseException) -> str:
     """What a person needs: our own errors are worded, others need to show where they came from."""
     if isinstance(error, (EngineError, StopSignal)):
         return str(error)
-    return "".join(traceback.format_exception(error)).rstrip()
+    return format_message("".join(traceback.format_exception(error))).rstrip()
 
 
 def decide(outcomes: Sequence[Outcome], exit_code: int | None, processes: int) -> Outcome:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -34,6 +35,7 @@ REPEATABLE: dict[str, tuple[str, str]] = {
 }
 
 _REFUSED = re.compile(r"(\w[\w ]*?)(?: with indices output)? does not have a deterministic implementation")
+_LOOKED_AT = 1000
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _WAY_ON = (
     "Or say deterministic=False (in a job trainer.deterministic: false): then a run that is resumed is as good as the "
@@ -79,8 +81,11 @@ class Determinism:
 def _explanation(error: BaseException) -> str:
     """What to do about `error`, if it is torch's of an operation that is not repeatable; else nothing."""
     for cause in _causes(error):
-        said = str(cause)
-        if isinstance(cause, RuntimeError) and (found := _REFUSED.search(said)):
+        if not isinstance(cause, RuntimeError):
+            continue
+        # What str calls may be the user's, and raise; torch says what matters at the beginning.
+        said = "".join(traceback.format_exception_only(cause))[:_LOOKED_AT]
+        if found := _REFUSED.search(said):
             name = found[1].strip()
             known = next((row for start, row in REPEATABLE.items() if name.lstrip("_").startswith(start)), None)
             instead = f" Instead of {known[0]}, this is: {known[1]}." if known else ""
@@ -88,7 +93,7 @@ def _explanation(error: BaseException) -> str:
                 f"{name}, an operation of the module on this device, gives other bits each time, and this fit promises "
                 f"the same ones.{instead} {_WAY_ON}. Common layers: docs/gpu.md"
             )
-        if isinstance(cause, RuntimeError) and _CUBLAS in said:
+        if _CUBLAS in said:
             return (
                 f"cuBLAS was in use before this fit, without {_CUBLAS}=:4096:8, and would give other bits each time: "
                 f"set that variable before the program starts, or touch no GPU before the fit. {_WAY_ON}"

@@ -52,6 +52,23 @@ def test_an_exception_of_the_user_starts_with_their_traceback(tmp_path: Path) ->
     assert "loops.py" not in text
 
 
+class Wordless(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(("error", "said"), [(Wordless(), "Wordless"), (RuntimeError("0" * 10**6 + " end"), " end")])
+def test_an_exception_without_words_or_with_a_million_is_the_users(tmp_path: Path, error: Exception, said: str) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    with pytest.raises(UserCodeError, match=r"raised in Module\.training_step") as caught:
+        fit(tmp_path / "run", module=Module(fail))
+    text = str(caught.value)
+    assert said in text
+    assert len(text) < 25_000
+
+
 def test_a_loss_that_is_not_finite_keeps_earlier_snapshots(tmp_path: Path) -> None:
     with pytest.raises(LossNotFinite, match="nan at epoch 0, batch 3, step 4 on rank 0") as caught:
         fit(tmp_path / "run", module=Module(infinite))
