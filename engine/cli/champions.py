@@ -1,6 +1,5 @@
 """`midstride champion list | show | rollback`: whose weights are in charge, and back to those before."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.markup import escape
 
+from midstride.engine.cli.output import print_json
 from midstride.engine.cli.table import show_table
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import UserError
@@ -38,7 +38,7 @@ def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int
         registry.name: [_described(registry, one) for one in registry.champions()] for registry in _registries(url, job)
     }
     if as_json:
-        print(json.dumps(found, indent=1))
+        print_json(found)
         return 0
     console, columns = (
         Console(width=None if Console().is_terminal else 160, highlight=False),
@@ -56,7 +56,7 @@ def show(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
     registry = _only_registry(url, job)
     fields = _described(registry, _current(registry))
     if as_json:
-        print(json.dumps(fields, indent=1))
+        print_json(fields)
         return 0
     for name in ("run", "promoted", "why", "weights"):
         print(f"{name:>8}  {fields[name]}")

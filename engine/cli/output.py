@@ -7,8 +7,9 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_json
 from rich.console import Console
 from rich.markup import escape
 
@@ -18,7 +19,7 @@ from midstride.engine.session.outcome import Outcome
 if TYPE_CHECKING:
     from midstride.engine.runs.audit import Audit, EpochAudit
 
-__all__ = ["busy", "reader_has_gone", "say_stopping", "show_audit", "show_error", "show_outcome"]
+__all__ = ["busy", "print_json", "reader_has_gone", "say_stopping", "show_audit", "show_error", "show_outcome"]
 
 
 @contextmanager
@@ -51,6 +52,11 @@ def reader_has_gone() -> bool:
     except (OSError, ValueError):  # it is closed, or no file
         return False
     return any(flags & select.POLLERR for _, flags in poll.poll(0))
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as JSON, which has no number that is not finite: null stands in its place."""
+    print(to_json(value, indent=1, inf_nan_mode="null").decode())
 
 
 def show_outcome(outcome: Outcome) -> None:

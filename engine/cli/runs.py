@@ -1,14 +1,12 @@
 """`midstride runs` and `midstride report`: what came of the runs of a store, and of one of them."""
 
-import json
 import time
-from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from midstride.engine.cli.output import busy
+from midstride.engine.cli.output import busy, print_json
 from midstride.engine.cli.report_view import show_report, show_runs
 from midstride.engine.cli.snapshots import AsJson, Url, runs_at
 from midstride.engine.errors import UserError
@@ -25,7 +23,7 @@ def runs(url: Url, /, *, as_json: AsJson = False) -> int:
     with busy(f"looking at {url}"), runs_at(url) as found:
         summaries = [summary_of(name.rstrip("/").rpartition("/")[2], store) for name, store in found]
     if as_json:
-        print(json.dumps([asdict(one) for one in summaries], indent=1))
+        print_json(summaries)
         return 0
     show_runs(Console(width=None if Console().is_terminal else 160), url, summaries, time.time())
     return 0

@@ -1,6 +1,5 @@
 """`midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all runs of a store."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -10,7 +9,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.markup import escape
 
-from midstride.engine.cli.output import busy
+from midstride.engine.cli.output import busy, print_json
 from midstride.engine.cli.table import show_table
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.snapshots.catalog import SnapshotCatalog
@@ -55,7 +54,7 @@ def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
     with busy(f"looking at {url}"), runs_at(url) as runs:
         result = {name: _prune(store, keep) for name, store in runs}
     if as_json:
-        print(json.dumps(result, indent=1))
+        print_json(result)
         return 0
     for name, went in result.items():
         print(f"{name}: {len(went['removed'])} removed, {len(went['kept'])} kept")
@@ -115,7 +114,7 @@ def _is_run(store: Store) -> bool:
 
 def _show(found: dict[str, list[Finding]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({run: [one.as_json() for one in findings] for run, findings in found.items()}, indent=1))
+        print_json({run: [one.as_json() for one in findings] for run, findings in found.items()})
         return
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
     columns = ("snapshot", "step", "gen", "bytes", "taken", "state")
