@@ -25,6 +25,7 @@ from midstride.engine.cli.snapshots import Url, runs_at, snapshots
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested, StopSignal
 from midstride.engine.runs.run import Run
+from midstride.engine.session.lasting_output import LastingOutput
 from midstride.engine.session.signals import GRACE_S
 from midstride.engine.session.terminal_view import TerminalView
 
@@ -116,7 +117,8 @@ def join(
     from midstride.engine.launch.nodes.join import join as take_part
 
     with stoppable():
-        return take_part(address, wait, lambda text: print(text, flush=True))
+        output = LastingOutput()
+        return take_part(address, wait, lambda text: print(text, file=output, flush=True))
 
 
 def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:

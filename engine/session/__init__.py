@@ -5,6 +5,8 @@ agreement      how ranks find a boundary that all of them have still before them
 attempts       the attempts of a run: one file per attempt, and whether another attempt makes sense
 events         what happens in a world, one JSON line per event, in a local file that the launcher names
 heartbeat      what a rank is doing, in a few numbers of shared memory that its launcher reads
+lasting_output standard output for as long as it takes what is written: a training does not end with its reader or
+               its disk
 liveness       where each rank was last seen: said in the store in which the ranks met, and read when one of
                them is lost
 outcome        how a rank, and a world, ended

@@ -1,14 +1,14 @@
 """A world on a terminal: its output, and a progress bar."""
 
-import os
-import sys
 from types import TracebackType
+from typing import IO, cast
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from midstride.engine.session.events import Event
+from midstride.engine.session.lasting_output import LastingOutput
 
 __all__ = ["TerminalView"]
 
@@ -18,15 +18,6 @@ _STARTING = {
     "met": "setting up",
     "started": "the first step",
 }
-
-
-class _LastingConsole(Console):
-    """Standard output, for as long as it is read: a training does not end with the reader of its lines."""
-
-    def on_broken_pipe(self) -> None:
-        """Write nowhere from here on; rich would end the process."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class TerminalView:
@@ -40,7 +31,7 @@ class TerminalView:
     """
 
     def __init__(self, console: Console | None = None, *, bar: bool = True) -> None:
-        self.console = console or _LastingConsole(highlight=False, soft_wrap=True)
+        self.console = console or Console(file=cast("IO[str]", LastingOutput()), highlight=False, soft_wrap=True)
         self._bar_width = max(10, min(40, self.console.width // 5))
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),

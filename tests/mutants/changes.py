@@ -309,4 +309,11 @@ CHANGES = [
         "",
         "laws/test_objects.py::test_a_validation_goes_on_in_the_modes_that_were_set_in_it",
     ),
+    Mutant(
+        "a training ends where the disk of its log is full",
+        "engine/session/lasting_output.py",
+        "        except OSError as error:\n            self._give_up(error)\n            return len(text)\n",
+        "        except BrokenPipeError as error:\n            self._give_up(error)\n            return len(text)\n",
+        "unit/session/test_terminal_view.py::test_a_full_disk_ends_no_training",
+    ),
 ]

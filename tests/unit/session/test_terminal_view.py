@@ -50,6 +50,25 @@ def test_a_reader_that_goes_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         assert os.path.samestat(os.fstat(unread.fileno()), Path(os.devnull).stat())
 
 
+def test_a_full_disk_ends_no_training(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with TerminalView() as view:
+            view.begin("runs/first")
+            view.line("rank 0 says something")
+    assert capfd.readouterr().err == (
+        "standard output takes no more (No space left on device): what else it would show is left out\n"
+    )
+
+
+def test_what_an_encoding_does_not_have_is_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w", encoding="latin-1") as log:
+        monkeypatch.setattr(sys, "stdout", log)
+        with TerminalView() as view:
+            view.line("déjà → vu")
+    assert (tmp_path / "log").read_bytes() == "déjà \\u2192 vu\n".encode("latin-1")
+
+
 def test_where_no_bar_is_shown_each_validation_has_a_line() -> None:
     file = io.StringIO()
     with TerminalView(Console(file=file, force_terminal=False)) as view:
