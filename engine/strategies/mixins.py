@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from midstride.engine.errors import UserError
@@ -21,6 +22,7 @@ from midstride.engine.strategies.step import TrainingStep
 
 __all__ = [
     "AveragesInBuckets",
+    "AveragesKnown",
     "BackwardSync",
     "LazyDevice",
     "LossOf",
@@ -37,6 +39,7 @@ __all__ = [
     "lanes_of",
     "load_full_state_dict",
     "stop_watching",
+    "watch_of",
 ]
 
 #: the loss of a part of a batch, of the outputs for that part and of the part itself
@@ -186,7 +189,36 @@ class ModelParallel(ABC):
         clip_grad_norm_(parameters, max_norm)
 
 
-class WatchesFrozen:
+class AveragesKnown:
+    """Averages gradients of the parameters that there are when a fit begins, and of no others."""
+
+    _known: Mapping[int, Tensor] | None = None
+    _trained = 0  #: how many parameters the optimizer had when they were last looked at
+
+    def know_parameters(self, module: nn.Module) -> None:
+        """Refuse to train other parameters than those of `module` now: the ranks would drift apart."""
+        self._known, self._trained = {id(p): p for p in module.parameters()}, 0
+
+    def refuse_new(self, optimizer: Optimizer, module: nn.Module) -> None:
+        """Refuse to train parameters that came up since the fit began.
+
+        Raises:
+            UserError: naming the first of them.
+        """
+        groups, known = optimizer.param_groups, self._known
+        if known is None or self._trained == (trained := sum([len(group["params"]) for group in groups])):
+            return
+        self._trained = trained
+        if new := [p for group in groups for p in group["params"] if id(p) not in known]:
+            names = {id(p): name for name, p in module.named_parameters()}
+            raise UserError(
+                f"{names.get(id(new[0]), 'a parameter')} came up in training, after the strategy was set up: its "
+                "gradient would stay on each rank by itself. Make it in __init__ or setup, in a parameter group with "
+                "lr=0, and raise the rate when it is to train."
+            )
+
+
+class WatchesFrozen(AveragesKnown):
     """Averages gradients of the parameters that train when a fit begins, and of no others."""
 
     _watched: tuple[RemovableHandle, ...] = ()
@@ -195,6 +227,7 @@ class WatchesFrozen:
         """Refuse gradients of parameters that are frozen now, until the fit is over: the ranks would drift apart."""
         frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad and p.is_floating_point()]
         self._watched = tuple(_refuse_gradients(name, parameter) for name, parameter in frozen)
+        self.know_parameters(module)
 
     def stop_watching(self) -> None:
         """Let what was frozen train: the fit is over."""
@@ -212,6 +245,11 @@ def _refuse_gradients(name: str, parameter: nn.Parameter) -> RemovableHandle:
     handle: RemovableHandle = parameter.requires_grad_(True).register_post_accumulate_grad_hook(refuse)
     parameter.requires_grad_(False)
     return handle
+
+
+def watch_of(strategy: Strategy) -> Callable[[Optimizer, nn.Module], None] | None:
+    """Return what refuses to train parameters that `strategy` would not average, if there may be such."""
+    return strategy.refuse_new if isinstance(strategy, AveragesKnown) else None
 
 
 def stop_watching(strategy: Strategy) -> None:

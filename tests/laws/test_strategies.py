@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from laws.axes import cover
 from laws.lives import Setting, Tangled, assert_alike, live
 from laws.strategies import ROWS
-from torch import nn
+from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
@@ -79,10 +80,23 @@ class Freezing(Tangled):
         self.middle.requires_grad_(self.trainer.progress.epoch == 0)
 
 
+class Growing(Tangled):
+    """A layer comes up in the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.trainer.progress.epoch == 1:
+            self.more = nn.Linear(6, 3)
+            self.optimizers().add_param_group({"params": self.more.parameters()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (self.more(x) if hasattr(self, "more") else 0.0)
+
+
 #: module -> why its gradients would stay on each rank, or be missing
 REFUSED: dict[type[Tangled], str] = {
     Thawing: r"middle\.\w+ was frozen when strategy ddp was set up.* lr=0",
     Idle: r"spare\.weight, spare\.bias took no part in the loss .*find_unused_parameters",
+    Growing: r"more\.weight came up in training, after the strategy was set up.* lr=0",
     Freezing: r"middle\.weight, middle\.bias took no part .* lr=0",
 }
 
@@ -91,6 +105,17 @@ def _refused() -> None:
     for module, words in REFUSED.items():
         with pytest.raises(UserError, match=words):
             Setting(ranks=2, module=module, options={"snapshots": None}).train("never")
+
+
+@pytest.mark.parametrize("strategy", ["sharded", {"lanes": 2}], ids=str)
+def test_a_layer_that_comes_up_is_refused_where_its_gradients_would_stay(strategy: Any) -> None:
+    assert run_ranks(_refuse_growing, strategy, processes=2) == [0, 0]
+
+
+def _refuse_growing(strategy: Any) -> None:
+    options = strategy if isinstance(strategy, dict) else {"strategy": strategy}
+    with pytest.raises(UserError, match=REFUSED[Growing]):
+        Setting(ranks=2, module=Growing, options={"snapshots": None, **options}).train("never")
 
 
 def test_gradients_that_would_stay_on_each_rank_or_be_missing_are_refused() -> None:

@@ -43,6 +43,13 @@ DDP = [
         "distributed/test_parts.py::test_what_was_frozen_in_one_fit_trains_in_the_next",
     ),
     Mutant(
+        "layers that come up train on each rank by themselves",
+        "engine/strategies/mixins.py",
+        "if id(p) not in known",
+        "if False",
+        "laws/test_strategies.py::test_a_layer_that_comes_up_is_refused_where_its_gradients_would_stay",
+    ),
+    Mutant(
         "DDP learns a static graph from a batch whose gradients stay",
         "engine/strategies/ddp.py",
         "if self._static_graph and window > 1:",
