@@ -10,6 +10,7 @@ module_hooks     the hooks of a module, called at set points of a fit, a validat
 module_state     what a user's module carries besides weights and attributes: other buffers, and which parts
                  of it train
 progress         where a run stands
+returned_weights  weights from another process, where hooks and training gave the module other layers
 structure        what a module has come to consist of since it was built: layers, parameters and buffers that
                  came up in training
 torch_internals  privates of `torch.nn`, named here alone

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
@@ -235,14 +236,14 @@ def _is_built(name: str, value: object, modules: set[str]) -> bool:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by name, those of metrics left out."""
+    """Return parameters and persistent buffers by name, those of metrics left out, and those without a shape yet."""
     return {
         f"{path}.{name}" if path else name: tensor
         for path, submodule in module.named_modules()
         if not is_metric(submodule)
         for kind in (parameters_of(submodule), buffers_of(submodule))
         for name, tensor in kind.items()
-        if tensor is not None and name not in transient_buffers(submodule)
+        if tensor is not None and not is_lazy(tensor) and name not in transient_buffers(submodule)
     }
 
 

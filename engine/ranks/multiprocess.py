@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from midstride.engine.errors import EngineError, UserError, WorldError
+from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.ranks.pickling import find_unpicklable
@@ -57,8 +58,9 @@ class TrainerCall:
     def make(self) -> "RankResult":
         """Make the call in this process, by a Trainer of its own."""
         trainer = self.trainer(**self.settings)
+        built = ModuleStructure(self.module, torch.device("cpu"))
         value = getattr(trainer, self.verb)(self.module, self.data, **self.arguments)
-        return RankResult(value, trainer.export_result())
+        return RankResult(value, trainer.export_result(built))
 
     def check_picklable(self) -> None:
         """Refuse what a fresh process could not be handed, all of it at once.

@@ -32,6 +32,8 @@ from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, set_device
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
+from midstride.engine.modules.returned_weights import structure_of, take_weights
+from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
@@ -269,10 +271,15 @@ class TrainerState(TrainerInterface):
         folder = arguments.get("ckpt_path")
         return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
 
-    def export_result(self) -> dict[str, Any]:
-        """Return what a call has changed, on the CPU; the weights, alike on all ranks, from the first."""
+    def export_result(self, built: ModuleStructure) -> dict[str, Any]:
+        """Return what a call has changed, on the CPU; the weights, alike on all ranks, from the first.
+
+        Args:
+            built: the module as the call was given it; hooks and training may have made layers since.
+        """
         weights = self.context.module.state_dict() if self.world.is_first else {}
         return {
+            "structure": structure_of(built) if self.world.is_first else {},
             "weights": {name: tensor.cpu() for name, tensor in weights.items()},
             "progress": self.progress.state_dict(),
             "metrics": dict(self.metric_logger.values),
@@ -283,7 +290,7 @@ class TrainerState(TrainerInterface):
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
         """Stand where the Trainer that gave `result` ended, and `module` where its module did."""
         self.precision.convert(module)
-        module.load_state_dict(result["weights"])
+        take_weights(module, result["weights"], result["structure"])
         attach(module, self)
         self.context = replace(self.context, module=module)
         self.metric_logger.set_values(result["metrics"])

@@ -137,6 +137,37 @@ def test_an_error_of_a_rank_reaches_the_caller_as_itself(tmp_path: Path) -> None
     assert "was given a function to train on" in printed
 
 
+LATER = """
+class Later(Line):
+    def __init__(self):
+        super().__init__()
+        self.lazy, self.layer = nn.LazyLinear(1), None
+        self.register_buffer("cache", None)
+
+    def setup(self, stage):
+        import fractions_of_layers  # in the ranks alone
+        self.lazy(torch.ones(1, 4))
+        self.layer = self.layer or fractions_of_layers.Half(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        self.cache = torch.ones(batch_idx + 1)
+        return self.layer(batch[0] + self.lazy(batch[0])).square().mean()
+
+module = Later()
+trainer = Trainer(devices=2, max_epochs=1, strategy="ddp_fork")
+trainer.fit(module, run=sys.argv[1])
+assert len(module.cache) == 3, module.cache
+assert module.layer.weight.grad is None
+assert trainer.test(module)["weight"] == module.layer.weight.sum().item()
+"""
+
+
+def test_layers_that_hooks_make_in_the_ranks_come_back(tmp_path: Path) -> None:
+    (tmp_path / "fractions_of_layers.py").write_text("from torch import nn\n\n\nclass Half(nn.Linear): ...\n")
+    code, printed = run(MODULE + LATER, tmp_path)
+    assert code == 0, printed
+
+
 UNPICKLABLE = """
 class Plain:
     pass

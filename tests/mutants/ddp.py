@@ -1,4 +1,4 @@
-"""Bugs in strategy ddp: what it replays, what it refuses, what it leaves on a module."""
+"""Bugs in strategy ddp: what it replays, what it refuses, what it leaves on a module, what comes back from ranks."""
 
 from mutants.mutant import Mutant
 
@@ -7,6 +7,20 @@ __all__ = ["DDP"]
 LOOKED = "laws/test_resume.py::test_every_kind_of_module_resumes[sparse and complex-3]"
 
 DDP = [
+    Mutant(
+        "layers that were made in the ranks do not come back",
+        "engine/modules/returned_weights.py",
+        "if not _fits(module, weights):",
+        "if False:",
+        "distributed/test_starting.py::test_layers_that_hooks_make_in_the_ranks_come_back",
+    ),
+    Mutant(
+        "classes that the ranks alone have imported are not to be found",
+        "engine/modules/returned_weights.py",
+        'import_module(made.kind.partition(":")[0])',
+        "pass",
+        "distributed/test_starting.py::test_layers_that_hooks_make_in_the_ranks_come_back",
+    ),
     Mutant(
         "ddp replays dense gradients where they are sparse",
         "engine/strategies/ddp.py",
