@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import UserError
 from midstride.engine.state.stateful import AlikeOnRanks
+from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,7 +189,8 @@ class Callbacks(AlikeOnRanks):
 
     def state_dict(self) -> dict[str, Any]:
         """Return every callback's state by name."""
-        return {name: callback.state_dict() for name, callback in self.by_name.items()}
+        named = self.by_name.items()
+        return {name: call_user_code(f"{type(one).__name__}.state_dict", one.state_dict) for name, one in named}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give every callback its state back; one that is new starts afresh, one that is gone is forgotten."""
@@ -196,7 +198,8 @@ class Callbacks(AlikeOnRanks):
             del state_dict[name]
         for name, callback in self.by_name.items():
             if name in state_dict:
-                callback.load_state_dict(copy.deepcopy(state_dict[name]))
+                where = f"{type(callback).__name__}.load_state_dict"
+                call_user_code(where, callback.load_state_dict, copy.deepcopy(state_dict[name]))
             else:
                 state_dict[name] = callback.state_dict()
 

@@ -15,6 +15,7 @@ from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.optim.trained_parameters import TrainedParameters
 from midstride.engine.state.codec import walk
 from midstride.engine.state.stateful import AlikeOnRanks
+from midstride.engine.user_code import call_user_code
 
 __all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers", "scheduler_objects"]
 
@@ -47,15 +48,19 @@ class SchedulerConfig:
 
     def step(self, values: dict[str, float], by: Callable[[Any, float | None], None] | None = None) -> None:
         """Step the scheduler, with the monitored value if it watches one; `by` a function of the user's if given."""
+        where = f"{type(self.scheduler).__name__}.step"
         if not isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step() if by is None else by(self.scheduler, values.get(self.monitor or ""))
+            if by is None:
+                call_user_code(where, self.scheduler.step)
+            else:
+                by(self.scheduler, values.get(self.monitor or ""))
             return
         if self.monitor not in values:
             known = ", ".join(sorted(values)) or "nothing"
             why = "; " + _OF_A_STEP if self.interval == "step" else ""
             raise UserError(f"ReduceLROnPlateau watches {self.monitor!r}, not logged; logged so far: {known}{why}.")
         value = float(values[self.monitor])
-        self.scheduler.step(value) if by is None else by(self.scheduler, value)
+        call_user_code(where, self.scheduler.step, value) if by is None else by(self.scheduler, value)
 
 
 class OptimizerList:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from operator import methodcaller
 from typing import Any, Literal
 
 import torch
@@ -16,6 +15,7 @@ from midstride.engine.modules.torch_internals import is_hooked
 from midstride.engine.strategies.mixins import (
     BackwardSync,
     MergesOutputs,
+    ModelParallel,
     RunsBackward,
     RunsLanes,
     gradient_buckets,
@@ -29,6 +29,7 @@ from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.losses import Losses
 from midstride.engine.training.nonfinite import NonFiniteGuard
 from midstride.engine.training.step_calls import StepCalls
+from midstride.engine.user_code import call_user_code
 
 __all__ = ["OptimizerStep"]
 
@@ -230,7 +231,9 @@ class OptimizerStep:
         """Return what steps an optimizer that needs no closure."""
         precision, progress = self.context.precision, self.context.progress
         if (step := self._calls.own.get("optimizer_step")) is None:
-            return precision.step if precision.scales else methodcaller("step")
+            if isinstance(self.context.strategy, ModelParallel):  # a lost rank may show in it
+                return precision.step
+            return lambda optimizer: call_user_code(f"{type(optimizer).__name__}.step", precision.step, optimizer)
         # The batch is computed by now: what its closure returns is there.
         return lambda optimizer: step(progress.epoch, progress.batch, optimizer, lambda: self._loss_now)
 

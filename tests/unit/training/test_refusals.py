@@ -22,6 +22,7 @@ from support.refused import (
     Odd,
     Own,
     Ported,
+    Raising,
     Rows,
     Secretive,
     Shrinking,
@@ -38,7 +39,7 @@ from support.refused import (
     unlogged,
 )
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -205,6 +206,24 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         {"module": Idle()},
         UserError,
         ["Idle.optimizer_step never called its closure", "LBFGS", "batch 0", "optimizer.step(optimizer_closure)"],
+    ),
+    "an optimizer that raises": (
+        {"module": configured(lambda m, o: Raising(m.parameters()))},
+        UserCodeError,
+        ["ZeroDivisionError", "raised in Raising.step"],
+    ),
+    "a schedule that is over": (
+        {
+            "module": configured(
+                lambda m, o: {
+                    "optimizer": o,
+                    "lr_scheduler": {"scheduler": OneCycleLR(o, 0.1, total_steps=2), "interval": "step"},
+                }
+            ),
+            "snapshots": None,
+        },
+        UserCodeError,
+        ["Tried to step 3 times", "raised in OneCycleLR.step"],
     ),
     "a loss cut off": ({"module": Module(cut_off)}, UserError, ["without a gradient", "detach()", "Module.training_s"]),
     "a loader of its own": ({"data": Own(Numbers(), 2)}, NotExact, ["Own", "__iter__"]),
