@@ -164,9 +164,12 @@ class TrainingModule(ModuleHooks, nn.Module):
         schedulers = [config.scheduler for config in self.trainer.schedulers]
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
-    def manual_backward(self, loss: Tensor) -> None:
-        """Run the backward pass of `loss` and average gradients over the ranks."""
-        self.trainer.backward(loss)
+    def manual_backward(self, loss: Tensor, **options: Any) -> None:
+        """Run the backward pass of `loss`, with options of `Tensor.backward` such as `retain_graph`.
+
+        Gradients are averaged over the ranks.
+        """
+        self.trainer.backward(loss, **options)
 
     def save_hyperparameters(self, *, ignore: tuple[str, ...] = ()) -> None:
         """Keep this module's constructor arguments as `self.hparams`; call it in `__init__`.

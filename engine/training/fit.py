@@ -1,5 +1,6 @@
 """A fit: its parts put together, resumed from where the run stands, trained to the end."""
 
+import inspect
 import logging
 import re
 from collections.abc import Sequence
@@ -209,4 +210,20 @@ def _fit_errors(
             f"precision 16 with {type(module).__name__}.optimizer_step: it steps past the gradient scaler, which "
             "leaves a step out where gradients are not finite. Use precision bf16, or leave optimizer_step out",
         ]
-    return [*faults, *closure_faults(optimizers, options, strategy)]
+    return [*faults, *_step_errors(module, len(optimizers)), *closure_faults(optimizers, options, strategy)]
+
+
+def _step_errors(module: TrainingModule, optimizers: int) -> list[str]:
+    """Return a message where the training step cannot be told which of several optimizers it is called for."""
+    if optimizers < 2:
+        return []
+    try:
+        inspect.signature(module.training_step).bind(None, 0, 0)
+    except TypeError:
+        name = type(module).__name__
+        return [
+            f"{name}.configure_optimizers returned {optimizers} optimizers, and {name}.training_step takes no "
+            "optimizer_idx: it is called once for each of them. Write training_step(self, batch, batch_idx, "
+            "optimizer_idx), or set automatic_optimization = False and step them by hand"
+        ]
+    return []

@@ -173,7 +173,9 @@ class Manual(Rivals):
         note_samples(self, batch[2])
         for optimizer, number in zip(self.optimizers(), (0, 1), strict=True):
             optimizer.zero_grad()
-            self.manual_backward(self.losses(batch[0])[number])
+            loss = self.losses(batch[0])[number]
+            self.manual_backward(loss / 2, retain_graph=True)
+            self.manual_backward(loss / 2)
             if number or batch_idx % 2:
                 optimizer.step()
 

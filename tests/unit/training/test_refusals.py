@@ -212,6 +212,11 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         UserCodeError,
         ["ZeroDivisionError", "raised in Raising.step"],
     ),
+    "two optimizers, and a step that is not told which": (
+        {"module": configured(lambda m, o: [o, torch.optim.Adam(m.parameters())])},
+        JobError,
+        ["returned 2 optimizers", "Configured.training_step takes no optimizer_idx", "automatic_optimization = False"],
+    ),
     "a schedule that is over": (
         {
             "module": configured(
