@@ -20,14 +20,14 @@ def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) ->
 
     Raises:
         UserCodeError: the function raised.
-        Exception: communication with another rank failed in it; that is no error of its own, and a retry may help.
+        Exception: communication with another rank failed in it, or the GPU did; a retry may help.
     """
     try:
         return function(*arguments)
     except (EngineError, InjectedFault):
         raise
     except Exception as error:
-        if _is_of_communication(error):
+        if isinstance(error, torch.AcceleratorError) or _is_of_communication(error):
             raise
         raise UserCodeError.of(where, error) from error
 

@@ -219,6 +219,8 @@ def _step_errors(module: TrainingModule, optimizers: int) -> list[str]:
         return []
     try:
         inspect.signature(module.training_step).bind(None, 0, 0)
+    except ValueError:  # it has none that could be read
+        return []
     except TypeError:
         name = type(module).__name__
         return [

@@ -9,20 +9,6 @@ EXACT = "unit/testing/test_resume_check.py"
 
 AROUND = [
     Mutant(
-        "an error of an optimizer is taken for one that a retry may help",
-        "engine/training/optimizer_step.py",
-        'call_user_code(f"{type(optimizer).__name__}.step", precision.step, optimizer)',
-        "precision.step(optimizer)",
-        "unit/training/test_refusals.py",
-    ),
-    Mutant(
-        "an error of a scheduler is taken for one that a retry may help",
-        "engine/optim/optimizers.py",
-        "call_user_code(where, self.scheduler.step)",
-        "self.scheduler.step()",
-        "unit/training/test_refusals.py",
-    ),
-    Mutant(
         "the margin itself is enough",
         "engine/registry/comparison.py",
         "if gain <= margin:",

@@ -316,4 +316,18 @@ CHANGES = [
         "        except BrokenPipeError as error:\n            self._give_up(error)\n            return len(text)\n",
         "unit/session/test_terminal_view.py::test_a_full_disk_ends_no_training",
     ),
+    Mutant(
+        "an error of an optimizer is taken for one that a retry may help",
+        "engine/training/optimizer_step.py",
+        'call_user_code(f"{type(optimizer).__name__}.step", precision.step, optimizer)',
+        "precision.step(optimizer)",
+        "unit/training/test_refusals.py",
+    ),
+    Mutant(
+        "an error of a scheduler is taken for one that a retry may help",
+        "engine/optim/optimizers.py",
+        "call_user_code(where, self.scheduler.step)",
+        "self.scheduler.step()",
+        "unit/training/test_refusals.py",
+    ),
 ]

@@ -36,6 +36,7 @@ from midstride.engine.errors import (
     UserCodeError,
     UserError,
 )
+from midstride.engine.session.outcome import Outcome
 from midstride.engine.state.codec import differences
 from midstride.engine.testing import final_state
 
@@ -67,6 +68,15 @@ def test_an_exception_without_words_or_with_a_million_is_the_users(tmp_path: Pat
     text = str(caught.value)
     assert said in text
     assert len(text) < 25_000
+
+
+def test_a_fault_of_the_gpu_in_a_step_is_not_the_users(tmp_path: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+    with pytest.raises(torch.AcceleratorError) as caught:
+        fit(tmp_path / "run", module=Module(fail))
+    assert Outcome.of(caught.value).kind == "died"
 
 
 def test_a_loss_that_is_not_finite_keeps_earlier_snapshots(tmp_path: Path) -> None:
