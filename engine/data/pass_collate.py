@@ -11,7 +11,7 @@ from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.plain_values import kind_name
-from midstride.engine.objects.user_modules import user_function
+from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.nodes import Instance, kind_text
 
 __all__ = ["collate_node", "collate_of"]
@@ -83,7 +83,7 @@ class _Apart(GraphRestore):
     def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
         """Return a copy of a function of that name and code, with cells of its own."""
         alike = (one for one in self._functions if _name(one) == kind and (code is None or code_digest(one) == code))
-        found = next(alike, None) or user_function(kind)
+        found = next(alike, None) or function_called(kind)
         if found is None or not (found.__closure__ or vars(found)):
             return found if found is None else self._noted(found)
         cells = tuple(types.CellType(cell.cell_contents) for cell in found.__closure__ or ())

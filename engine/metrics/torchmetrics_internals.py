@@ -1,7 +1,8 @@
 """Privates of torchmetrics, named here alone; `tests/unit/test_internals.py` tries each of them."""
 
+import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -10,17 +11,22 @@ from torch import nn
 __all__ = [
     "SETUP",
     "batch_value",
+    "begin_anew",
     "defaults",
     "exchanges_itself",
+    "is_kind_of_metric",
     "keeps_states",
     "link_groups",
     "load_groups",
     "reductions",
     "saved_groups",
     "seen_by",
+    "set_anew",
+    "set_anew_among",
     "set_updates",
     "sync_by",
     "updates",
+    "without_seen",
 ]
 
 #: attributes of a metric that are not what it has seen: how it is set up, caches, and what is kept apart
@@ -33,6 +39,45 @@ SETUP = frozenset(
         *("_defaults", "_persistent", "_reductions", "_update_signature", *vars(nn.Module())),
     }
 )
+
+#: of these, those that each object of a metric is given anew: methods around its own, caches, and ways to other ranks
+_SET_ANEW = frozenset(
+    {
+        *("update", "compute", "_update_signature", "_computed"),
+        *("dist_sync_fn", "distributed_available_fn", "_sync_dist"),
+    }
+)
+
+
+def set_anew_among(attributes: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of attributes that each object of a metric is given anew; none if they are no metric's."""
+    return _SET_ANEW if "_update_count" in attributes else frozenset()
+
+
+def without_seen(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return those of a metric's attributes that say how it is set up; if they are no metric's, all."""
+    if "_update_count" not in attributes:
+        return attributes
+    return {name: value for name, value in attributes.items() if name in SETUP - {"_forward_cache"}}
+
+
+def begin_anew(metric: Any) -> None:
+    """Let a metric, of which there is only how it is set up, have seen nothing; do nothing to anything else."""
+    for name, default in defaults(metric).items():
+        setattr(metric, name, copy.deepcopy(default))
+
+
+def is_kind_of_metric(kind: type) -> bool:
+    """Return whether objects of `kind` are metrics, not collections of them."""
+    library = sys.modules.get("torchmetrics.metric")
+    return library is not None and issubclass(kind, library.Metric)
+
+
+def set_anew(metric: Any) -> None:
+    """Give a metric that no code of its class has made the attributes that each object is given anew."""
+    is_distributed = sys.modules["torchmetrics.metric"].jit_distributed_available
+    caches = {"_update_count": 0, "_computed": None, "_forward_cache": None}
+    metric.__setstate__({**caches, "dist_sync_fn": None, "distributed_available_fn": is_distributed})
 
 
 def defaults(metric: Any) -> dict[str, Any]:

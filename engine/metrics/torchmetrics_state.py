@@ -61,9 +61,6 @@ class TorchmetricsState:
         module: where the metrics are.
         gather: returns every rank's copy of a value.
         size: ranks.
-
-    Raises:
-        NotExact: one of them grows while it is used, which a fresh module cannot take back.
     """
 
     def __init__(self, module: nn.Module, gather: Callable[[object], list[Any]], size: int) -> None:
@@ -83,11 +80,6 @@ class TorchmetricsState:
             return
         found: dict[str, Any] = {}
         for path, submodule in self._module.named_modules():
-            if isinstance(submodule, library.MetricTracker):
-                raise NotExact(
-                    f"the module's {path} is a MetricTracker, which grows by a metric each epoch: a resumed module "
-                    "has none to put its state into. Log the metric itself; the metric log keeps every epoch's value."
-                )
             if is_metric(submodule):
                 found[path] = submodule
         new = {path: metric for path, metric in found.items() if self._found.get(path) is not metric}

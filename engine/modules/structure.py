@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import UserError
+from midstride.engine.metrics.torchmetrics_internals import begin_anew, without_seen
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.layers import change_layers, layer_changes, layers_of, own_layers, owner_of, set_layer
-from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
+from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of, transient_buffers
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.distributed_tensors import reshard_nodes
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.object_state import module_anchors
+from midstride.engine.objects.unwritable import few, shown
+from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.nodes import Instance
 
 __all__ = ["ModuleStructure", "is_expanded"]
@@ -179,7 +182,7 @@ class ModuleStructure:
     def _described(self, modules: dict[str, nn.Module]) -> dict[str, Any]:
         walk = self._walk()
         nodes = {path: walk.node(module, f"structure/{path}") for path, module in modules.items()}
-        if lost := [path for path in [*walk.opaque, *walk.constants] if path not in self._reported]:
+        if lost := [path for path in [*walk.opaque, *_lost_constants(walk)] if path not in self._reported]:
             self._reported.update(lost)
             log.warning(
                 "%s came up in training and holds what no snapshot can (%s): a resumed run could not build it again. "
@@ -187,7 +190,7 @@ class ModuleStructure:
                 *(", ".join(modules), ", ".join(lost[:3])),
             )
         for node in nodes.values():
-            _leave_mode_out(node)
+            _leave_kept_out(node)
         return nodes
 
     def _described_tensor(self, tensor: Tensor) -> dict[str, Any]:
@@ -206,28 +209,50 @@ class ModuleStructure:
         return GraphWalk({id(value): name for name, value in anchors.items()}, tensors)
 
     def _rebuild(self, nodes: dict[str, Any]) -> None:
+        filling = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)  # what they share is one
         for path, node in nodes.items():
-            _leave_mode_out(node)
+            _leave_kept_out(node)
             owner, name = self._module.get_submodule(owner_of(path)), path.rpartition(".")[2]
             if path in own_layers(layers_of(self._module)):
                 continue
-            filling = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)
             made = filling.put(node, MISSING, f"structure/{path}")
             if not isinstance(made, nn.Module):
                 raise UserError(
                     f"the module {path}, a {node.kind}, came up in training, and this attempt cannot build it: its "
                     "class is not to be found. Make it in __init__, or define the class at the top of a file."
                 )
+            if lost := [
+                f"{shown(where.removeprefix('structure/'))} (was {was})" for where, was in filling.stale.items()
+            ]:
+                raise UserError(
+                    f"the module {path} came up in training, and this attempt cannot build it as it was: {few(lost)}. "
+                    "Make it in __init__, setup or on_fit_start, which every attempt calls."
+                )
+            _complete(made)
             set_layer(owner, name, made)  # each of its tensors on the host or not, as it was
 
 
-def _leave_mode_out(node: Any) -> None:
-    """Describe a module as in training: `TrainingModes` keeps which it is, and a validation may be under way."""
+def _lost_constants(walk: GraphWalk) -> list[str]:
+    """Return the paths of functions, classes and the like that another attempt cannot find by their names."""
+    found = {path for path in walk.functions if function_called(walk.constants[path].partition(" ")[0]) is not None}
+    return [path for path in walk.constants if path not in found]
+
+
+def _leave_kept_out(node: Any) -> None:
+    """Leave out what other parts keep: the mode, for a validation may be under way, and what metrics have seen."""
     attributes = node.state.get("attributes", {}) if isinstance(node, Instance) else {}
     if isinstance(children := attributes.get("_modules"), dict):
-        attributes["training"] = True
+        node.state["attributes"] = {**without_seen(attributes), "training": True}
         for child in children.values():
-            _leave_mode_out(child)
+            _leave_kept_out(child)
+
+
+def _complete(module: nn.Module) -> None:
+    """Let the metrics in a module that was made have states: without them not even `named_modules` goes through it."""
+    begin_anew(module)
+    for child in children_of(module).values():
+        if child is not None:
+            _complete(child)
 
 
 def _is_built(name: str, value: object, modules: set[str]) -> bool:

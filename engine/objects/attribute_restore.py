@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from midstride.engine.code_origin import is_user_class
+from midstride.engine.metrics.torchmetrics_internals import is_kind_of_metric, set_anew, set_anew_among
 from midstride.engine.objects.attributes import delete_attribute, new_locks, set_attribute, state_attributes
 from midstride.engine.objects.containers import MISSING, Filler
 from midstride.engine.objects.data_sets import TORCH_DATA
@@ -66,12 +67,14 @@ def is_made_anew(kind: type) -> bool:
 
 
 def fresh(kind: Any) -> Any:
-    """Return an object of `kind` on which no code of its class was run; None if there is no such class."""
+    """Return an object of `kind` that its class has not initialized; None if there is no such class."""
     if kind is None or kind.__new__ not in _NEW:
         return None
     made = kind.__new__(kind)
     if isinstance(made, nn.Module):
         nn.Module.__init__(made)
+    if is_kind_of_metric(kind):
+        set_anew(made)
     for name, lock in new_locks(kind).items():
         object.__setattr__(made, name, lock)
     return made
@@ -79,8 +82,11 @@ def fresh(kind: Any) -> Any:
 
 def fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str) -> None:
     """Let a live object have the attributes that `nodes` describe, each filled in the one that it has."""
-    before = state_attributes(live)
+    before, set_by_class = state_attributes(live), set_anew_among(nodes)
     for name, child in nodes.items():
+        if name in set_by_class:  # described by an earlier version
+            filling.read_back()
+            continue
         if filling.change.drops(path, name) or filling.change.replaces(path, name, child):
             filling.skip(child, step(path, name))
             continue

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from midstride.engine.metrics.torchmetrics_internals import set_anew_among
+
 __all__ = [
     "INTERNAL",
     "attributes_of",
@@ -62,10 +64,11 @@ def delete_attribute(owner: object, name: str) -> None:
 
 def state_attributes(value: object) -> dict[str, Any]:
     """Return the attributes of an object; of a module, those that hold its state; no locks of Python's own."""
+    found = attributes_of(value)
     if isinstance(value, nn.Module):
-        internal = INTERNAL - _OF_MODULES
-        return {name: item for name, item in attributes_of(value).items() if name not in internal}
-    owner, found = _lock_owner(type(value)), attributes_of(value)
+        no_state = (INTERNAL - _OF_MODULES) | set_anew_among(found)
+        return {name: item for name, item in found.items() if name not in no_state}
+    owner = _lock_owner(type(value))
     return {name: item for name, item in found.items() if name not in _LOCKS[owner]} if owner else found
 
 

@@ -19,7 +19,7 @@ from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.instances import FORMS
 from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.restored_memory import RestoredMemory
-from midstride.engine.objects.user_modules import user_function
+from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.nodes import Instance, kind_text
 from midstride.engine.state.row_shards import is_distributed
 
@@ -122,7 +122,7 @@ class GraphRestore:
         built = {id(value): value for value in self._known.values() if isinstance(value, types.FunctionType)}
         found = [value for value in built.values() if kind_text(value.__module__, value.__qualname__) == kind]
         found = [value for value in found if code_digest(value) == code] if code is not None else found
-        return found[0] if len(found) == 1 else user_function(kind)
+        return found[0] if len(found) == 1 else function_called(kind)
 
     def read_back(self) -> None:
         """Note that the live objects will be described in another way than the nodes say."""

@@ -8,7 +8,7 @@ from midstride.engine.objects.array_sharing import ArraySharing
 from midstride.engine.objects.graph import DEEPEST, GraphWalk
 from midstride.engine.objects.node_writers import DATA
 from midstride.engine.objects.plain_values import kind_name
-from midstride.engine.objects.user_modules import user_function
+from midstride.engine.objects.user_modules import function_called
 
 __all__ = ["Unnamed", "Unwritable", "few", "shown"]
 
@@ -87,7 +87,7 @@ class Unwritable:
             if path.startswith("hooks") or before.get(path, kind if path in self._reported else None) == kind:
                 continue
             name, _, code = kind.partition(" ")  # of functions that share their name with others
-            is_found = path in walk.functions and (known[kind] == 1 or user_function(name) is not None)
+            is_found = path in walk.functions and (known[kind] == 1 or function_called(name) is not None)
             if not is_found and _add(self._reported, f"now {kind} in {_owner(path, roots)}"):
                 lines.append(f"{shown(path)} (now {name}{', of other code' if code else ''})")
         if lines:

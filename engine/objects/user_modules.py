@@ -9,7 +9,10 @@ from typing import Any
 from midstride.engine.code_origin import is_user_class, is_user_module
 from midstride.engine.state.nodes import kind_text
 
-__all__ = ["names_in", "user_function", "user_modules"]
+__all__ = ["function_called", "names_in", "user_modules"]
+
+#: modules of libraries whose functions do nothing but compute: no file can do harm by naming one
+_OF_TENSORS = frozenset({"torch.nn.functional", "torchmetrics.utilities.data"})
 
 
 def user_modules(kinds: Iterable[type]) -> list[types.ModuleType]:
@@ -53,10 +56,11 @@ def _functions_of(owner: Any) -> Iterator[types.FunctionType]:
             yield function
 
 
-def user_function(kind: str) -> types.FunctionType | None:
-    """Return the function of the user's that is called `kind` in a snapshot; None if none is loaded."""
+def function_called(kind: str) -> types.FunctionType | None:
+    """Return the function of the user's, or of tensors, that is called `kind` in a snapshot; None if none is loaded."""
     module, _, name = kind.partition(":")
-    found: Any = sys.modules.get(module) if is_user_module(module) else None
+    is_known = module in _OF_TENSORS or is_user_module(module)
+    found: Any = sys.modules.get(module) if is_known else None
     for inner in name.split("."):
         found = vars(found).get(inner) if isinstance(found, (type, types.ModuleType)) else None
     found = getattr(found, "__func__", found)

@@ -259,6 +259,7 @@ QUIET = [
     "Queued",
     "Samples",
     "Metered",
+    "MeasuresMidway",
     "OfTorch",
     "Traced",
     "Wrapping",

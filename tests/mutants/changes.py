@@ -156,6 +156,28 @@ CHANGES = [
         f"{KEPT}[MeasuresLate]",
     ),
     Mutant(
+        "a metric that training made is made again without its states",
+        "engine/modules/structure.py",
+        "            _complete(made)\n",
+        "",
+        f"{KEPT}[MeasuresMidway]",
+    ),
+    Mutant(
+        "layers that training made share nothing",
+        "engine/modules/structure.py",
+        '            made = filling.put(node, MISSING, f"structure/{path}")\n',
+        "            filling = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)\n"
+        '            made = filling.put(node, MISSING, f"structure/{path}")\n',
+        f"{KEPT}[MeasuresMidway]",
+    ),
+    Mutant(
+        "functions of torch's are not found by their names",
+        "engine/objects/user_modules.py",
+        "is_known = module in _OF_TENSORS or is_user_module(module)",
+        "is_known = is_user_module(module)",
+        f"{KEPT}[ActsLate]",
+    ),
+    Mutant(
         "a metric that took another's place is not met",
         "engine/metrics/torchmetrics_state.py",
         "if self._found.get(path) is not metric}",

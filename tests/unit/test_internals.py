@@ -231,6 +231,29 @@ def test_a_metric_counts_and_is_set_back() -> None:
     }
 
 
+def test_a_metric_is_made_of_how_it_is_set_up() -> None:
+    used, made = torchmetrics.MeanMetric(), torchmetrics.MeanMetric.__new__(torchmetrics.MeanMetric)
+    torch.nn.Module.__init__(made)
+    used.update(3.0)
+    how = metrics.without_seen(vars(used))
+
+    metrics.set_anew(made)
+    vars(made).update(
+        {"nan_strategy": "warn"}
+        | {name: how[name] for name in how.keys() - metrics.set_anew_among(how)}
+        | {"_update_count": 0}
+    )
+    metrics.begin_anew(made)
+
+    assert how.keys().isdisjoint({"mean_value", "weight"})
+    assert not metrics.set_anew_among({"update": None})  # of no metric
+    assert vars(torchmetrics.MeanMetric()).keys() - vars(made).keys() == {"state_name"}  # kept as a plain value
+    assert [float(made(value)) for value in (1.0, 3.0)] == [1, 3]
+    assert (metrics.updates(made), made.compute()) == (2, 2)
+    assert metrics.is_kind_of_metric(torchmetrics.MeanMetric)
+    assert not metrics.is_kind_of_metric(torchmetrics.MetricCollection)
+
+
 def test_a_metric_meets_other_ranks_in_the_way_given() -> None:
     class Own(torchmetrics.MeanMetric):
         def _sync_dist(self, *arguments: Any, **options: Any) -> None:

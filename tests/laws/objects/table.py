@@ -45,7 +45,15 @@ from laws.objects.loaders import (
     TellsStream,
     TellsStreamOfWorker,
 )
-from laws.objects.metrics import MeasuresAnew, MeasuresByOptimizer, MeasuresInDict, MeasuresLate
+from laws.objects.metrics import (
+    ActsLate,
+    MeasuresAnew,
+    MeasuresByOptimizer,
+    MeasuresInDict,
+    MeasuresLate,
+    MeasuresMidway,
+    Tracks,
+)
 from laws.objects.optimizers import (
     Cyclic,
     Cyclic2,
@@ -231,6 +239,9 @@ _MODULES: list[type[Small]] = [
         MeasuresByOptimizer,
         MeasuresInDict,
         MeasuresLate,
+        MeasuresMidway,
+        Tracks,
+        ActsLate,
         Defaulting,
         SkipsGradients,
         TakesAway,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
-from midstride.engine.errors import EngineError, NotExact, UserError
+from midstride.engine.errors import EngineError, UserError
 from midstride.engine.loggers.base import CommittedRows
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.snapshots.weights import weights_at
@@ -153,16 +153,6 @@ def test_what_is_no_real_number_is_refused_where_it_is_logged(value: Any) -> Non
 
     with pytest.raises(UserError, match=rf"self.log\('odd'\) was given a {type(value).__name__}; a number or a tensor"):
         Trainer(max_epochs=1).fit(Odd(), numbers())
-
-
-def test_a_metric_that_grows_is_refused_by_name() -> None:
-    class Tracks(Logs):
-        def __init__(self) -> None:
-            super().__init__()
-            self.history = torchmetrics.MetricTracker(torchmetrics.MeanMetric(), maximize=False)
-
-    with pytest.raises(NotExact, match="the module's history is a MetricTracker"):
-        Trainer(max_epochs=1).fit(Tracks(), numbers())
 
 
 class KeepsGraphs(Logs):
