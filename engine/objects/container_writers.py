@@ -36,6 +36,8 @@ __all__ = [
 
 #: constants of code, which every attempt has
 CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature, RemovableHandle)
+#: what a module that was trained before holds, such as a teacher: a trainer of its own
+_TRAINER = "midstride.engine:Trainer"
 
 
 class Walk(Protocol):
@@ -96,6 +98,8 @@ def opaque_node(walk: Walk, value: Any, path: str) -> Any:
     kind = kind_name(type(value))
     if issubclass(type(value), CONSTANT) and not _is_own_module(value):  # a weak proxy says another's class, or fails
         kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
+        walk.constants[path] = kind
+    elif kind == _TRAINER:
         walk.constants[path] = kind
     # Of what can be closed, such as a database, attributes do not show what it holds.
     elif callable(value) and not (isinstance(value, weakref.ref) or hasattr(type(value), "close")):

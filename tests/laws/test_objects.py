@@ -258,6 +258,7 @@ QUIET = [
     "Numbers",
     "Queued",
     "Samples",
+    "Taught",
     "Metered",
     "MeasuresMidway",
     "OfTorch",

@@ -171,6 +171,13 @@ CHANGES = [
         f"{KEPT}[MeasuresMidway]",
     ),
     Mutant(
+        "the Trainer of a teacher is said to be lost",
+        "engine/objects/container_writers.py",
+        "    elif kind == _TRAINER:\n",
+        "    elif False:\n",
+        "laws/test_objects.py::test_of_what_comes_back_nothing_is_said[Taught]",
+    ),
+    Mutant(
         "functions of torch's are not found by their names",
         "engine/objects/user_modules.py",
         "is_known = module in _OF_TENSORS or is_user_module(module)",

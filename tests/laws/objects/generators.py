@@ -13,6 +13,8 @@ import torch.nn.utils.prune
 from laws.objects.small import Small
 from torch import Tensor
 
+from midstride.engine import Trainer
+
 
 class Iterators(Small):
     def build(self) -> None:
@@ -102,3 +104,17 @@ class Teacher(Small):
             for kept, mine in zip(self.average, self.layer.parameters(), strict=True):
                 kept.lerp_(mine, 0.5)
         return 1 + self.teachers[0](batch).mean().detach() + sum(kept.sum() for kept in self.average)
+
+
+class Taught(Small):
+    """Its teacher, in a list so that it is no layer, was trained by a Trainer of its own and goes on to change."""
+
+    def build(self) -> None:
+        teacher = Small()
+        Trainer(max_steps=1, snapshots=None, enable_progress_bar=False).fit(teacher)
+        self.teachers = [teacher]
+
+    def factor(self, batch: Tensor) -> Any:
+        with torch.no_grad():
+            self.teachers[0].layer.weight.mul_(0.9)
+            return 1 + self.teachers[0].layer(batch).mean()

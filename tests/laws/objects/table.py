@@ -29,7 +29,7 @@ from laws.objects.derived import Derived, Leaf, Plain
 from laws.objects.epochs import AsksForLast, LogsAtEnd, LogsWithoutValidation
 from laws.objects.files import DrawsInHelper
 from laws.objects.functions import Chooses, ChoosesLambdas, Counts, Partials, Weak
-from laws.objects.generators import Generators, Iterators, LateGenerators, OfClass, OfFunctions, Teacher
+from laws.objects.generators import Generators, Iterators, LateGenerators, OfClass, OfFunctions, Taught, Teacher
 from laws.objects.hooks import HookedForAStep, TensorHooked
 from laws.objects.keys import Gathering, Keyed
 from laws.objects.library import Iterated, Numbers, OfPython, Queued, TellsWorkers
@@ -197,6 +197,7 @@ _MODULES: list[type[Small]] = [
         Addresses,
         OnTensors,
         ScaledByHand,
+        Taught,
         Derived,
         Leaf,
         OfFunctions,
