@@ -11,7 +11,7 @@ from midstride.engine.objects.function_cache import Cached, is_users_cache
 from midstride.engine.objects.generators import Generator
 from midstride.engine.objects.user_modules import user_modules
 
-__all__ = ["class_and_global_state", "is_counted_in", "is_data"]
+__all__ = ["class_and_global_state", "is_code", "is_counted_in", "is_data"]
 
 #: modules whose classes code counts in
 _COUNTED_IN = frozenset(
@@ -54,11 +54,14 @@ def is_counted_in(value: object) -> bool:
     return type(value).__module__ in _COUNTED_IN and not isinstance(value, Generator)
 
 
+def is_code(value: object) -> bool:
+    """Return whether `value` is code alone: a function, a class, a module, or what a class is made of."""
+    return isinstance(value, (*_CODE, *_WRAPPERS, *_SLOTS))
+
+
 def is_data(value: object) -> bool:
     """Return whether `value` is data rather than code: what can be called is, where its class is the user's."""
-    if isinstance(value, (*_CODE, *_WRAPPERS, *_SLOTS)):
-        return False
-    return is_user_class(type(value)) or not callable(value)
+    return not is_code(value) and (is_user_class(type(value)) or not callable(value))
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, object]]:

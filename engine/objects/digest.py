@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, members_of
-from midstride.engine.objects.code_state import class_and_global_state, is_data
+from midstride.engine.objects.code_state import class_and_global_state, is_code, is_data
 from midstride.engine.objects.function_cache import Cached, describe_cache
 from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
@@ -101,6 +101,8 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"[{at}]", items[at]) for at in range(0, len(items), -(-len(items) // (_MANY - 1))))
         else:
             yield from members_of(items)
+    elif not is_code(value):  # an object of a library that is called
+        yield from members_of(value)
 
 
 def _parts(iterator: Any) -> Sequence[Any]:

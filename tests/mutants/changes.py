@@ -171,6 +171,13 @@ CHANGES = [
         f"{KEPT}[MeasuresMidway]",
     ),
     Mutant(
+        "what is called and belongs to a library is not looked into",
+        "engine/objects/digest.py",
+        "    elif not is_code(value):",
+        "    elif False:",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",
+    ),
+    Mutant(
         "the Trainer of a teacher is said to be lost",
         "engine/objects/container_writers.py",
         "    elif kind == _TRAINER:\n",

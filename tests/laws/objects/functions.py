@@ -195,6 +195,17 @@ class Bends(Small):
         return float(self.curve(1.0))
 
 
+class Fits(Small):
+    """What is called is an object of a library that shows no array."""
+
+    def build(self) -> None:
+        self.curve: Any = np.polynomial.Polynomial([0.0, 1.0])
+
+    def factor(self, batch: Tensor) -> Any:
+        self.curve = self.curve + 0.1
+        return float(self.curve(1.0))
+
+
 class WeakWithCallback(Small):
     """A weak reference that calls something when what it refers to is gone."""
 

@@ -25,6 +25,7 @@ from laws.objects.functions import (
     Appends,
     Bends,
     ChoosesLate,
+    Fits,
     InOwnModule,
     Linked,
     Patched,
@@ -131,6 +132,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         r"set in training to .* module\.made \(now \S+:Made\)",
     ),
     "what is called": ((Bends, None, list), False, r"part of no snapshot: module\.curve \(\[2\] \w+, now \[2\] \w+\)"),
+    "what is called, by its attributes": (
+        (Fits, None, list),
+        False,
+        r"part of no snapshot: module\.curve\.\w+ \(float64\[2\] \w+, now float64\[2\] \w+\)",
+    ),
     "a weak reference with a callback": (
         (WeakWithCallback, None, list),
         False,
