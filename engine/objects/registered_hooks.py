@@ -15,9 +15,13 @@ log = logging.getLogger(__name__)
 
 
 def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
-    """Return the hooks of `owner` that user code wrote, by where they are registered."""
-    registered = ((name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values())
-    return {f"{name}_{number}": hook for number, (name, hook) in enumerate(registered) if _is_user_hook(hook)}
+    """Return the hooks of `owner` that user code wrote, by where they are registered.
+
+    They alone are counted: torch registers hooks of its own, in one attempt more than in another.
+    """
+    registered = [(name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values()]
+    theirs = [(name, hook) for name, hook in registered if _is_user_hook(hook)]
+    return {f"{name}_{number}": hook for number, (name, hook) in enumerate(theirs)}
 
 
 def _is_user_hook(hook: Any) -> bool:

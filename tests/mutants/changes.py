@@ -345,25 +345,4 @@ CHANGES = [
         "",
         "laws/test_objects.py::test_a_validation_goes_on_in_the_modes_that_were_set_in_it",
     ),
-    Mutant(
-        "a training ends where the disk of its log is full",
-        "engine/session/lasting_output.py",
-        "        except OSError as error:\n            self._give_up(error)\n            return len(text)\n",
-        "        except BrokenPipeError as error:\n            self._give_up(error)\n            return len(text)\n",
-        "unit/session/test_terminal_view.py::test_a_full_disk_ends_no_training",
-    ),
-    Mutant(
-        "an error of an optimizer is taken for one that a retry may help",
-        "engine/training/optimizer_step.py",
-        'call_user_code(f"{type(optimizer).__name__}.step", precision.step, optimizer)',
-        "precision.step(optimizer)",
-        "unit/training/test_refusals.py",
-    ),
-    Mutant(
-        "an error of a scheduler is taken for one that a retry may help",
-        "engine/optim/optimizers.py",
-        "call_user_code(where, self.scheduler.step)",
-        "self.scheduler.step()",
-        "unit/training/test_refusals.py",
-    ),
 ]

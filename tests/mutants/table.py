@@ -6,6 +6,7 @@ from mutants.copies import COPIES
 from mutants.data import DATA
 from mutants.ddp import DDP
 from mutants.devices import DEVICES
+from mutants.errors import ERRORS
 from mutants.lanes import LANES
 from mutants.loggers import LOGGERS
 from mutants.snapshots import SNAPSHOTS
@@ -14,4 +15,4 @@ from mutants.worlds import WORLDS
 
 __all__ = ["MUTANTS"]
 
-MUTANTS = [*TRAINING, *DATA, *COPIES, *CHANGES, *DDP, *SNAPSHOTS, *LANES, *DEVICES, *LOGGERS, *WORLDS, *AROUND]
+MUTANTS = [*TRAINING, *DATA, *COPIES, *CHANGES, *DDP, *SNAPSHOTS, *LANES, *DEVICES, *LOGGERS, *WORLDS, *ERRORS, *AROUND]
