@@ -3,12 +3,16 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from midstride.engine.objects.array_sharing import ArraySharing
 from midstride.engine.objects.graph import DEEPEST, GraphWalk
 from midstride.engine.objects.node_writers import DATA
 from midstride.engine.objects.plain_values import kind_name
 from midstride.engine.objects.user_modules import function_called
+from midstride.engine.state.tensors import other_kind
 
 __all__ = ["Unnamed", "Unwritable", "few", "shown"]
 
@@ -41,9 +45,9 @@ class Unwritable:
                 continue
             self._reported.add(path)
             if path.startswith("module/"):
-                found.setdefault(kind_name(type(value)), []).append(_attribute(path))
+                found.setdefault(_kind(value), []).append(_attribute(path))
             elif not issubclass(type(value), DATA):  # a weak proxy fails to say its class
-                beside.append(f"{shown(path)}, a {type(value).__name__}")
+                beside.append(f"{shown(path)}, a {_class(_kind(value))}")
         if beside:
             log.warning(
                 "not part of snapshots: %s. If training changes it, keep it by on_save_checkpoint and "
@@ -55,7 +59,7 @@ class Unwritable:
                 "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep it by "
                 "on_save_checkpoint and on_load_checkpoint",
                 few(names),
-                kind.rpartition(".")[2].rpartition(":")[2],
+                _class(kind),
             )
         if deep := [path for path in walk.deep if _add(self._reported, path)]:
             log.warning(
@@ -122,6 +126,18 @@ def _owner(path: str, roots: Iterable[str]) -> str:
     """Return the path of the attribute in which `path` stands."""
     root = max((root for root in roots if path.startswith(f"{root}/")), key=len, default="")
     return f"{root}/{path.removeprefix(f'{root}/').partition('/')[0]}"
+
+
+def _kind(value: Any) -> str:
+    """Return of which class `value` is, and of a tensor of which kind, such as nested: others are written."""
+    kind = kind_name(type(value))
+    other = other_kind(value) if issubclass(type(value), Tensor) else None
+    return kind if other is None else kind.replace(":", f":{other} ")
+
+
+def _class(kind: str) -> str:
+    """Return the name alone of a class."""
+    return kind.rpartition(".")[2].rpartition(":")[2]
 
 
 def _attribute(path: str) -> str:

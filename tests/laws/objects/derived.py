@@ -134,8 +134,10 @@ class DerivedInC(Small):
     def build(self) -> None:
         self.stop, self.point, self.day = Stop(1.0), Point(1.0), Day(2026, 1, 1)
         self.grid, self.waiting = np.zeros(2).view(Grid), Waiting()
+        self.rows = torch.empty(1, device="meta")
 
     def factor(self, batch: Tensor) -> Any:
+        self.rows = self.rows.repeat(2)
         self.stop, self.day = Stop(self.stop.args[0] * 2), Day.fromordinal(self.day.toordinal() + 1)
         self.point.x *= 2
         self.grid += 1
