@@ -151,7 +151,7 @@ RANKED: dict[str, tuple[type[Small], dict[str, Any], str]] = {
     "a gathered weight": (
         KeepsWhole,
         {"strategy": "sharded"},
-        r"the module's attribute held\.0, a Parameter, is not part of snapshots",
+        r"the module's attribute held\.0, a freed Parameter, is not part of snapshots",
     ),
     "a loader, staged": (StagedBesideItsLoader, {"strategy": "pipeline"}, ""),
 }
