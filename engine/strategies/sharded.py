@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.state.row_shards import RowShard, distributed_tensor, reshard_rows, row_shard_of, shard_rows
@@ -161,17 +162,21 @@ class Sharded(ModelParallel, AveragesKnown, Strategy):
         )
         _keep_name(submodule)
 
+    def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
+        """Name several optimizers."""
+        if len(optimizers) < 2:
+            return []
+        return [
+            f"strategy {self.name} with {len(optimizers)} optimizers: which weights train changes within a batch, "
+            "and they are gathered for all of it. Use one optimizer (with several parameter groups), or ddp."
+        ]
+
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        """Refuse optimizers that would not train the pieces.
+        """Refuse an optimizer that would not train the pieces.
 
         Raises:
-            UserError: there are several, or one was made before the weights were cut.
+            UserError: it was made before the weights were cut.
         """
-        if len(optimizers) > 1:
-            raise UserError(
-                f"strategy {self.name} with {len(optimizers)} optimizers: which weights train changes within a batch, "
-                "and they are gathered for all of it. Use one optimizer (with several parameter groups), or ddp."
-            )
         for group in optimizers[0].param_groups:
             if not all(isinstance(parameter, DTensor) for parameter in group["params"]):
                 raise UserError(
