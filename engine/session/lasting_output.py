@@ -10,8 +10,8 @@ __all__ = ["LastingOutput"]
 class LastingOutput:
     """Standard output; what it refuses is written nowhere from then on, and said once on standard error.
 
-    Refused is what comes when nobody reads any more, the disk behind it is full or the terminal is gone. A character
-    that its encoding does not have is written as its escape.
+    It refuses where its reader has gone, the disk behind it is full or the terminal is closed. A character that its
+    encoding does not have is written as its escape.
     """
 
     def __init__(self) -> None:
