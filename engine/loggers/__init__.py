@@ -9,6 +9,6 @@ delivery     the committed rows of a run on their way to one tracker
 mlflow       MLflow: one run in an experiment, with the best weights as an artifact
 process      processes beside rank 0, each of which delivers to one tracker
 tensorboard  TensorBoard: one event file
+unsent_rows  what is said of a tracker that does not have all rows of a run
 wandb        Weights & Biases: one run, offline one folder
-words        what is said of a tracker that does not have all of a run
 """

@@ -21,7 +21,7 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
-from midstride.engine.loggers.words import TOLD, unsent
+from midstride.engine.loggers.unsent_rows import TOLD, unsent
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest

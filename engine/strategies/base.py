@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.collective import Collective, SingleProcess
-from midstride.engine.strategies.layer_faults import sparse_tensor_errors
+from midstride.engine.strategies.layer_faults import max_norm_errors, sparse_tensor_errors
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
 from midstride.engine.world import World
 
@@ -62,7 +62,9 @@ class Strategy(ABC):
 
     def module_errors(self, module: TrainingModule) -> list[str]:
         """Return messages on what `module` wants and this strategy cannot do."""
-        return sparse_tensor_errors(module, f"strategy {self.name}") if self.world.size > 1 else []
+        samples_apart = self.data_world.size > 1
+        sparse = sparse_tensor_errors(module) if samples_apart or self.world.size > 1 else []
+        return sparse + (max_norm_errors(module) if samples_apart else [])
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
         """Return messages on what of a fit that is put together this strategy cannot do.

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-__all__ = ["max_norm_layers", "sparse_layers", "sparse_tensor_errors"]
+__all__ = ["max_norm_errors", "sparse_layers", "sparse_tensor_errors"]
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -13,18 +13,22 @@ def sparse_layers(module: nn.Module) -> list[str]:
     return [name for name, layer in module.named_modules() if isinstance(layer, _EMBEDDINGS) and layer.sparse]
 
 
-def max_norm_layers(module: nn.Module) -> list[str]:
-    """Return the names of the embeddings that scale rows of their weights in a forward pass: those of its batch."""
-    layers = module.named_modules()
-    return [name for name, layer in layers if isinstance(layer, _EMBEDDINGS) and layer.max_norm is not None]
+def max_norm_errors(module: nn.Module) -> list[str]:
+    """Return messages on embeddings of `module` whose forward pass scales weights: the rows of its batch."""
+    return [
+        f"the module's {name} is an embedding with max_norm: each process, or lane, would scale the rows of its own "
+        "batch, in weights that all share: leave max_norm out, and scale what the forward pass gets"
+        for name, layer in module.named_modules()
+        if isinstance(layer, _EMBEDDINGS) and layer.max_norm is not None
+    ]
 
 
-def sparse_tensor_errors(module: nn.Module, user: str) -> list[str]:
-    """Return messages on parameters and buffers of `module` that are sparse themselves, which `user` cannot send."""
+def sparse_tensor_errors(module: nn.Module) -> list[str]:
+    """Return messages on parameters and buffers of `module` that are sparse themselves."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return [
-        f"the module's {name} is a sparse tensor, and {user} hands dense ones from process to process: make it dense, "
-        "or keep it in a plain attribute, of which every process has its own"
+        f"the module's {name} is a sparse tensor, and processes, or lanes, exchange dense ones: make it dense, or keep "
+        "it in a plain attribute, of which every process has its own"
         for name, tensor in named
         if tensor.layout != torch.strided
     ]

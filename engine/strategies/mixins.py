@@ -17,7 +17,6 @@ from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.gradient_buckets import GradientBuckets
-from midstride.engine.strategies.layer_faults import max_norm_layers
 from midstride.engine.strategies.step import TrainingStep
 
 __all__ = [
@@ -55,14 +54,6 @@ class ReplicatesParameters(Strategy):
         """Return `step` as it is, and note which of its tensors are parameters."""
         self._parameters = frozenset(name for name, _ in step.module.named_parameters(remove_duplicate=False))
         return step
-
-    def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return what would change the parameters of each rank by its own batch."""
-        return super().module_errors(module) + [
-            f"the module's {name} is an embedding with max_norm: each process would scale the rows of its batch, and "
-            "the weights would drift apart: leave max_norm out, and scale what the forward pass gets"
-            for name in (max_norm_layers(module) if self.world.size > 1 else ())
-        ]
 
     def is_replicated(self, path: str) -> bool:
         """Return whether `path` is that of a parameter, or of what an optimizer keeps of one."""

@@ -12,7 +12,7 @@ from midstride.engine.lanes import Lanes
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import SingleProcess
-from midstride.engine.strategies.layer_faults import max_norm_layers, sparse_layers, sparse_tensor_errors
+from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import RunsLanes, WatchesFrozen
 from midstride.engine.strategies.ordered_reducer import OrderedReducer
 from midstride.engine.strategies.step import TrainingStep
@@ -58,7 +58,7 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
 
     def module_errors(self, module: TrainingModule) -> list[str]:
         """Return what of `module` would not be a function of the lane."""
-        errors = sparse_tensor_errors(module, "lanes")
+        errors = super().module_errors(module)
         if not module.automatic_optimization:
             errors.append(
                 "lanes with automatic_optimization=False: the engine runs a step lane by lane, and has to call the "
@@ -70,11 +70,6 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
                     f"lanes with {path}, a SyncBatchNorm: it normalises over the ranks, whose number lanes leave open: "
                     "use BatchNorm, whose statistics are a lane's"
                 )
-        errors += [
-            f"lanes with {path}, an embedding with max_norm: each lane would scale the rows that it reads, in the "
-            "weights of its rank: leave max_norm out, and scale what the forward pass gets"
-            for path in max_norm_layers(module)
-        ]
         return errors + [
             f"lanes with {path}, whose gradients are sparse: lanes add up dense ones: say sparse=False"
             for path in sparse_layers(module)

@@ -24,7 +24,7 @@ from midstride.engine.modules.module import TrainingModule
 from midstride.engine.state.row_shards import RowShard, distributed_tensor, reshard_rows, row_shard_of, shard_rows
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.layer_faults import max_norm_layers, sparse_layers
+from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import AveragesKnown, ModelParallel
 from midstride.engine.strategies.sharded_blocks import blocks, norms_of, uncut_tensors
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
@@ -98,11 +98,6 @@ class Sharded(ModelParallel, AveragesKnown, Strategy):
             f"the module's {name} has sparse gradients, which strategy {self.name} cannot cut: build it with "
             "sparse=False, or use strategy single"
             for name in sparse_layers(module)
-        ]
-        faults += [
-            f"the module's {name} is an embedding with max_norm: under {self.name} it would scale gathered rows, which "
-            "are dropped: leave max_norm out, and scale what the forward pass gets"
-            for name in max_norm_layers(module)
         ]
         if not module.automatic_optimization:
             faults.append(

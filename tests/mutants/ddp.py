@@ -44,9 +44,9 @@ DDP = [
     ),
     Mutant(
         "processes drift apart by an embedding that scales its rows",
-        "engine/strategies/mixins.py",
-        "for name in (max_norm_layers(module) if self.world.size > 1 else ())",
-        "for name in ()",
+        "engine/strategies/base.py",
+        "(max_norm_errors(module) if samples_apart else [])",
+        "[]",
         "unit/strategies/test_layer_faults.py::test_it_is_named_by_every_strategy_over_several_processes",
     ),
     Mutant(

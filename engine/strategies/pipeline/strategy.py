@@ -15,7 +15,6 @@ from midstride.engine.modules.module import TrainingModule
 from midstride.engine.objects.side_effects import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.layer_faults import max_norm_layers
 from midstride.engine.strategies.mixins import LossOf, Measures, ModelParallel, RunsBackward
 from midstride.engine.strategies.pipeline.balance import balance_stages, faults_of, sizes_of, times_of
 from midstride.engine.strategies.pipeline.schedule import (
@@ -136,11 +135,6 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         if outside := [path for path, p in module.named_parameters() if id(p) not in inside]:
             faults.append(
                 f"{name} has parameters outside sequential_module, and no stage to put them in: {', '.join(outside)}"
-            )
-        if self.world.size > self.stages and (scaled := max_norm_layers(layers)):
-            faults.append(
-                f"layer {scaled[0]} of {name} is an embedding with max_norm: each of several pipelines would scale the "
-                "rows of its batch, and their weights would drift apart: leave max_norm out"
             )
         if len(layers) < self.stages:
             faults.append(f"{self.stages} stages, and sequential_module of {name} has {len(layers)} layers only")

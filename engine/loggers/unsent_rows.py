@@ -1,4 +1,4 @@
-"""What is said of a tracker that does not have all of a run. Needs no torch, and nothing of a tracker."""
+"""What is said of a tracker that does not have all rows of a run. Needs no torch, and nothing of a tracker."""
 
 import shlex
 
