@@ -52,7 +52,7 @@ def format_message(text: str, longest: int = 20_000) -> str:
     """Return a message as it is, or its beginning and its end: one may hold all that was in a batch.
 
     >>> format_message("ValueError: bad row: 0 0 0 0 0 0 0 0 in part 7", longest=30)
-    'ValueError: bad... 16 characters are left out ...0 in part 7'
+    'ValueError: bad... 16 characters are left out ...0 0 0 in part 7'
     """
     if len(text) <= longest:
         return text

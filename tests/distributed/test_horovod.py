@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,9 +126,17 @@ def ask_what_is_never_answered(folder: str) -> None:
     strategy = here()
     collective, channel = strategy.collective, strategy.collective.side_channel()
     assert channel.gather(1) == [1, 1]
+    asked = Path(folder, "asked")
     if strategy.world.rank == 1:
+        while not asked.exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    with patch("horovod.torch.poll", return_value=False):  # as of what was asked for while Horovod ended
+
+    def never(handle: int) -> bool:
+        asked.touch()
+        return False
+
+    with patch("horovod.torch.poll", never):  # as of what was asked for while Horovod ended
         with pytest.raises(WorldError, match="Horovod has ended"):
             channel.gather(1)
         with pytest.raises(WorldError, match="Horovod has been shut down"):

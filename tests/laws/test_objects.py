@@ -1,6 +1,7 @@
 """Law 1 for what is no weight: a life that goes on from a snapshot has every object as it was, shared as it was."""
 
 import copy
+import gc
 import importlib
 import logging
 import os
@@ -78,6 +79,11 @@ def cut(whole: Path, run: Path, step: int = CUT, batch: int = 9999) -> Path:
     return run
 
 
+def assert_alike(whole: Path, resumed: Path) -> None:
+    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
+    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
@@ -92,8 +98,7 @@ def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) 
     assert in_a_process(lambda: live(resumed)) == 0
 
     assert "part of snapshots" not in (tmp_path / "log").read_text()
-    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
-    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+    assert_alike(whole, resumed)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -104,9 +109,7 @@ def test_a_validation_goes_on_in_the_modes_that_were_set_in_it(batch: int, tmp_p
     assert max(path.name for path in (resumed / "snapshots").iterdir())[:17] == f"{CUT:012}.{batch:04}"
 
     assert in_a_process(lambda: train(made, resumed)) == 0
-
-    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
-    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+    assert_alike(whole, resumed)
 
 
 @pytest.mark.skipif(STAND_IN is not None, reason="make test-xla runs them on torch_xla's own device")
@@ -117,9 +120,7 @@ def test_what_was_on_an_xla_device_is_there_again(name: str, tmp_path: Path) -> 
     cut(whole, resumed)
 
     assert run_xla_ranks(train, made, resumed, "xla") == [0]
-
-    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
-    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+    assert_alike(whole, resumed)
 
 
 def train_told(folder: Path) -> None:
@@ -140,9 +141,7 @@ def test_workers_that_stay_have_what_they_began_with_where_an_epoch_ended(tmp_pa
     cut(whole, resumed, 3)
 
     assert in_a_process(lambda: train((TellsBetweenEpochs, None, list), resumed)) == 0
-
-    assert differences(final_state(str(whole)), final_state(str(resumed))) == []
-    assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
+    assert_alike(whole, resumed)
 
 
 #: rows whose ranks train together and are killed: what is shared, filled in place, drawn from and built in training
@@ -269,6 +268,7 @@ QUIET = [
 
 @pytest.mark.parametrize("name", QUIET)
 def test_of_what_comes_back_nothing_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gc.collect()  # modules of other tests, of which a weak dictionary of a class may know
     train(KEPT[name], tmp_path)
 
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
