@@ -6,11 +6,12 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 
 from midstride.engine.launch.launchers.base import RANK_MODULES
-from midstride.engine.launch.torch_internals import ranks_started_by
+from midstride.engine.launch.torch_internals import end_ranks_within, ranks_started_by
 from midstride.engine.processes.forked_program import ForkedProgram
 from midstride.engine.processes.preload import preload
 from midstride.engine.processes.proc_entry import show_command
 from midstride.engine.ranks.gpus import fork_cannot_use_cuda
+from midstride.engine.session.signals import SignalRequests
 
 __all__ = ["ranks_forked"]
 
@@ -18,10 +19,14 @@ __all__ = ["ranks_forked"]
 def ranks_forked(module: str) -> AbstractContextManager[None]:
     """Return a block in which agents fork ranks that run `module`; it is imported here, with all that they need.
 
+    They leave ranks that are asked to end the grace of the session, if there is one.
+
     Where a fork could not use CUDA, as after the agent has asked the driver for GPUs, ranks are started afresh.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that torchrun asks in a way that does no harm
     preload(*RANK_MODULES, module)
+    if grace_s := os.environ.get(SignalRequests.VARIABLE):
+        end_ranks_within(float(grace_s))
 
     def start(command: tuple[str, ...], environment: dict[str, str]) -> ForkedProgram | None:
         is_ours = command[:4] == (sys.executable, "-u", "-m", module)  # not where torchrun binds it to a NUMA node

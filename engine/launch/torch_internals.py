@@ -1,5 +1,6 @@
 """Privates of torch's elastic agent, named here alone; `tests/unit/test_internals.py` tries each of them."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -7,7 +8,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-__all__ = ["ranks_started_by"]
+__all__ = ["end_ranks_within", "ranks_started_by"]
 
 _API: Any = import_module("torch.distributed.elastic.multiprocessing.api")
 
@@ -32,3 +33,10 @@ def ranks_started_by(start: Callable[[tuple[str, ...], dict[str, str]], Any]) ->
         yield
     finally:
         _API.get_subprocess_handler = before
+
+
+def end_ranks_within(shutdown_s: float) -> None:
+    """Have agents that this process starts wait so long for ranks they have asked to end, before they kill them."""
+    seconds = max(1, round(shutdown_s))
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(seconds)
+    _API.PContext.close.__defaults__ = (None, seconds)  # before 2.13 torch has neither that variable nor an option

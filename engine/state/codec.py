@@ -291,9 +291,10 @@ class _Decoder:
 
     def sparse(self, node: dict[str, Any]) -> Tensor:
         indices, values = self.strided(node["indices"]), self.strided(node["values"])
-        tensor = torch.sparse_coo_tensor(
-            indices, values, node["shape"], is_coalesced=node["coalesced"], check_invariants=True
-        )
+        with (
+            torch.sparse.check_sparse_tensor_invariants()
+        ):  # as an argument, some versions warn that it is not asked for
+            tensor = torch.sparse_coo_tensor(indices, values, node["shape"], is_coalesced=node["coalesced"])
         return self.dressed(tensor, node)
 
     def dressed(self, tensor: Tensor, node: dict[str, Any]) -> Tensor:

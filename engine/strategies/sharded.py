@@ -188,7 +188,7 @@ class Sharded(ModelParallel, AveragesKnown, Strategy):
         """Return what the user's step returns; every rank calls this."""
         outputs = super().run_step(scope, module, name, batch, *arguments)
         if name != "training_step":
-            cast("FSDPModule", module).reset_iter_state()  # no backward pass frees what it gathered
+            _free(module)  # no backward pass frees what it gathered
         return outputs
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:

@@ -117,7 +117,7 @@ class Scene:
         if launcher == "spawn":
             return [sys.executable, self.script("spawn_agent", SPAWN_AGENT), *rank]
         agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone", "--nproc-per-node=2"]
-        return [*agent, "--monitor-interval=0.1", "--shutdown-timeout=30", *rank]
+        return [*agent, "--monitor-interval=0.1", *rank]
 
     def pids(self, name: str = "*") -> list[int]:
         return [int(path.name.rpartition("-")[2]) for path in self.folder.glob(f"{name}-[0-9]*")]

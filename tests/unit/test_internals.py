@@ -1,5 +1,6 @@
 """What is taken from the privates of torch, torchmetrics and Prefect is there, and does what is assumed of it."""
 
+import inspect
 import logging
 import signal
 import threading
@@ -13,7 +14,8 @@ import torchmetrics
 from support.leaks import SIGNALS
 from torch import Tensor, nn
 from torch.distributed import HashStore
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
+from torch.distributed.launcher import LaunchConfig
 from torch.utils.data import DataLoader, RandomSampler, default_collate, default_convert, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -97,6 +99,15 @@ def test_an_agent_starts_its_ranks_by_what_is_given(tmp_path: Path) -> None:
     assert result is not None
     assert not result.is_failed()
     assert asked == [(("true", "one"), "0")]
+
+
+def test_agents_leave_ranks_the_time_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(PContext.close, "__defaults__", PContext.close.__defaults__)
+        patch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+        launch.end_ranks_within(6.6)
+        assert inspect.signature(PContext.close).parameters["timeout"].default == 7
+        assert getattr(LaunchConfig(1, 1, 1), "shutdown_timeout", 7) == 7  # from version 2.13 on
 
 
 def test_groups_of_a_world_and_their_store() -> None:

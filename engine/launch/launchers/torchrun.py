@@ -29,7 +29,6 @@ class Torchrun(Launcher):
             f"--nproc-per-node={job.world.processes}",
             "--max-restarts=0",
             "--monitor-interval=0.1",
-            f"--shutdown-timeout={max(1, round(grace_s))}",
             *("--log-dir", str(session.folder / "agent")),
             *("--module", "midstride.engine.launch.rank", str(session.folder)),
         ]

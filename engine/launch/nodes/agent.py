@@ -157,15 +157,15 @@ def _be_a_node() -> None:
     rendezvous_handler_registry.register(
         _BACKEND, lambda _: RoundHandler(report, meeting, node, has_threads=has_threads)
     )
-    _run_agent(report, run, session, document["grace_s"])
+    _run_agent(report, run, session)
 
 
-def _run_agent(report: NodeReport, run: Run, session: Session, grace_s: float) -> None:
+def _run_agent(report: NodeReport, run: Run, session: Session) -> None:
     machines = run.job.world.machines
     arguments = [
         *(f"--rdzv-backend={_BACKEND}", f"--nnodes={machines.least}:{machines.most}"),
         *(f"--nproc-per-node={machines.processes}", f"--max-restarts={_RESTARTS}", "--monitor-interval=0.1"),
-        *(f"--shutdown-timeout={max(1, round(grace_s))}", "--log-dir", str(session.folder / "agent")),
+        *("--log-dir", str(session.folder / "agent")),
         *("--module", _RANK, str(session.folder)),
     ]
     try:
