@@ -16,7 +16,9 @@ from uuid import UUID
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from midstride.engine.errors import NotExact
 from midstride.engine.objects.attribute_restore import class_called, fill_attributes, fresh
 from midstride.engine.objects.containers import (
     MISSING,
@@ -85,11 +87,10 @@ def _set(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     state = node.state["state"]
     fits = isinstance(live, Generator) and node.kind in ("", kind_name(type(live)))
-    if not filling.use(live, path, fits=fits and _bits_of(get_state(live)) == _bits_of(state)):
+    if not filling.use(live, path, fits=fits and _source_of(get_state(live)) == _source_of(state)):
         if node.kind not in _GENERATORS:
             return filling.give_up(path, node.kind, live)
-        name = _bits_of(state)
-        live = filling.set(_GENERATORS[node.kind](*([] if name is None else [_BITS[name]()])), path)
+        live = filling.set(_fresh_generator(node.kind, state, filling.device, path), path)
     set_state(live, state)
     if "spawned" in node.state:
         owner: Any = live  # one of numpy's
@@ -103,9 +104,28 @@ def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     return live
 
 
-def _bits_of(state: Any) -> str | None:
-    """Return what a generator with that state draws bits from, if it is one of numpy's."""
+def _source_of(state: Any) -> Any:
+    """Return what a generator with that state draws from: numpy's bits by name, a device by the size of its state."""
+    if isinstance(state, Tensor):
+        return state.numel()
     return state["bit_generator"] if isinstance(state, dict) else None
+
+
+def _fresh_generator(kind: str, state: Any, device: torch.device, path: str) -> Any:
+    """Return a generator of that kind, with bits or on a device as `state` is of.
+
+    Raises:
+        NotExact: it is of a GPU, and this rank has none.
+    """
+    source = _source_of(state)
+    if isinstance(state, Tensor) and source != _source_of(torch.default_generator.get_state()):
+        if device.type == "cpu":
+            raise NotExact(
+                f"{path} draws from a generator of a GPU in the snapshot, and this rank trains on the CPU: what it "
+                "draws could not go on. Resume on a GPU, or begin another run with the weights of this one."
+            )
+        return torch.Generator(device)
+    return _GENERATORS[kind](*([_BITS[source]()] if isinstance(source, str) else []))
 
 
 def _count(filling: Filler, node: Instance, live: Any, path: str) -> Any:

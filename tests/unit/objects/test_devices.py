@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.errors import NotExact
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.graph import GraphWalk
@@ -52,6 +53,27 @@ def test_tensors_that_share_memory_share_it_on_the_device() -> None:
     assert (part.shape, part.stride(), part.storage_offset()) == ((2,), (2,), 2)
     assert is_view_of_one(whole, [part])
     assert not is_view_of_one(whole, [apart])
+
+
+#: what is live where a snapshot has a generator of a GPU, whose state is 16 bytes
+GENERATORS = {"one of the host": torch.Generator(), "none": MISSING}
+
+
+def saved_on_a_gpu() -> Instance:
+    return Instance("generator", "torch._C:Generator", {"state": torch.zeros(16, dtype=torch.uint8)})
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_of_a_gpu_is_refused_on_the_host(name: str) -> None:
+    words = "^x draws from a generator of a GPU in the snapshot, and this rank trains on the CPU"
+    with pytest.raises(NotExact, match=words):
+        GraphRestore(GraphWalk({}, {}), {}, torch.device("cpu")).put(saved_on_a_gpu(), GENERATORS[name], "x")
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_of_a_gpu_is_made_there(name: str) -> None:
+    with pytest.raises(RuntimeError, match=r"(?i)device type.*meta|meta device"):  # "meta" has no generators
+        GraphRestore(GraphWalk({}, {}), {}, THERE).put(saved_on_a_gpu(), GENERATORS[name], "x")
 
 
 def test_a_learning_rate_comes_back_to_where_it_was_built() -> None:
