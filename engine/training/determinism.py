@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from types import TracebackType
 
 import torch
+from torch import nn
 
-from midstride.engine.errors import UserError
+from midstride.engine.errors import NotExact, UserError
 
-__all__ = ["REPEATABLE", "Determinism"]
+__all__ = ["REPEATABLE", "Determinism", "refuse_cudnn_dropout"]
 
 #: how torch begins the name of an operation that is not repeatable on a GPU -> what uses it, and what is repeatable
 REPEATABLE: dict[str, tuple[str, str]] = {
@@ -76,6 +77,31 @@ class Determinism:
         torch.set_deterministic_debug_mode(mode)
         if self._on and isinstance(error, Exception) and (message := _explanation(error)):
             raise UserError(message) from error
+
+
+def refuse_cudnn_dropout(module: nn.Module) -> None:
+    """Refuse layers of `module` whose random numbers are cuDNN's, for a fit that promises the same bits.
+
+    cuDNN keeps the generator of a recurrent layer's dropout to itself: torch.cuda.get_rng_state is without it.
+
+    Raises:
+        NotExact: naming them.
+    """
+    if not torch.are_deterministic_algorithms_enabled() or not torch.backends.cudnn.enabled:
+        return
+    drawing = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.RNNBase) and layer.dropout and layer.num_layers > 1 and layer.training
+        if any(weight.is_cuda for weight in layer.parameters())
+    ]
+    if drawing:
+        raise NotExact(
+            f"the module's {', '.join(drawing)}: dropout between the layers of a recurrent one is drawn by cuDNN on a "
+            "GPU, from a generator that no snapshot can hold, so a resumed run would draw other numbers. Use one layer "
+            "of nn.LSTM, nn.GRU or nn.RNN after the other, with nn.Dropout between them; or, more slowly, "
+            f"torch.backends.cudnn.enabled = False before the fit. {_WAY_ON}"
+        )
 
 
 def _explanation(error: BaseException) -> str:

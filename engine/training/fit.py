@@ -25,6 +25,7 @@ from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext
+from midstride.engine.training.determinism import refuse_cudnn_dropout
 from midstride.engine.training.fit_warnings import idle_evaluation, untrained_parameters
 from midstride.engine.training.loops import FitLoop
 from midstride.engine.training.sample_log import SampleLog
@@ -140,6 +141,7 @@ class Fit:
         if context.settings.loggers and (run is None or snapshots is None):
             raise UserError("loggers get rows as snapshots with them are committed: fit needs a run, and snapshots on")
         if run is not None and snapshots is not None:
+            refuse_cudnn_dropout(context.module)
             self.checkpointer = Checkpointer(context, run, snapshots)
             resumed = self.checkpointer.resume(resume)
         if not resumed:
