@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from midstride.engine.errors import UserError
@@ -24,7 +25,7 @@ def number(name: str, value: Tensor) -> Any:
         )
     if is_on_host(value):
         return value.item()
-    return value.detach().reshape(()).double()
+    return value.detach().reshape(()).to(torch.float64, copy=True)  # which the next step may compute in the same memory
 
 
 def of_batch(name: str, metric: Any) -> Any:

@@ -42,7 +42,8 @@ class FiniteLosses:
             if not math.isfinite(loss.item()):
                 raise self._error(loss.item(), self._position())
             return
-        self._waiting.append((loss.detach().reshape(()).double(), self._position()))
+        # A copy: what replays CUDA graphs computes the next loss in the same memory.
+        self._waiting.append((loss.detach().reshape(()).to(torch.float64, copy=True), self._position()))
         if len(self._waiting) >= _MOST:
             self.verify()
 

@@ -91,6 +91,25 @@ def test_no_step_between_snapshots_waits_and_what_is_kept_is_the_same(case: str,
     assert (tmp_path / "device/metrics.csv").read_text() == (tmp_path / "host/metrics.csv").read_text()
 
 
+class Counting(Module):
+    """Logs what it counts in one place, in the numbers that rows have."""
+
+    def __init__(self) -> None:
+        super().__init__(on_epoch=True)
+        self.register_buffer("total", torch.zeros((), dtype=torch.float64))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("total", self.total.add_(1), on_step=True, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_value_is_logged_as_it_was_then(tmp_path: Path) -> None:
+    fit(Counting(), tmp_path / "host")
+    with as_on_a_device():
+        fit(Counting(), tmp_path / "device")
+    assert (tmp_path / "device/metrics.csv").read_text() == (tmp_path / "host/metrics.csv").read_text()
+
+
 @pytest.mark.parametrize("bad", [0, 5, 7, 8, 22, STEPS - 1])
 def test_nothing_is_written_after_a_loss_that_is_not_finite(bad: int, tmp_path: Path) -> None:
     words = f"the loss is nan at epoch 0, batch {bad}, step {bad + 1} "
