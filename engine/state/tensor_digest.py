@@ -1,7 +1,7 @@
 """Digests of what stands in tensors, wherever they are and however they are laid out."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["tensor_digest"]
 
+#: of a GPU's memory that is looked at
+_CHUNK_BYTES = 1 << 24
 _tensor: Any = Tensor
 #: sparse layouts whose rows, or columns, stand one after the other
 _ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
@@ -38,10 +40,22 @@ def tensor_digest(tensor: Tensor, sample_bytes: int | None = None) -> str:
         plain = part.detach().resolve_conj().resolve_neg()
         if sample_bytes is not None and plain.nbytes > sample_bytes:
             plain = plain.reshape(-1)[:: -(-plain.nbytes // sample_bytes)]
-        plain = plain.cpu().contiguous()
-        # An array of it would make it one that cannot be resized.
-        digest.update((ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()) if plain.numel() else b"")
+        for stretch in _stretches(plain):
+            # An array of it would make it one that cannot be resized.
+            digest.update((ctypes.c_char * stretch.nbytes).from_address(stretch.data_ptr()))
     return digest.hexdigest()
+
+
+def _stretches(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the elements of `tensor` in memory of the host, one stretch after the other; each is gone with the next."""
+    if not tensor.is_cuda or not tensor.is_contiguous() or tensor.nbytes < _CHUNK_BYTES:
+        if tensor.numel():
+            yield tensor.cpu().contiguous()
+        return
+    # To memory that is not pinned a GPU copies at a hundredth of the speed.
+    pinned = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
+    for chunk in tensor.view(-1).view(torch.uint8).split(_CHUNK_BYTES):
+        yield pinned[: len(chunk)].copy_(chunk)
 
 
 def _parts(tensor: Tensor) -> Sequence[Tensor]:

@@ -1,6 +1,7 @@
 """The Trainer: puts the parts of a training together and hands them to the loops."""
 
 import copy
+import gc
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -267,6 +268,7 @@ class Trainer(TrainerState):
             raise JobError("\n".join(refused))
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            gc.collect()  # the module of a fit before hangs in cycles with it, and with it memory of the GPU
         self.reporter.emit("imported")
         self.strategy.init_process_group()
         ensure_own_gpus(self.strategy)

@@ -97,8 +97,8 @@ def _on_host(tensor: Tensor) -> Tensor | str:
 
 
 def _by_digest(tensor: Tensor) -> Tensor | str:
-    """Return the kind of a large tensor on the host and a digest of its bytes; any other as it is."""
-    is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
+    """Return the kind of a large tensor on the host or a GPU and a digest of its bytes; any other as it is."""
+    is_plain = tensor.device.type in ("cpu", "cuda") and tensor.layout == torch.strided and not tensor.is_quantized
     if not is_plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.nbytes < _LARGE_BYTES:
         return tensor
     return f"{tensor.dtype} {list(tensor.shape)} {tensor_digest(tensor)}"
