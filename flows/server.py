@@ -100,10 +100,14 @@ def _embedded(timeout_s: float) -> Iterator[str]:
                     finally:
                         _drain()
                     return
+                has_ended = process.poll() is not None
             finally:
                 _stop(process)
+            if not has_ended:
+                break
+        what = "ended before it answered" if has_ended else f"did not answer within {timeout_s:.0f} s"
         raise ServerError(
-            f"Prefect's embedded server did not answer within {timeout_s:.0f} s. Its log ends with:\n{_tail(log)}\n"
+            f"Prefect's embedded server {what}. Its log ends with:\n{_tail(log)}\n"
             "  give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300\n"
             "  or use a server:   prefect server start, and set PREFECT_API_URL\n"
             "  or do without it:  midstride fit"
