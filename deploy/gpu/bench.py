@@ -6,6 +6,7 @@ Rounds are interleaved; figures are medians. With `--cpu`, to try this script, s
 """
 
 import argparse
+import gc
 import logging
 import os
 import statistics
@@ -23,6 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine import Callback, Trainer, TrainingModule
 
 WARM, BATCH = 20, 64
+#: steps timed around a snapshot, and the step after which that is taken
+BLOCK = 10
+FIRST = WARM + BLOCK // 2 + 1
 
 
 class Stack(TrainingModule):
@@ -40,23 +44,39 @@ class Stack(TrainingModule):
 
     def configure_optimizers(self) -> Any:
         """Return an optimizer that keeps two numbers a weight."""
-        return torch.optim.AdamW(self.parameters(), lr=1e-4, fused=False)
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
 class Clock(Callback):
-    """Times the steps after the first ones; the device has done its work at both ends."""
+    """Times the steps after the first ones, in blocks that end with all work of the device done.
 
-    def __init__(self, steps: int, synchronize: Callable[[], None]) -> None:
-        self._steps, self._synchronize = steps, synchronize
-        self.step_s = 0.0
+    Args:
+        synchronize: waits for the device.
+        block: steps of a block.
+        rest_s: seconds to wait before the clock begins, for what is written behind training.
+    """
+
+    def __init__(self, synchronize: Callable[[], None], block: int = 20, rest_s: float = 0.0) -> None:
+        self._synchronize, self._block, self._rest_s = synchronize, block, rest_s
+        self.blocks_s: list[float] = []
+
+    @property
+    def step_s(self) -> float:
+        """Of a step, in most blocks."""
+        return statistics.median(self.blocks_s) / self._block
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin, and end."""
-        if batch_idx in (WARM, self._steps - 1):
-            self._synchronize()
-            self.step_s = (time.perf_counter() - self.step_s) / (1 if batch_idx == WARM else self._steps - 1 - WARM)
-            if batch_idx == WARM:
-                self.step_s = time.perf_counter()
+        """Begin a block, and end the one before."""
+        steps = batch_idx - WARM
+        if steps < 0 or steps % self._block:
+            return
+        self._synchronize()
+        now_s = time.perf_counter()
+        if steps:
+            self.blocks_s.append(now_s - self._began_s)
+        else:
+            time.sleep(self._rest_s)
+        self._began_s = time.perf_counter()
 
 
 class Bench:
@@ -71,34 +91,51 @@ class Bench:
         self.options: dict[str, Any] = {"accelerator": "cpu"} if cpu else {"gpus": [0]}
         self.synchronize: Callable[[], None] = (lambda: None) if cpu else torch.cuda.synchronize
 
-    def bare(self, width: int, layers: int, steps: int) -> float:
+    def bare(self, width: int, layers: int, steps: int, batch: int = BATCH) -> float:
         """Return the seconds of a step in a loop by hand."""
-        module = Stack(width, layers).to(self.device)
+        with self.device:
+            module = Stack(width, layers)
         module.log = lambda *_: None  # type: ignore[method-assign]
         optimizer = module.configure_optimizers()
-        clock = Clock(steps, self.synchronize)
-        for index, batch in enumerate(_loader(width, steps)):
-            clock.on_train_batch_start(None, module, batch, index)
-            module.training_step([tensor.to(self.device) for tensor in batch], index).backward()
+        clock = Clock(self.synchronize)
+        for index, samples in enumerate(_loader(width, steps, batch)):
+            clock.on_train_batch_start(None, module, samples, index)
+            module.training_step([tensor.to(self.device) for tensor in samples], index).backward()
             optimizer.step()
             optimizer.zero_grad()
         return clock.step_s
 
-    def fitted(self, width: int, layers: int, steps: int, every_steps: int | None = None, **options: Any) -> float:
-        """Return the seconds of a step in a fit that is kept, with a snapshot after every so many steps."""
-        clock = Clock(steps, self.synchronize)
-        policy = {"every_seconds": 3600} if every_steps is None else {"every_steps": every_steps, "keep": 1}
+    def fitted(self, width: int, layers: int, steps: int, batch: int = BATCH, **options: Any) -> Clock:
+        """Return the clock of a fit that is kept; `options` are the clock's, or the Trainer's."""
+        own = {name: options.pop(name) for name in ("block", "rest_s") if name in options}
+        clock, built_on = Clock(self.synchronize, **own), options.pop("built_on", self.device)
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
                 max_epochs=1,
                 enable_progress_bar=False,
                 deterministic=False,
-                snapshots=policy,
                 callbacks=[clock],
-                **{**self.options, **options},
+                **{"snapshots": {"every_seconds": 3600}, **self.options, **options},
             )
-            trainer.fit(Stack(width, layers), _loader(width, steps), run=folder)
-        return clock.step_s
+            with built_on:
+                module = Stack(width, layers)
+            trainer.fit(module, _loader(width, steps, batch), run=folder)
+        return clock
+
+    def stall_s(self, width: int, layers: int, every_steps: int, rest_s: float) -> float:
+        """Return for how long training waits for the snapshot that is taken while the clock runs.
+
+        Args:
+            width: of a layer.
+            layers: of the net.
+            every_steps: between snapshots: `FIRST` if there is none before it.
+            rest_s: in which the one before is written.
+        """
+        policy = {"every_steps": every_steps, "keep": 1}
+        of_clock = {"block": BLOCK, "rest_s": rest_s}
+        [having_s] = self.fitted(width, layers, WARM + BLOCK + 1, snapshots=policy, **of_clock).blocks_s
+        [without_s] = self.fitted(width, layers, WARM + BLOCK + 1, block=BLOCK).blocks_s
+        return having_s - without_s
 
     def copy_s(self, size_bytes: int) -> float:
         """Return the seconds of a copy of so much to memory of the host that is pinned."""
@@ -113,8 +150,8 @@ class Bench:
         return statistics.median(times)
 
 
-def _loader(width: int, steps: int) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(torch.randn(BATCH, width).repeat(steps, 1)), BATCH)
+def _loader(width: int, steps: int, batch: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.randn(batch, width).repeat(steps, 1)), batch)
 
 
 def _interleaved(rounds: int, *timed: Callable[[], float]) -> list[float]:
@@ -123,31 +160,36 @@ def _interleaved(rounds: int, *timed: Callable[[], float]) -> list[float]:
 
 
 def steps(bench: Bench, rounds: int, *, cpu: bool) -> None:
-    """Print what a step costs."""
-    for width, layers, count in [(64, 2, 320), *([] if cpu else [(1024, 4, 320), (4096, 4, 160)])]:
+    """Print what a step costs: nets whose kernels are launched for longer than they run, and one that is the GPU's."""
+    for width, layers, batch, count in [
+        (64, 2, 1, 620),
+        (64, 2, BATCH, 320),
+        *([] if cpu else [(1024, 8, BATCH, 320), (4096, 4, BATCH, 220), (8192, 4, BATCH, 120)]),
+    ]:
         alone, fitted = _interleaved(
             rounds,
-            partial(bench.bare, width, layers, count),
-            partial(bench.fitted, width, layers, count),
+            partial(bench.bare, width, layers, count, batch),
+            lambda sizes=(width, layers, count, batch): bench.fitted(*sizes).step_s,
         )
         said = f"bare {alone * 1e6:.0f} us, fit {fitted * 1e6:.0f} us, x {fitted / alone:.3f}"
-        print(f"step     {layers} layers of {width}: {said}", flush=True)
+        print(f"step     {layers} layers of {width}, batch {batch}: {said}", flush=True)
 
 
 def snapshots(bench: Bench, rounds: int, *, cpu: bool) -> None:
-    """Print for how long a snapshot stalls training: weights and two numbers of the optimizer for each."""
-    for width, layers in [(512, 4)] if cpu else [(2048, 4), (8192, 2), (16384, 3)]:
+    """Print for how long a snapshot stalls training: weights and two numbers of the optimizer for each.
+
+    For the first one memory of the host is made, and pinned.
+    """
+    for width, layers, times in [(512, 4, 1)] if cpu else [(2048, 4, rounds), (8192, 2, rounds), (8192, 12, 1)]:
         size_bytes = 3 * 4 * layers * width * (width + 1)
-        count, every = 80, 20
-        without, having = _interleaved(
-            rounds,
-            partial(bench.fitted, width, layers, count),
-            partial(bench.fitted, width, layers, count, every),
+        rest_s = 1 + size_bytes / 5e8
+        first_s, stall_s = _interleaved(
+            times, *(partial(bench.stall_s, width, layers, every, rest_s) for every in (FIRST, FIRST // 2))
         )
-        stall_s, copy_s = (having - without) * every, bench.copy_s(size_bytes)
+        copy_s = bench.copy_s(size_bytes)
         print(
             f"snapshot {size_bytes / 1e6:.0f} MB: {stall_s * 1e3:.1f} ms, a copy to the host {copy_s * 1e3:.1f} ms, "
-            f"x {stall_s / copy_s:.2f}",
+            f"x {stall_s / copy_s:.2f}; the first one {first_s * 1e3:.0f} ms",
             flush=True,
         )
 
@@ -167,9 +209,9 @@ def memory(bench: Bench) -> None:
         },
         "fully_sharded, offload": {"strategy": "fully_sharded", "strategy_args": {"cpu_offload": True}},
     }.items():
-        torch.cuda.empty_cache()
+        gc.collect()
         torch.cuda.reset_peak_memory_stats()
-        bench.fitted(4096, 12, WARM + 2, **options)
+        bench.fitted(4096, 12, WARM + 2, built_on=torch.device("cpu"), **options)
         print(f"memory   {strategy}: {torch.cuda.max_memory_allocated() / 1e6:.0f} MB at most", flush=True)
 
 
