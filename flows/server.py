@@ -100,18 +100,20 @@ def _embedded(timeout_s: float) -> Iterator[str]:
                     finally:
                         _drain()
                     return
-                has_ended = process.poll() is not None
+                if process.poll() is None:
+                    raise _start_error(f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log)
             finally:
                 _stop(process)
-            if not has_ended:
-                break
-        what = "ended before it answered" if has_ended else f"did not answer within {timeout_s:.0f} s"
-        raise ServerError(
-            f"Prefect's embedded server {what}. Its log ends with:\n{_tail(log)}\n"
-            "  give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300\n"
-            "  or use a server:   prefect server start, and set PREFECT_API_URL\n"
-            "  or do without it:  midstride fit"
-        )
+        raise _start_error("Prefect's embedded server ended before it answered", log)
+
+
+def _start_error(what: str, log: IO[bytes]) -> ServerError:
+    return ServerError(
+        f"{what}. Its log ends with:\n{_tail(log)}\n"
+        "  give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300\n"
+        "  or use a server:   prefect server start, and set PREFECT_API_URL\n"
+        "  or do without it:  midstride fit"
+    )
 
 
 def _drain() -> None:

@@ -23,10 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 
-WARM, BATCH = 20, 64
-#: steps timed around a snapshot, and the step after which that is taken
-BLOCK = 10
-FIRST = WARM + BLOCK // 2 + 1
+WARM, BLOCK, BATCH = 20, 20, 64
 
 
 class Stack(TrainingModule):
@@ -52,31 +49,60 @@ class Clock(Callback):
 
     Args:
         synchronize: waits for the device.
-        block: steps of a block.
-        rest_s: seconds to wait before the clock begins, for what is written behind training.
     """
 
-    def __init__(self, synchronize: Callable[[], None], block: int = 20, rest_s: float = 0.0) -> None:
-        self._synchronize, self._block, self._rest_s = synchronize, block, rest_s
-        self.blocks_s: list[float] = []
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
+        self._blocks_s: list[float] = []
+        self._began_s = 0.0
 
     @property
     def step_s(self) -> float:
         """Of a step, in most blocks."""
-        return statistics.median(self.blocks_s) / self._block
+        return statistics.median(self._blocks_s) / BLOCK
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         """Begin a block, and end the one before."""
         steps = batch_idx - WARM
-        if steps < 0 or steps % self._block:
+        if steps < 0 or steps % BLOCK:
             return
         self._synchronize()
-        now_s = time.perf_counter()
         if steps:
-            self.blocks_s.append(now_s - self._began_s)
-        else:
-            time.sleep(self._rest_s)
+            self._blocks_s.append(time.perf_counter() - self._began_s)
         self._began_s = time.perf_counter()
+
+
+class Pauses(Callback):
+    """Times what passes between two steps, with all work of the device done.
+
+    Args:
+        synchronize: waits for the device.
+        rest_s: seconds to wait before a snapshot, in which the one before is written.
+    """
+
+    def __init__(self, synchronize: Callable[[], None], rest_s: float) -> None:
+        self._synchronize, self._rest_s = synchronize, rest_s
+        self._without_s: list[float] = []
+        self._having_s: list[float] = []
+        self._ended_s = 0.0
+
+    @property
+    def stalls_s(self) -> list[float]:
+        """How much longer it was for each snapshot."""
+        return [having_s - statistics.median(self._without_s) for having_s in self._having_s]
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Begin."""
+        if (batch_idx + 1) % BLOCK == 0:
+            time.sleep(self._rest_s)
+        self._synchronize()
+        self._ended_s = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        """End."""
+        if batch_idx > 1:  # after the first step the state is tried
+            pauses_s = self._without_s if batch_idx % BLOCK else self._having_s
+            pauses_s.append(time.perf_counter() - self._ended_s)
 
 
 class Bench:
@@ -105,37 +131,31 @@ class Bench:
             optimizer.zero_grad()
         return clock.step_s
 
-    def fitted(self, width: int, layers: int, steps: int, batch: int = BATCH, **options: Any) -> Clock:
-        """Return the clock of a fit that is kept; `options` are the clock's, or the Trainer's."""
-        own = {name: options.pop(name) for name in ("block", "rest_s") if name in options}
-        clock, built_on = Clock(self.synchronize, **own), options.pop("built_on", self.device)
+    def fitted(self, width: int, layers: int, steps: int, batch: int = BATCH, **options: Any) -> float:
+        """Return the seconds of a step in a fit that is kept; `options` are the Trainer's."""
+        clock = Clock(self.synchronize)
+        self.fit(width, layers, steps, batch, callbacks=[clock], **options)
+        return clock.step_s
+
+    def stalls_s(self, width: int, layers: int, rest_s: float) -> list[float]:
+        """Return for how long training waits for each of some snapshots, before which it rests."""
+        pauses = Pauses(self.synchronize, rest_s)
+        self.fit(width, layers, 5 * BLOCK + 1, callbacks=[pauses], snapshots={"every_steps": BLOCK, "keep": 1})
+        return pauses.stalls_s
+
+    def fit(self, width: int, layers: int, steps: int, batch: int = BATCH, **options: Any) -> None:
+        """Fit a net in a folder that is gone afterwards."""
+        built_on = options.pop("built_on", self.device)
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
                 max_epochs=1,
                 enable_progress_bar=False,
                 deterministic=False,
-                callbacks=[clock],
                 **{"snapshots": {"every_seconds": 3600}, **self.options, **options},
             )
             with built_on:
                 module = Stack(width, layers)
             trainer.fit(module, _loader(width, steps, batch), run=folder)
-        return clock
-
-    def stall_s(self, width: int, layers: int, every_steps: int, rest_s: float) -> float:
-        """Return for how long training waits for the snapshot that is taken while the clock runs.
-
-        Args:
-            width: of a layer.
-            layers: of the net.
-            every_steps: between snapshots: `FIRST` if there is none before it.
-            rest_s: in which the one before is written.
-        """
-        policy = {"every_steps": every_steps, "keep": 1}
-        of_clock = {"block": BLOCK, "rest_s": rest_s}
-        [having_s] = self.fitted(width, layers, WARM + BLOCK + 1, snapshots=policy, **of_clock).blocks_s
-        [without_s] = self.fitted(width, layers, WARM + BLOCK + 1, block=BLOCK).blocks_s
-        return having_s - without_s
 
     def copy_s(self, size_bytes: int) -> float:
         """Return the seconds of a copy of so much to memory of the host that is pinned."""
@@ -169,24 +189,21 @@ def steps(bench: Bench, rounds: int, *, cpu: bool) -> None:
         alone, fitted = _interleaved(
             rounds,
             partial(bench.bare, width, layers, count, batch),
-            lambda sizes=(width, layers, count, batch): bench.fitted(*sizes).step_s,
+            partial(bench.fitted, width, layers, count, batch),
         )
         said = f"bare {alone * 1e6:.0f} us, fit {fitted * 1e6:.0f} us, x {fitted / alone:.3f}"
         print(f"step     {layers} layers of {width}, batch {batch}: {said}", flush=True)
 
 
-def snapshots(bench: Bench, rounds: int, *, cpu: bool) -> None:
+def snapshots(bench: Bench, *, cpu: bool) -> None:
     """Print for how long a snapshot stalls training: weights and two numbers of the optimizer for each.
 
     For the first one memory of the host is made, and pinned.
     """
-    for width, layers, times in [(512, 4, 1)] if cpu else [(2048, 4, rounds), (8192, 2, rounds), (8192, 12, 1)]:
+    for width, layers in [(512, 4)] if cpu else [(2048, 4), (8192, 2), (8192, 12)]:
         size_bytes = 3 * 4 * layers * width * (width + 1)
-        rest_s = 1 + size_bytes / 5e8
-        first_s, stall_s = _interleaved(
-            times, *(partial(bench.stall_s, width, layers, every, rest_s) for every in (FIRST, FIRST // 2))
-        )
-        copy_s = bench.copy_s(size_bytes)
+        first_s, *later_s = bench.stalls_s(width, layers, rest_s=1 + size_bytes / 1e9)
+        stall_s, copy_s = statistics.median(later_s), bench.copy_s(size_bytes)
         print(
             f"snapshot {size_bytes / 1e6:.0f} MB: {stall_s * 1e3:.1f} ms, a copy to the host {copy_s * 1e3:.1f} ms, "
             f"x {stall_s / copy_s:.2f}; the first one {first_s * 1e3:.0f} ms",
@@ -211,7 +228,7 @@ def memory(bench: Bench) -> None:
     }.items():
         gc.collect()
         torch.cuda.reset_peak_memory_stats()
-        bench.fitted(4096, 12, WARM + 2, built_on=torch.device("cpu"), **options)
+        bench.fit(4096, 12, WARM, built_on=torch.device("cpu"), **options)
         print(f"memory   {strategy}: {torch.cuda.max_memory_allocated() / 1e6:.0f} MB at most", flush=True)
 
 
@@ -228,9 +245,9 @@ def main() -> None:
     print(f"torch {torch.__version__} on {'the CPU' if cpu else torch.cuda.get_device_name()}", flush=True)
     bench = Bench(cpu=cpu)
     steps(bench, arguments.rounds, cpu=cpu)
-    snapshots(bench, arguments.rounds, cpu=cpu)
     if not cpu:
         memory(bench)
+    snapshots(bench, cpu=cpu)
 
 
 if __name__ == "__main__":
