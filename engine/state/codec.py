@@ -291,9 +291,8 @@ class _Decoder:
 
     def sparse(self, node: dict[str, Any]) -> Tensor:
         indices, values = self.strided(node["indices"]), self.strided(node["values"])
-        with (
-            torch.sparse.check_sparse_tensor_invariants()
-        ):  # as an argument, some versions warn that it is not asked for
+        # Of the argument check_invariants torch 2.11 warns that it is not given.
+        with torch.sparse.check_sparse_tensor_invariants():
             tensor = torch.sparse_coo_tensor(indices, values, node["shape"], is_coalesced=node["coalesced"])
         return self.dressed(tensor, node)
 

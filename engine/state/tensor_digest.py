@@ -52,7 +52,7 @@ def _stretches(tensor: Tensor) -> Iterator[Tensor]:
         if tensor.numel():
             yield tensor.cpu().contiguous()
         return
-    # To memory that is not pinned a GPU copies at a hundredth of the speed.
+    # To memory that is not pinned a GPU copies at a small part of the speed.
     pinned = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
     for chunk in tensor.view(-1).view(torch.uint8).split(_CHUNK_BYTES):
         yield pinned[: len(chunk)].copy_(chunk)
