@@ -143,9 +143,10 @@ class Bench:
         self.fit(width, layers, 5 * BLOCK + 1, callbacks=[pauses], snapshots={"every_steps": BLOCK, "keep": 1})
         return pauses.stalls_s
 
-    def fit(self, width: int, layers: int, steps: int, batch: int = BATCH, **options: Any) -> None:
-        """Fit a net in a folder that is gone afterwards."""
-        built_on = options.pop("built_on", self.device)
+    def fit(
+        self, width: int, layers: int, steps: int, batch: int = BATCH, *, on_host: bool = False, **options: Any
+    ) -> None:
+        """Fit a net, built on the device or the host, in a folder that is gone afterwards."""
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
                 max_epochs=1,
@@ -153,7 +154,7 @@ class Bench:
                 deterministic=False,
                 **{"snapshots": {"every_seconds": 3600}, **self.options, **options},
             )
-            with built_on:
+            with torch.device("cpu") if on_host else self.device:
                 module = Stack(width, layers)
             trainer.fit(module, _loader(width, steps, batch), run=folder)
 
@@ -228,7 +229,7 @@ def memory(bench: Bench) -> None:
     }.items():
         gc.collect()
         torch.cuda.reset_peak_memory_stats()
-        bench.fit(4096, 12, WARM, built_on=torch.device("cpu"), **options)
+        bench.fit(4096, 12, WARM, on_host=True, **options)
         print(f"memory   {strategy}: {torch.cuda.max_memory_allocated() / 1e6:.0f} MB at most", flush=True)
 
 

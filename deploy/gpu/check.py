@@ -105,8 +105,8 @@ def _repeats(operation: Operation, like: Operation) -> None:
 def copies_whole_batches(_: Path, *, pinned: bool = False, width: int = 2048) -> None:
     """Train on batches of 4 MB that are copied while steps before them are computed."""
     module = Count(width)
-    numbers = torch.arange(100.0).repeat_interleave(8)
-    data = TensorDataset(numbers[:, None].repeat(1, 1 << 17))
+    samples = torch.arange(100.0).repeat_interleave(8)
+    data = TensorDataset(samples[:, None].repeat(1, 1 << 17))
     Trainer(max_epochs=1, enable_progress_bar=False).fit(module, DataLoader(data, batch_size=8, pin_memory=pinned))
     wrong = int(module.wrong)
     assert wrong == 0, f"{wrong} numbers were read before their batch was there, or after it was gone"
@@ -164,8 +164,8 @@ def _of_gpus(gpus: int) -> dict[str, Check | None]:
         **{f"killed and resumed, {name}": partial(resumes, first=options) for name, options in runs.items()},
         **{f"resumed, {n}": partial(resumes, first=a, second=b) if gpus > 1 else None for n, (a, b) in pairs.items()},
         "resumed on the CPU": partial(refused, said="a generator of a GPU", first=one, **cpu),
-        "more processes than GPUs": partial(refused, said="GPU", devices=gpus + 1),
-        "more ranks than GPUs": partial(refused, said="GPU", ranks=gpus + 1, strategy="ddp"),
+        "more processes than GPUs": partial(refused, said=r"GPUs? 0.* here", devices=gpus + 1),
+        "more ranks than GPUs": partial(refused, said=r"GPUs? 0.* here", ranks=gpus + 1, strategy="ddp"),
         "a layer that is not repeatable": partial(refused, said=r"adaptive_avg_pool2d.*nn\.AvgPool2d", net="adaptive"),
         "dropout of cuDNN": partial(refused, said="drawn by cuDNN.*nn.Dropout between", net="recurrent with dropout"),
         "a fork after CUDA was used": partial(

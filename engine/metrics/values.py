@@ -8,7 +8,7 @@ from torch import Tensor
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_internals import batch_value
 
-__all__ = ["is_on_host", "number", "numbers_in", "of_batch"]
+__all__ = ["copied", "is_on_host", "number", "numbers_in", "of_batch"]
 
 
 def is_on_host(tensor: Tensor) -> bool:
@@ -25,7 +25,13 @@ def number(name: str, value: Tensor) -> Any:
         )
     if is_on_host(value):
         return value.item()
-    return value.detach().reshape(()).to(torch.float64, copy=True)  # which the next step may compute in the same memory
+    return copied(value)
+
+
+def copied(value: Tensor) -> Tensor:
+    """Return the one number in `value` as it is now, on its device; nothing waits for it."""
+    # Not the memory itself: what replays CUDA graphs, or counts in place, has the next number there.
+    return value.detach().reshape(()).to(torch.float64, copy=True)
 
 
 def of_batch(name: str, metric: Any) -> Any:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from midstride.engine.errors import LossNotFinite
-from midstride.engine.metrics.values import is_on_host
+from midstride.engine.metrics.values import copied, is_on_host
 from midstride.engine.modules.progress import Progress
 
 __all__ = ["FiniteLosses"]
@@ -42,8 +42,7 @@ class FiniteLosses:
             if not math.isfinite(loss.item()):
                 raise self._error(loss.item(), self._position())
             return
-        # A copy: what replays CUDA graphs computes the next loss in the same memory.
-        self._waiting.append((loss.detach().reshape(()).to(torch.float64, copy=True), self._position()))
+        self._waiting.append((copied(loss), self._position()))
         if len(self._waiting) >= _MOST:
             self.verify()
 

@@ -268,7 +268,8 @@ class Trainer(TrainerState):
             raise JobError("\n".join(refused))
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            gc.collect()  # the module of a fit before hangs in cycles with it, and with it memory of the GPU
+            if stage == "fit":
+                gc.collect()  # the module of a fit before hangs in cycles with it, and with it memory of the GPU
         self.reporter.emit("imported")
         self.strategy.init_process_group()
         ensure_own_gpus(self.strategy)

@@ -19,6 +19,6 @@ def test_a_server_that_does_not_start_says_why(case: str, monkeypatch: pytest.Mo
     application, given_s, words = STARTS[case]
     monkeypatch.setattr(server, "_APPLICATION", application)
     settings = {PREFECT_API_URL: None, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: given_s}
-    with temporary_settings(settings), pytest.raises(server.ServerError, match=words):  # noqa: SIM117
-        with server.api(lambda text: nullcontext()):
-            pass
+    said = pytest.raises(server.ServerError, match=words)
+    with temporary_settings(settings), said, server.api(lambda text: nullcontext()):
+        pass
