@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _LINES_EVERY_S = 0.5
 _LINES_AT_ONCE = 200
+_LAST_LINES = 8
 _LOG_BYTES = 1 << 20
 _NODES_S = 60.0
 
@@ -80,7 +81,7 @@ def launch(
     session = Session.create(run.document(attempt.number))
     # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
     watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
-    monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
+    monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event, launched_by=launcher.name)
     try:
         command = launcher.command(session, job, grace_s=grace_s)
         environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
@@ -123,8 +124,11 @@ class _WorldMonitor:
         watchdog: Watchdog,
         on_line: Callable[[str], object],
         on_event: Callable[[Event], object],
+        *,
+        launched_by: str,
     ) -> None:
         self.attempt = attempt
+        self._launched_by = launched_by
         self._session, self._watchdog = session, watchdog
         self._hang: Outcome | None = None
         self._code: int | None = None
@@ -196,9 +200,16 @@ class _WorldMonitor:
         if self._process is None or outcome.kind != "died" or outcome.type:
             return outcome
         if self._code is not None:
-            return replace(outcome, error="\n".join(filter(None, [outcome.error, self._session.fullness()])))
+            error = outcome.error if self._session.has_started() else self._launcher_failed(self._code)
+            return replace(outcome, error="\n".join(filter(None, [error, self._session.fullness()])))
         late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
         return replace(outcome, kind="stopped", error=late)
+
+    def _launcher_failed(self, code: int) -> str:
+        """Return a message for a world that no rank was started in, with what it printed last."""
+        printed = self._session.log.read_text("utf-8", "replace").splitlines() if self._session.log.exists() else []
+        said = [f"{self._launched_by} ended with {code} before any rank was started.", *printed[-_LAST_LINES:]]
+        return "\n".join(said if printed else [*said, "It printed nothing."])
 
     def _lines(self) -> None:
         self._lines_at = time.monotonic()

@@ -79,6 +79,10 @@ class Session:
         """The file of events."""
         return self.folder / "events.jsonl"
 
+    def has_started(self) -> bool:
+        """Return whether a rank has: each begins its heartbeat before anything else."""
+        return any(self.folder.glob("*-rank-*"))
+
     def heartbeat(self, rank: int) -> Path:
         """Return the file in which `rank` says what it is doing."""
         return self.folder / f"heartbeat-rank-{rank:05d}"

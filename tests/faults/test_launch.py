@@ -176,6 +176,25 @@ def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
     assert set(descendants(os.getpid())) <= set(others)
 
 
+class FailsAtOnce(Launcher):
+    """torchrun with an option that it does not know."""
+
+    name = "torchrun-of-another-version"
+
+    def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
+        command = build_launcher("torchrun", job.folder).command(session, job, grace_s=grace_s)
+        return [*command[:3], "--no-such-option", *command[3:]]
+
+
+def test_a_launcher_that_starts_no_rank(job_of: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of("done", "ddp")
+    monkeypatch.setattr(launching, "build_launcher", lambda *_: FailsAtOnce())
+    outcome = launch(Run(job, "night"))
+    assert outcome.kind == "died"
+    assert outcome.error.startswith("torchrun-of-another-version ended with 2 before any rank was started.")
+    assert "unrecognized arguments: --no-such-option" in outcome.error
+
+
 def test_a_store_that_cannot_be_written(job_of: Callable[..., TrainingJob], tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the store should be")
     with pytest.raises(JobError, match=r"snapshots\.url"):
