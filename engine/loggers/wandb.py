@@ -2,6 +2,7 @@
 # where the library is not installed
 """Weights & Biases: one run, offline one folder."""
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ class WandbLogger(Logger):
 
         folder, offline = self._folder(run), self._mode == "offline"
         if offline:
-            for earlier in folder.glob(f"wandb/offline-run-*-{run.name}"):
+            for earlier in _offline_folders(folder, run.name):
                 shutil.rmtree(earlier)
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False)
         self._run = wandb.init(
@@ -92,3 +93,9 @@ class WandbLogger(Logger):
         folder = Path(self._dir) if self._dir is not None else Path(run.url).parent
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _offline_folders(folder: Path, name: str) -> list[Path]:
+    """Return what W&B has made in `folder` for the run `name`; not for `long-NAME`, whose folders end alike."""
+    own = re.compile(rf"offline-run-\d+_\d+-{re.escape(name)}")
+    return [found for found in folder.glob("wandb/offline-run-*") if own.fullmatch(found.name)]

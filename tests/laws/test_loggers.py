@@ -234,6 +234,15 @@ def test_a_logger_that_cannot_say_it_is_said_to_miss_rows(
     assert f"midstride export {run} --to support.trackers:Silent sends them" in told
 
 
+def test_a_run_leaves_the_offline_folder_of_another_alone(tmp_path: Path) -> None:
+    """Also where the name of one ends with that of the other."""
+    setting = Setting(layout="every step", options={"loggers": [{"wandb": {"mode": "offline"}}]})
+    for name in ("other-run", "run"):
+        setting.train(str(tmp_path / name))
+    for name in ("other-run", "run"):
+        assert in_wandb(tmp_path, name) == rows_of(tmp_path / name)
+
+
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOGGERS, "wandb", LOGGERS["wandb"]._replace(needs="not_there"))
     with pytest.raises(JobError) as caught:
