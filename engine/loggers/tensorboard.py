@@ -2,6 +2,7 @@
 # names that protobuf makes, and where the library is not installed
 """TensorBoard: one event file, which holds the committed rows and nothing else."""
 
+import io
 import os
 import struct
 import time
@@ -93,9 +94,13 @@ class TensorBoardLogger(Logger):
     def _write(self, events: Sequence["Event"]) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        writer = RecordWriter(self._file)
+        records = io.BytesIO()
+        writer = RecordWriter(records)
         for event in events:
             writer.write(event.SerializeToString())
+        left = records.getbuffer()
+        while left and self._file is not None:  # a disk that becomes full takes a part, and says so at the next write
+            left = left[self._file.write(left) :]
 
 
 def _hyperparameters(run: LoggedRun) -> Any:

@@ -33,10 +33,24 @@ LOGGERS = [
         LATER,
     ),
     Mutant(
+        "a run removes the offline folder of a run whose name ends as its own does",
+        "engine/loggers/wandb.py",
+        "own.fullmatch(found.name)]",
+        "found.name.endswith(f'-{name}')]",
+        "laws/test_loggers.py::test_a_run_leaves_the_offline_folder_of_another_alone",
+    ),
+    Mutant(
         "what a death left of an event is kept",
         "engine/loggers/tensorboard.py",
         "os.truncate(newest, good)  # what a death left of a record",
         "pass",
+        "unit/loggers/test_tensorboard.py",
+    ),
+    Mutant(
+        "half of an event, which is all that a full disk takes, counts as sent",
+        "engine/loggers/tensorboard.py",
+        "while left and self._file is not None:",
+        "if left and self._file is not None:",
         "unit/loggers/test_tensorboard.py",
     ),
     Mutant(

@@ -1,5 +1,6 @@
-"""The event file, where the process that wrote it was killed."""
+"""The event file, where the process that wrote it was killed, or the disk was full."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,26 @@ def test_what_a_kill_left_of_an_event_is_cut_off(left_bytes: int, tmp_path: Path
     assert in_tensorboard(tmp_path) == {
         step: {"epoch": 0.0, "loss": loss} for step, loss in enumerate([0.5, 0.25, 0.125, 0.0625], 1)
     }
+
+
+@pytest.mark.parametrize("room_bytes", [0, 15])
+def test_an_event_that_a_full_disk_cuts_was_not_sent(room_bytes: int, tmp_path: Path) -> None:
+    """It is told by an error, and comes again whole once there is room."""
+    run, rows = LoggedRun("a", str(tmp_path), "id", {"lr": 0.1}), CommittedRows(SEGMENTS)
+    logger = TensorBoardLogger()
+    logger.open(run, CommittedRows([]))
+    logger.log_rows([*rows][:2])
+    (file,) = tmp_path.iterdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room_bytes, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            logger.log_rows([*rows][2:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    logger.close()
+
+    assert logger.open(run, rows) == 2
+    logger.log_rows([*rows][2:])
+    logger.close()
+    assert [*in_tensorboard(tmp_path)] == [1, 2, 3]
