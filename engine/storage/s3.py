@@ -5,6 +5,7 @@ AWS_ENDPOINT_URL, ...), ~/.aws, the machine's role, or fsspec's own configuratio
 """
 
 import contextlib
+import errno
 import io
 import os
 import socket
@@ -36,12 +37,16 @@ _WRITER = "midstride-writer"
 _LOST = ("PreconditionFailed", "ConditionalRequestConflict")
 #: what a server answers that is too busy, or not quite up yet
 _BUSY = ("SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException")
+#: what a server answers that has no room: MinIO's disks, MinIO's quota, Ceph's quota
+_FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
 #: what a server answers -> the way out
 _WAYS_OUT = {
     "NoSuchBucket": "Create the bucket",
     "AccessDenied": "Allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket there",
     "PermanentRedirect": "Set AWS_REGION to the bucket's region",
     "AuthorizationHeaderMalformed": "Set AWS_REGION to the bucket's region",
+    "ExpiredToken": "Renew AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or those of AWS_PROFILE",
+    "RequestTimeTooSkewed": "Set the clock of this machine right",
 }
 _CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _ENDPOINT = "Set AWS_ENDPOINT_URL to where the server is"
@@ -321,5 +326,8 @@ def _named(error: OSError) -> OSError:
     code = _code(error)
     if code == "NoSuchBucket":  # not a file that is missing
         return OSError(f"{code}: the bucket does not exist")
-    text = f"{code}: {error}".rstrip(".") if code and code not in str(error) else str(error)
+    said = error.strerror or str(error)
+    text = f"{code}: {said}".rstrip(".") if code and code not in said else said
+    if code in _FULL:
+        return OSError(errno.ENOSPC, text.rstrip("."))
     return type(error)(*(argument for argument in (error.errno, text) if argument is not None))

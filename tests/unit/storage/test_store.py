@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiobotocore.client import AioBaseClient
+from botocore.exceptions import ClientError
 
 from midstride.engine.errors import (
     JobError,
     SnapshotDamaged,
+    StoreFull,
     StoreUnsafe,
 )
 from midstride.engine.snapshots.lease import leases
@@ -143,3 +146,37 @@ def test_any_flipped_byte_of_a_document_is_found(encode: Callable[[dict[str, Any
             damaged[index] ^= bit
             with pytest.raises(SnapshotDamaged, match="here"):
                 decode_document(bytes(damaged), "here")
+
+
+#: what a server answers that the one of the tests does not -> (the error, words of the way out)
+ANSWERED: dict[str, tuple[type[Exception], str]] = {
+    "XMinioStorageFull": (StoreFull, "Free some space: the same command then resumes the run."),
+    "XMinioAdminBucketQuotaExceeded": (StoreFull, "Free some space: the same command then resumes the run."),
+    "QuotaExceeded": (StoreFull, "Free some space: the same command then resumes the run."),
+    "ExpiredToken": (
+        StoreUnsafe,
+        "Renew AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
+    ),
+    "RequestTimeTooSkewed": (StoreUnsafe, "Set the clock of this machine right"),
+}
+
+
+@pytest.mark.parametrize("code", ANSWERED)
+def test_what_an_s3_server_refuses_is_said_with_its_way_out(
+    code: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no room a retry may help; the words are the server's, once."""
+    kind, way_out = ANSWERED[code]
+
+    async def refuse(client: AioBaseClient, name: str, arguments: Any) -> Any:
+        raise ClientError({"Error": {"Code": code, "Message": "It is so."}}, name)
+
+    monkeypatch.setattr(AioBaseClient, "_make_api_call", refuse)
+    with pytest.raises(kind) as caught:
+        Store.open(f"{bucket}/a").ensure_writable()
+    said = str(caught.value)
+    assert said.startswith(f"{bucket}/a cannot be written: ")
+    assert way_out in said
+    assert said.count(code) == said.count("It is so") == 1
+    assert said.count("[Errno") <= 1
+    assert ".." not in said
