@@ -5,7 +5,9 @@ import ctypes
 import itertools
 import math
 import multiprocessing.sharedctypes
+import operator
 import warnings
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -77,7 +79,16 @@ def fill_iterator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     made = kind.__new__(kind, *parts[0])
     for state in parts[1:]:
         made.__setstate__(state)
+    if isinstance(made, itertools.cycle) and parts[1][1]:  # past its first round: a new one counts otherwise
+        made = _cycle_in_a_later_round(parts[1][0], left=operator.length_hint(parts[0][0]))
     return filling.set(made, path)
+
+
+def _cycle_in_a_later_round(items: list[Any], left: int) -> "itertools.cycle[Any]":
+    """Return a cycle of `items` that has been through all of them, with `left` of this round to come."""
+    made = itertools.cycle(items)
+    deque(itertools.islice(made, 3 * len(items) - left), maxlen=0)
+    return made
 
 
 def holds_numbers(kind: type) -> bool:

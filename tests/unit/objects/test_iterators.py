@@ -1,0 +1,28 @@
+"""Iterators come back to where they stood, and are described alike from there on."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from midstride.engine.objects.object_state import Objects, Root
+from midstride.engine.state.codec import decode, differences, encode
+
+pytestmark = pytest.mark.fast
+
+
+def objects_of(held: list[Any]) -> Objects:
+    return Objects(lambda: iter([Root("module", "", {"held": held})]), dict, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("items", [1, 2, 3])
+def test_a_cycle_is_in_the_same_place_in_every_life(items: int, count: int) -> None:
+    undisturbed, killed = ([itertools.cycle(["a", "b", "c"][:items])] for _ in range(2))
+    for _ in range(9):
+        read = [list(itertools.islice(held[0], count)) for held in (undisturbed, killed)]
+        assert read[0] == read[1]
+        saved, killed = encode(objects_of(killed).state_dict()), [itertools.cycle(["a", "b", "c"][:items])]
+        objects_of(killed).load_state_dict(decode(saved.document, saved.tensors))
+        assert differences(objects_of(killed).state_dict(), objects_of(undisturbed).state_dict()) == []
