@@ -200,8 +200,8 @@ class _WorldMonitor:
         if self._process is None or outcome.kind != "died" or outcome.type:
             return outcome
         if self._code is not None:
-            error = outcome.error if self._session.has_started() else self._launcher_failed(self._code)
-            return replace(outcome, error="\n".join(filter(None, [error, self._session.fullness()])))
+            why = outcome.error if self._session.has_started() else self._launcher_failed(self._code)
+            return replace(outcome, error="\n".join(filter(None, [why, self._session.fullness()])))
         late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
         return replace(outcome, kind="stopped", error=late)
 
