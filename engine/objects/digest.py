@@ -144,7 +144,8 @@ def _describe_position(value: Any) -> str | None:
         return describe_cache(value)
     if isinstance(value, itertools.count) or kind_name(type(value)) in VALUES:
         return repr(value)
-    return f"{value.__length_hint__()} items left" if hasattr(value, "__length_hint__") else None
+    counts = hasattr(type(value), "__length_hint__")  # of its class: what is looked at may be a class itself
+    return f"{value.__length_hint__()} items left" if counts else None
 
 
 def _describe_file(file: io.IOBase) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.object_state import Objects, Root
 from midstride.engine.state.codec import decode, differences, encode
 
@@ -26,3 +27,8 @@ def test_a_cycle_is_in_the_same_place_in_every_life(items: int, count: int) -> N
         saved, killed = encode(objects_of(killed).state_dict()), [itertools.cycle(["a", "b", "c"][:items])]
         objects_of(killed).load_state_dict(decode(saved.document, saved.tensors))
         assert differences(objects_of(killed).state_dict(), objects_of(undisturbed).state_dict()) == []
+
+
+def test_an_iterator_is_told_by_what_is_left_of_it_and_its_class_by_nothing() -> None:
+    left = iter([1, 2, 3])
+    assert digest_lines("held", [left, type(left)]) == {"held holds": "'2 items'", "held[0]": "3 items left"}
