@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from laws.lives import BATCH, SampleData, Samples, Tangled
 from torch import Tensor
@@ -221,6 +222,17 @@ def jittered(samples: list[Any]) -> Any:
     return [x + 0.01 * random.random(), *rest]
 
 
+class Jittered:
+    """Collates with numbers of a generator of its own."""
+
+    def __init__(self) -> None:
+        self.draw = np.random.default_rng(8)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        x, *rest = torch.utils.data.default_collate(samples)
+        return [x + 0.01 * self.draw.random(), *rest]
+
+
 Make = Callable[[int, int, float], Any]
 
 
@@ -239,7 +251,7 @@ ITERABLES: dict[str, Make] = {
     "generator": over(Stream, collate_fn=jittered),
     "shuffle buffer": over(Shuffled, persistent_workers=True),
     "uneven": over(Uneven),
-    "state": over(Remembering),
+    "state": over(Remembering, collate_fn=Jittered()),
     "iterator with state": over(Cursor, persistent_workers=True),
     "global generator": over(Noisy),
     "state without its buffer": over(Buffered),

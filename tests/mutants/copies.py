@@ -278,4 +278,11 @@ COPIES = [
         "        self.loaders[0].close()",
         "unit/training/test_workers_end.py::test_no_worker_outlives_a_fit[of two loaders-at its end]",
     ),
+    Mutant(
+        "a collate_fn that counts is not tried in the workers of a stream",
+        "engine/data/iterable/collation.py",
+        "if in_worker and not self._is_tried else None",
+        "if False else None",
+        "unit/data/test_stream_trial.py::test_a_collate_fn_that_counts_its_calls_in_a_worker_is_refused",
+    ),
 ]

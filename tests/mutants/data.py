@@ -173,7 +173,7 @@ DATA = [
     Mutant(
         "tensors of a stream are stacked whatever its collate_fn",
         "engine/data/iterable/shard.py",
-        "return stacks_tensors(self.reader.collate)",
+        "return stacks_tensors(self.reader.collation.function)",
         "return True",
         "unit/data/test_worker_data.py::test_a_collate_fn_that_is_set_anew_makes_the_batches_of_the_next_epoch[Streamed-0]",
     ),
@@ -264,7 +264,7 @@ DATA = [
     Mutant(
         "a collate that counts is not tried",
         "engine/data/rng/per_sample.py",
-        "given = _copied(samples) if fetch.probe else None",
+        "given = copied(samples) if fetch.probe else None",
         "given = None",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[a collate that counts]",
     ),
@@ -278,8 +278,8 @@ DATA = [
     Mutant(
         "a stream that is read here moves the generators that training uses too",
         "engine/data/iterable/loader.py",
-        "include([] if workers else restorable(",
-        "include([] if True else restorable(",
+        "used = [] if workers else [",
+        "used = [] if True else [",
         "unit/data/test_iterable.py",
     ),
     Mutant(

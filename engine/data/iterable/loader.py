@@ -16,6 +16,7 @@ from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, Sh
 from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState, added
 from midstride.engine.data.iterable.shards import ShardReader
 from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.torch_internals import end_persistent_workers
 from midstride.engine.data.worker_data import WorkerData
@@ -70,8 +71,7 @@ class IterableLoader(ResumableLoader):
         #: shards that the data are read as, in all attempts of a run; 0 is plain PyTorch's no workers
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
         self._expected, self._limit = self._limited(_length(loader), limit)
-        self._workers = loader.num_workers
-        self._persistent = loader.persistent_workers
+        self._workers, self._persistent = loader.num_workers, loader.persistent_workers
         self._rng_isolation = RngIsolation()
         self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
         self._data = WorkerData(loader, copies=True)
@@ -80,13 +80,15 @@ class IterableLoader(ResumableLoader):
         self._requests = ShardRequestSampler()
         self._loader = _rebuilt(loader, self._reader, self._requests, key)
         self._position = PassPosition.start(max(1, self.shards))
-        self._passes = 0
-        self._has_warned = False
+        self._passes, self._has_warned = 0, False
         #: what the data held when the pass began, of what `_data` does not give back
         self._began_with: dict[str, str] = {}
+        self._collate_memory: ReadMemory | None = None  #: and the collate_fn, where there are no workers
+        self._module: nn.Module | None = None
 
     def attach(self, module: nn.Module) -> None:
         """Read the data set itself, and no copies of it, where reading acts on `module`, which trains on it."""
+        self._module = module
         path = path_to_module(self._reader.dataset, module)
         is_live = path is not None and not self.shards
         self._data = WorkerData(self.source, module, copies=not is_live)
@@ -161,7 +163,7 @@ class IterableLoader(ResumableLoader):
             "totals": list(position.totals),
             "had_states": position.had_states,
             **digests,
-            **self._data.state_dict(self._reader.collate),
+            **self._data.state_dict(self._reader.collation.function),
         }
 
     def read_digest(self) -> int | None:
@@ -175,17 +177,20 @@ class IterableLoader(ResumableLoader):
         return self._position.had_states
 
     def changed_in_pass(self) -> str | None:
-        """Return why the data set would give other samples if it were read again; None if it would not."""
-        if self._position.had_states:
+        """Return why the rest of the pass would be other batches if it were read anew; None if it would not."""
+        changed = None if self._collate_memory is None else self._collate_memory.changed()
+        if changed is None and self._position.had_states:
             return None
-        if self._acts is not None:
+        if changed is None and self._acts is not None:
             return self._acts
-        now = self._content()
-        names = (name for name in now | self._began_with if now.get(name) != self._began_with.get(name))
-        changed = next(names, None)
+        changed = self._changed_content() if changed is None else changed.partition(" (")[0].replace("/", ".")
         if changed is None:
             return None
         return f"{self.name}: {changed} has changed since the epoch began, which reads the data as they were then"
+
+    def _changed_content(self) -> str | None:
+        now, before = self._content(), self._began_with
+        return next((name for name in now | before if now.get(name) != before.get(name)), None)
 
     def _content(self) -> dict[str, str]:
         """Return in lines what `_data` does not give back: all of a data set that is read itself."""
@@ -209,9 +214,7 @@ class IterableLoader(ResumableLoader):
         }
         read, ended = list(state_dict["read"]), list(state_dict["ended"])
         self._position = PassPosition(
-            read,
-            ended,
-            state_dict["turn"],
+            *(read, ended, state_dict["turn"]),
             digests=list(state_dict["digests"]) if is_known else [None] * len(read),
             earlier_states=states,
             totals=list(state_dict["totals"]) if is_known else [None] * len(read),
@@ -245,8 +248,7 @@ class IterableLoader(ResumableLoader):
             iterator = self._opened(epoch, position)
             if self._reader.is_shared:
                 self._data.leave_data()
-            if self._passes == 1 or not self._persistent:
-                self._began_with = self._content()
+            self._note_begun()
         while not all(ended):
             if self._workers:
                 answer = next_batch(iterator, self._where, epoch)
@@ -263,6 +265,13 @@ class IterableLoader(ResumableLoader):
             yield ShardBatch(answer, shard, tuple(news))
             news.clear()
 
+    def _note_begun(self) -> None:
+        if self._passes == 1 or not self._persistent:
+            self._began_with = self._content()
+        self._collate_memory = None if self._workers else ReadMemory((), self.source.collate_fn, self._module)
+        if self._collate_memory is not None:
+            self._collate_memory.begin()
+
     def _opened(self, epoch: int, position: PassPosition) -> Iterator[Any]:
         """Return what answers what is asked for, of copies that are made now."""
         reader, requests, workers = self._reader, self._requests, self._workers
@@ -271,7 +280,8 @@ class IterableLoader(ResumableLoader):
         reader.begin_pass(self.shards, copies=not own_process)
         requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
         # Shards that are read here seed them; what training draws from them must not show who reads.
-        self._rng_isolation.include([] if workers else restorable(shared_generators(reader.dataset)))
+        used = [] if workers else [*shared_generators(reader.dataset), *reader.collation.generators()]
+        self._rng_isolation.include(restorable(used))
         with self._rng_isolation:
             if not workers and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
                 return iter([failure])
@@ -300,8 +310,7 @@ class IterableLoader(ResumableLoader):
             log.info(
                 "replaying %d batches of %s to come back to its position; with state_dict and load_state_dict it would "
                 "go on from there at once",
-                behind,
-                self.name,
+                *(behind, self.name),
             )
 
 

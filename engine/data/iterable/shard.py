@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from midstride.engine.data.iterable.collation import Collation
 from midstride.engine.data.iterable.content_digest import content_digest, stack_of
 from midstride.engine.data.iterable.shard_state import ShardAnswer, ShardExhausted, ShardRequest, ShardState, added
 from midstride.engine.data.iterable.sources import Source, replayed, source_of
@@ -34,8 +35,7 @@ class Reader(Protocol):
 
     batch_size: int | None
     drop_last: bool
-    collate: Callable[[Any], Any]
-    collate_draws: bool
+    collation: Collation
     init: Callable[[int], None] | None
     key: int
     where: str
@@ -99,15 +99,14 @@ class Shard:
         self._taken: list[ShardState] = []
         self._replay(request)
 
-    def read(self) -> ShardAnswer | ShardExhausted:
+    def read(self, *, in_worker: bool) -> ShardAnswer | ShardExhausted:
         """Return the next batch, with what was read of it, and the states that were due."""
         samples = self._next()
         if samples is None:
             return ShardExhausted()
-        reader = self.reader
-        if reader.collate_draws:
-            seed_generators(mix(self.key, 2 * self.position + 1))
-        batch = self._stack if self._is_collated() else self._calling("collate_fn", reader.collate, samples)
+        collation, seed = self.reader.collation, mix(self.key, 2 * self.position + 1)
+        collate = partial(collation.batch, seed=seed, in_worker=in_worker)
+        batch = self._stack if self._is_collated() else self._calling("collate_fn", collate, samples)
         self.position += 1
         self._take_state()
         states, self._taken = self._taken, []
@@ -117,7 +116,7 @@ class Shard:
         """Return whether the stack is the batch: in a worker that is made in memory which processes share."""
         if self._stack is None or self.info is not None or self.reader.batch_size is None:
             return False
-        return stacks_tensors(self.reader.collate)
+        return stacks_tensors(self.reader.collation.function)
 
     def next_digest(self) -> int | None:
         """Read a batch without collating it; return a digest of all up to here, None at the end."""

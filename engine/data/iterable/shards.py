@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
+from torch.utils.data import DataLoader, Dataset
 
+from midstride.engine.data.iterable.collation import Collation
 from midstride.engine.data.iterable.shard import Shard
 from midstride.engine.data.iterable.shard_state import ShardRequest, ShardState
 from midstride.engine.data.iterable.trial import Trial, try_stream
@@ -60,9 +61,7 @@ class ShardReader(Dataset[Any]):
 
     def set_functions(self, collate: Callable[[Any], Any], init: Callable[[int], None] | None) -> None:
         """Make batches by `collate`, of shards that begin with `init`; called before workers are started."""
-        self.collate, self.init = collate, init
-        # Torch's own draw nothing, and seeding costs as much as they do on small batches.
-        self.collate_draws = collate not in (default_collate, default_convert)
+        self.collation, self.init = Collation(collate), init
 
     def read_live(self) -> None:
         """Read the data set itself and once, since reading acts on the module in training."""
@@ -94,7 +93,7 @@ class ShardReader(Dataset[Any]):
                 shard = self._open[request.shard] = self._opened(request)
             else:
                 set_worker_info(shard.info)
-            return shard.read()
+            return shard.read(in_worker=outer is not None)
         except EngineError as error:
             # An exception would come out of a worker as torch words it.
             return WorkerFailure(type(error), str(error))

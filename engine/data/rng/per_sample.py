@@ -11,26 +11,23 @@ This asks of a data set that reading a sample twice gives the same sample twice.
 that the data set or the collate hold themselves are always seeded.
 """
 
-import copy
 import logging
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
 
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.fast_state import SEED, RngReading, read_rng, rng_changed
 from midstride.engine.data.rng.isolation import RngIsolation
-from midstride.engine.data.rng.repeatability import is_repeatable
+from midstride.engine.data.rng.repeatability import copied, is_repeatable
 from midstride.engine.data.torch_internals import worker_info
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.generators import find_generators, seeder
 from midstride.engine.objects.reseed_hook import restorable
 from midstride.engine.seeds import mix
-from midstride.engine.trees import convert
 
 __all__ = ["IsolatedReads", "Rng", "SampleSeeder"]
 
@@ -201,7 +198,7 @@ class SampleSeeder:
             self.set_collate_drew(bool(seeders) or any(rng_changed(before, read_rng())))
             return batch
 
-        given = _copied(samples) if fetch.probe else None
+        given = copied(samples) if fetch.probe else None
         # Collating follows reading at once: what was seen after the one is there before the other.
         before, self.last_reading = self.last_reading or read_rng(), None
         batch = self._settle(before, lambda: collate(samples), seeded, seeders)
@@ -223,7 +220,7 @@ class SampleSeeder:
         memory = self.memory
         if memory is None or not memory.is_due():
             return
-        if (what := memory.changed()) is not None and (given := _copied(batch)) is not None:
+        if (what := memory.changed()) is not None and (given := copied(batch)) is not None:
             with memory.reverted():
                 memory.forget()
                 samples = self.samples(fetch._replace(probe=0), memory.dataset)
@@ -288,14 +285,6 @@ class IsolatedReads:
 def _read(dataset: Any, indices: list[Any]) -> list[Any]:
     many = getattr(dataset, "__getitems__", None)
     return list(many(indices)) if many else [dataset[index] for index in indices]
-
-
-def _copied(samples: Any) -> Any:
-    try:
-        # A tensor is often a view of all the data, and a deep copy of one copies what it is a view of.
-        return copy.deepcopy(convert(samples, Tensor.clone))
-    except Exception:  # they hold what cannot be copied, and collate may take from them what a second one would miss
-        return None
 
 
 class _OwnedGenerators:

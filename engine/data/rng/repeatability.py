@@ -1,5 +1,6 @@
 """Whether two readings of a sample are the same, as far as can be seen."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,9 @@ from torch import Tensor
 
 from midstride.engine.objects.attributes import members_of
 from midstride.engine.state.codec import differences
+from midstride.engine.trees import convert
 
-__all__ = ["is_repeatable"]
+__all__ = ["copied", "is_repeatable"]
 
 _KNOWN = (Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
 
@@ -31,3 +33,12 @@ def is_repeatable(a: Any, b: Any, deep: int = 8) -> bool:
         return bool(a == b)
     left, right = dict(members_of(a)), dict(members_of(b))
     return left.keys() == right.keys() and all(is_repeatable(left[step], right[step], deep - 1) for step in left)
+
+
+def copied(samples: Any) -> Any:
+    """Return a copy of `samples` that can be collated once more; None if there is none."""
+    try:
+        # A tensor is often a view of all the data, and a deep copy of one copies what it is a view of.
+        return copy.deepcopy(convert(samples, Tensor.clone))
+    except Exception:  # they hold what cannot be copied, and collate may take from them what a second one would miss
+        return None

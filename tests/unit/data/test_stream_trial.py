@@ -64,6 +64,17 @@ def test_a_stream_that_does_not_repeat_itself_is_refused_before_training(name: s
         next(feed_of(UNREPEATABLE[name](), tries=True).batches(0))
 
 
+def counting(samples: list[int], calls: list[int] = []) -> torch.Tensor:  # noqa: B006
+    calls.append(0)
+    return torch.tensor(samples) + len(calls)
+
+
+def test_a_collate_fn_that_counts_its_calls_in_a_worker_is_refused() -> None:
+    refused = "counting gave another batch when it was given the same samples again with the same seeds"
+    with pytest.raises(NotExact, match=refused):
+        next(feed_of(Lines(), collate_fn=counting, num_workers=1).batches(0))
+
+
 def test_a_generator_that_copies_share_is_seeded() -> None:
     whole = [batch.tolist() for batch in feed_of(Drawing(drawn), tries=True).batches(0)]
     DRAW.random()

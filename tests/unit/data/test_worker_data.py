@@ -1,6 +1,7 @@
 """What is set on loaders and data in training reaches the next epoch; a pass that goes on has what it began with."""
 
 import logging
+import random
 import re
 import threading
 from collections.abc import Iterator
@@ -135,6 +136,27 @@ def test_a_stream_that_cannot_be_copied_says_nothing_of_how_it_began() -> None:
 
     assert "start" not in read.state_dict()
     changed = "the training loader over Streamed: Streamed.scale has changed since the epoch began"
+    assert (read.changed_in_pass() or "").startswith(changed)
+
+
+class CountingCalls:
+    def __init__(self) -> None:
+        self.calls, self.draw = 0, random.Random(3)
+
+    def __call__(self, rows: list[Tensor]) -> Tensor:
+        self.calls += 1
+        return torch.stack(rows) * self.calls + self.draw.random()
+
+
+def test_a_collate_fn_of_a_stream_that_changes_while_it_is_read_is_named() -> None:
+    collate = CountingCalls()
+    read = resumable(DataLoader(Streamed(), 4, collate_fn=collate))
+    drawn = collate.draw.getstate()
+
+    next(read.batches(0))
+
+    assert collate.draw.getstate() == drawn
+    changed = "the training loader over Streamed: loader.collate_fn.calls has changed since the epoch began"
     assert (read.changed_in_pass() or "").startswith(changed)
 
 
