@@ -186,10 +186,11 @@ class FailsAtOnce(Launcher):
         return [*command[:3], "--no-such-option", *command[3:]]
 
 
-def test_a_launcher_that_starts_no_rank(job_of: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_starts_no_rank(job_of: Callable[..., TrainingJob]) -> None:
     job = job_of("done", "ddp")
-    monkeypatch.setattr(launching, "build_launcher", lambda *_: FailsAtOnce())
-    outcome = launch(Run(job, "night"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "build_launcher", lambda *_: FailsAtOnce())
+        outcome = launch(Run(job, "night"))
     assert outcome.kind == "died"
     assert outcome.error.startswith("torchrun-of-another-version ended with 2 before any rank was started.")
     assert "unrecognized arguments: --no-such-option" in outcome.error
