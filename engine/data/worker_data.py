@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine.data.data_owners import DataOwners, Nodes, WholeData, data_owners
 from midstride.engine.data.pass_collate import collate_node, collate_of
 from midstride.engine.data.quick_look import QuickLook
+from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.containers import MISSING
@@ -218,6 +219,12 @@ class WorkerData(DataOwners):
         walk = self._walk()
         self._nodes(walk)
         return walk.large | walk.deep | walk.opaque
+
+    def collate_memory(self) -> ReadMemory:
+        """Return what tells from here on whether the collate_fn holds something else."""
+        memory = ReadMemory((), self._loader.collate_fn, self._module)
+        memory.begin()
+        return memory
 
     def owners(self) -> dict[str, tuple[Any, dict[str, Any]]]:
         """Return those whose attributes are copied, by path, with the attributes."""

@@ -21,7 +21,7 @@ from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.session.events import Event, EventTail
-from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.session.outcome import Outcome, decide, not_started
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import GRACE_S, SignalRequests
 from midstride.engine.slurm import step_tasks
@@ -81,7 +81,7 @@ def launch(
     session = Session.create(run.document(attempt.number))
     # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
     watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
-    monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event, launched_by=launcher.name)
+    monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
     try:
         command = launcher.command(session, job, grace_s=grace_s)
         environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
@@ -124,11 +124,8 @@ class _WorldMonitor:
         watchdog: Watchdog,
         on_line: Callable[[str], object],
         on_event: Callable[[Event], object],
-        *,
-        launched_by: str,
     ) -> None:
         self.attempt = attempt
-        self._launched_by = launched_by
         self._session, self._watchdog = session, watchdog
         self._hang: Outcome | None = None
         self._code: int | None = None
@@ -200,16 +197,16 @@ class _WorldMonitor:
         if self._process is None or outcome.kind != "died" or outcome.type:
             return outcome
         if self._code is not None:
-            why = outcome.error if self._session.has_started() else self._launcher_failed(self._code)
-            return replace(outcome, error="\n".join(filter(None, [why, self._session.fullness()])))
+            if not self._session.has_started():
+                outcome = not_started(self._code, self._last_lines())
+            return replace(outcome, error="\n".join(filter(None, [outcome.error, self._session.fullness()])))
         late = f"asked to stop, and ended when the grace of {grace_s:g} s was over; {outcome.error}"
         return replace(outcome, kind="stopped", error=late)
 
-    def _launcher_failed(self, code: int) -> str:
-        """Return a message for a world that no rank was started in, with what it printed last."""
-        printed = self._session.log.read_text("utf-8", "replace").splitlines() if self._session.log.exists() else []
-        said = [f"{self._launched_by} ended with {code} before any rank was started.", *printed[-_LAST_LINES:]]
-        return "\n".join(said if printed else [*said, "It printed nothing."])
+    def _last_lines(self) -> list[str]:
+        log = self._session.log
+        printed = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        return without_noise(printed)[-_LAST_LINES:]
 
     def _lines(self) -> None:
         self._lines_at = time.monotonic()

@@ -20,7 +20,7 @@ from typing import Literal
 from midstride.engine.errors import EngineError, StopRequested, StopSignal, Superseded, UserError, WorldError
 from midstride.engine.formatting import format_message
 
-__all__ = ["CODES", "SUPERSEDED", "Kind", "Outcome", "decide", "raise_for_outcome"]
+__all__ = ["CODES", "SUPERSEDED", "Kind", "Outcome", "decide", "not_started", "raise_for_outcome"]
 
 Kind = Literal["done", "stopped", "user_error", "died"]
 
@@ -127,9 +127,22 @@ def _killed(missing: Sequence[int], others: Sequence[Outcome], exit_code: int | 
     if others:
         error += f"\nrank {others[0].rank} then said: {(others[0].error.splitlines() or [others[0].kind])[-1]}"
     elif exit_code is not None and exit_code > 1:
-        signal = f" (signal {exit_code - 128})" if exit_code > 128 else ""
-        error += f"\nthe launcher ended with {exit_code}{signal}."
+        error += f"\n{_launcher_ended(exit_code)}."
     return Outcome("died", error, rank=missing[0], step=others[0].step if others else None)
+
+
+def _launcher_ended(exit_code: int) -> str:
+    return f"the launcher ended with {exit_code}" + (f" (signal {exit_code - 128})" if exit_code > 128 else "")
+
+
+def not_started(exit_code: int, printed: Sequence[str]) -> Outcome:
+    """Return how a world ended whose launcher ended before it had started a rank.
+
+    >>> print(not_started(2, ["error: unrecognized arguments: --no-such-option"]).error)
+    the launcher ended with 2 before any rank was started
+    error: unrecognized arguments: --no-such-option
+    """
+    return Outcome("died", "\n".join([f"{_launcher_ended(exit_code)} before any rank was started", *printed]))
 
 
 def raise_for_outcome(outcome: Outcome) -> None:

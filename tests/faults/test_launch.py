@@ -179,8 +179,6 @@ def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
 class FailsAtOnce(Launcher):
     """torchrun with an option that it does not know."""
 
-    name = "torchrun-of-another-version"
-
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
         command = build_launcher("torchrun", job.folder).command(session, job, grace_s=grace_s)
         return [*command[:3], "--no-such-option", *command[3:]]
@@ -192,7 +190,7 @@ def test_a_launcher_that_starts_no_rank(job_of: Callable[..., TrainingJob]) -> N
         patch.setattr(launching, "build_launcher", lambda *_: FailsAtOnce())
         outcome = launch(Run(job, "night"))
     assert outcome.kind == "died"
-    assert outcome.error.startswith("torchrun-of-another-version ended with 2 before any rank was started.")
+    assert outcome.error.startswith("the launcher ended with 2 before any rank was started")
     assert "unrecognized arguments: --no-such-option" in outcome.error
 
 

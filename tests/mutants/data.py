@@ -291,7 +291,7 @@ DATA = [
     ),
     Mutant(
         "what a hook seeds shows who reads",
-        "engine/data/rng/per_sample.py",
+        "engine/data/rng/owned_generators.py",
         "self._restorable = restorable(self._found)",
         "self._restorable = []",
         "laws/test_loaders.py::test_what_a_hook_seeds_is_no_memory_of_the_data[0]",

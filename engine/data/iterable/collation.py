@@ -6,9 +6,8 @@ from typing import Any
 from torch.utils.data import default_collate, default_convert
 
 from midstride.engine.data.rng.fast_state import seed_generators
-from midstride.engine.data.rng.repeatability import copied, is_repeatable
-from midstride.engine.errors import NotExact
-from midstride.engine.objects.generators import find_generators, seeder
+from midstride.engine.data.rng.owned_generators import OwnedGenerators
+from midstride.engine.data.rng.repeatability import copied, ensure_same_batch
 from midstride.engine.seeds import mix
 
 __all__ = ["Collation"]
@@ -25,12 +24,12 @@ class Collation:
         self.function = function
         # Torch's own draw nothing, and seeding costs as much as they do on small batches.
         self._draws = function not in (default_collate, default_convert)
-        self._seeders: list[Callable[[int], object]] | None = None
+        self._generators = OwnedGenerators()
         self._is_tried = not self._draws
 
     def generators(self) -> list[Any]:
-        """Return the generators that the function holds or names."""
-        return [one for _, one in sorted(find_generators(self.function).items())] if self._draws else []
+        """Return the generators that the function holds or names, as far as their states can be put back."""
+        return self._generators.generators_of(self.function) if self._draws else []
 
     def batch(self, samples: Any, seed: int, *, in_worker: bool) -> Any:
         """Return the batch of `samples`, drawn from `seed`.
@@ -44,20 +43,13 @@ class Collation:
         batch = self.function(samples)
         if given is not None:
             self._seed(seed)
-            if not is_repeatable(batch, self.function(given)):
-                name = getattr(self.function, "__name__", type(self.function).__name__)
-                raise NotExact(
-                    f"{name} gave another batch when it was given the same samples again with the same seeds: it "
-                    "counts its calls, keeps what it was given, or draws from a generator that cannot be found. A "
-                    "resumed run, and each worker, would begin it anew. Do that in __iter__ of the data set."
-                )
+            again = self.function(given)
+            ensure_same_batch(self.function, batch, again, way_out="Do that in __iter__ of the data set.")
         return batch
 
     def _seed(self, seed: int) -> None:
         if not self._draws:
             return
-        if self._seeders is None:  # here, and not in the process that this is a copy from
-            self._seeders = [*map(seeder, self.generators())]
         seed_generators(seed)
-        for number, set_seed in enumerate(self._seeders):
+        for number, set_seed in enumerate(self._generators.of(self.function)):
             set_seed(mix(seed, number))

@@ -84,11 +84,9 @@ class IterableLoader(ResumableLoader):
         #: what the data held when the pass began, of what `_data` does not give back
         self._began_with: dict[str, str] = {}
         self._collate_memory: ReadMemory | None = None  #: and the collate_fn, where there are no workers
-        self._module: nn.Module | None = None
 
     def attach(self, module: nn.Module) -> None:
         """Read the data set itself, and no copies of it, where reading acts on `module`, which trains on it."""
-        self._module = module
         path = path_to_module(self._reader.dataset, module)
         is_live = path is not None and not self.shards
         self._data = WorkerData(self.source, module, copies=not is_live)
@@ -178,19 +176,20 @@ class IterableLoader(ResumableLoader):
 
     def changed_in_pass(self) -> str | None:
         """Return why the rest of the pass would be other batches if it were read anew; None if it would not."""
-        changed = None if self._collate_memory is None else self._collate_memory.changed()
-        if changed is None and self._position.had_states:
-            return None
-        if changed is None and self._acts is not None:
-            return self._acts
-        changed = self._changed_content() if changed is None else changed.partition(" (")[0].replace("/", ".")
+        if (changed := self._changed_in_collate()) is None:
+            if self._position.had_states:
+                return None
+            if self._acts is not None:
+                return self._acts
+            now, before = self._content(), self._began_with
+            changed = next((name for name in now | before if now.get(name) != before.get(name)), None)
         if changed is None:
             return None
         return f"{self.name}: {changed} has changed since the epoch began, which reads the data as they were then"
 
-    def _changed_content(self) -> str | None:
-        now, before = self._content(), self._began_with
-        return next((name for name in now | before if now.get(name) != before.get(name)), None)
+    def _changed_in_collate(self) -> str | None:
+        what = None if self._collate_memory is None else self._collate_memory.changed()
+        return None if what is None else what.partition(" (")[0].replace("/", ".")
 
     def _content(self) -> dict[str, str]:
         """Return in lines what `_data` does not give back: all of a data set that is read itself."""
@@ -214,7 +213,9 @@ class IterableLoader(ResumableLoader):
         }
         read, ended = list(state_dict["read"]), list(state_dict["ended"])
         self._position = PassPosition(
-            *(read, ended, state_dict["turn"]),
+            read,
+            ended,
+            state_dict["turn"],
             digests=list(state_dict["digests"]) if is_known else [None] * len(read),
             earlier_states=states,
             totals=list(state_dict["totals"]) if is_known else [None] * len(read),
@@ -268,9 +269,7 @@ class IterableLoader(ResumableLoader):
     def _note_begun(self) -> None:
         if self._passes == 1 or not self._persistent:
             self._began_with = self._content()
-        self._collate_memory = None if self._workers else ReadMemory((), self.source.collate_fn, self._module)
-        if self._collate_memory is not None:
-            self._collate_memory.begin()
+        self._collate_memory = None if self._workers else self._data.collate_memory()
 
     def _opened(self, epoch: int, position: PassPosition) -> Iterator[Any]:
         """Return what answers what is asked for, of copies that are made now."""
@@ -280,8 +279,8 @@ class IterableLoader(ResumableLoader):
         reader.begin_pass(self.shards, copies=not own_process)
         requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
         # Shards that are read here seed them; what training draws from them must not show who reads.
-        used = [] if workers else [*shared_generators(reader.dataset), *reader.collation.generators()]
-        self._rng_isolation.include(restorable(used))
+        used = [] if workers else [*restorable(shared_generators(reader.dataset)), *reader.collation.generators()]
+        self._rng_isolation.include(used)
         with self._rng_isolation:
             if not workers and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
                 return iter([failure])
@@ -310,7 +309,8 @@ class IterableLoader(ResumableLoader):
             log.info(
                 "replaying %d batches of %s to come back to its position; with state_dict and load_state_dict it would "
                 "go on from there at once",
-                *(behind, self.name),
+                behind,
+                self.name,
             )
 
 

@@ -22,11 +22,10 @@ from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.fast_state import SEED, RngReading, read_rng, rng_changed
 from midstride.engine.data.rng.isolation import RngIsolation
-from midstride.engine.data.rng.repeatability import copied, is_repeatable
+from midstride.engine.data.rng.owned_generators import OwnedGenerators, Seeders
+from midstride.engine.data.rng.repeatability import copied, ensure_same_batch, is_repeatable
 from midstride.engine.data.torch_internals import worker_info
 from midstride.engine.errors import NotExact
-from midstride.engine.objects.generators import find_generators, seeder
-from midstride.engine.objects.reseed_hook import restorable
 from midstride.engine.seeds import mix
 
 __all__ = ["IsolatedReads", "Rng", "SampleSeeder"]
@@ -35,7 +34,6 @@ __all__ = ["IsolatedReads", "Rng", "SampleSeeder"]
 Rng = Literal["lazy", "batch"]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_Seeders = list[Callable[[int], object]]
 _COLLATE = (1 << 64) - 1  # sets a batch's seed for collate apart from its samples'
 
 
@@ -50,11 +48,7 @@ _KEEPS = (
     "{dataset} draws random numbers when it is first read and none when it is read again: it keeps what it drew, and a "
     "resumed run, or another worker, would draw it anew. Draw what is kept in __init__, with a seed."
 )
-_COLLATE_NOT_REPEATABLE = (
-    "{collate} gave another batch when it was given the same samples again with the same seeds: it counts its calls, "
-    "keeps what it was given, or draws from a generator that cannot be found. A resumed run, and each worker, would "
-    "begin it anew. Keep what it counts in the module; or say rng='batch', which collates every batch only once."
-)
+_COLLATED_ONCE = "Keep what it counts in the module; or say rng='batch', which collates every batch only once."
 _REMEMBERS = (
     "{collate} of {dataset} gave another batch than where nothing was read before it: reading changes what they hold "
     "({what}), in each worker for itself, and no snapshot holds that. A resumed run, and each worker, would begin "
@@ -73,8 +67,8 @@ class SampleSeeder:
     def __init__(self, rng: Rng = "lazy", *, shared: bool = False) -> None:
         self._rng = rng
         self._used = [False, False, False]  # torch, numpy, random
-        self._dataset_generators = _OwnedGenerators()
-        self._collate_generators = _OwnedGenerators()
+        self._dataset_generators = OwnedGenerators()
+        self._collate_generators = OwnedGenerators()
         #: the last look at the generators, if nothing can have moved them since: a look costs 8 us
         self.last_reading: RngReading | None = None
         #: whether nothing has drawn so far: then one look, after collate, is for a whole batch
@@ -138,7 +132,7 @@ class SampleSeeder:
             self._compare(samples[number], one(number), dataset, fetch.indices[number])
         return samples
 
-    def _read_seeded(self, dataset: Any, fetch: BatchRequest, numbers: Sequence[int], seeders: _Seeders) -> list[Any]:
+    def _read_seeded(self, dataset: Any, fetch: BatchRequest, numbers: Sequence[int], seeders: Seeders) -> list[Any]:
         """Return the samples of `numbers` in the batch, each read with seeds of its own; in line, as there are many."""
         many, main = getattr(dataset, "__getitems__", None), [*compress(SEED, self._used)]
         samples = []
@@ -152,7 +146,7 @@ class SampleSeeder:
         return samples
 
     def _check_draws(
-        self, known: list[bool], one: Callable[[int], Any], fetch: BatchRequest, seeders: _Seeders, dataset: Any
+        self, known: list[bool], one: Callable[[int], Any], fetch: BatchRequest, seeders: Seeders, dataset: Any
     ) -> None:
         """Refuse a data set that moved a generator not `known` before, and moves none when `fetch` is read again."""
         if self._used == known:
@@ -206,9 +200,7 @@ class SampleSeeder:
         if given is not None:
             self.last_reading = None
             self._seed(seed, seeders)
-            if not is_repeatable(batch, collate(given)):
-                name = getattr(collate, "__name__", type(collate).__name__)
-                raise NotExact(_COLLATE_NOT_REPEATABLE.format(collate=name))
+            ensure_same_batch(collate, batch, collate(given), way_out=_COLLATED_ONCE)
         return batch
 
     def check_memory(self, fetch: BatchRequest, batch: Any, collate: Callable[[Any], Any], *, single: bool) -> None:
@@ -237,7 +229,7 @@ class SampleSeeder:
                 counted,
             )
 
-    def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], seeders: _Seeders) -> T:
+    def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], seeders: Seeders) -> T:
         """Call until no generator that was taken for unused has moved."""
         while True:
             result = seeded() if seeders or any(self._used) else plain()
@@ -248,7 +240,7 @@ class SampleSeeder:
                 return result
             self._used, before = used, after
 
-    def _seed(self, seed: int, seeders: _Seeders) -> None:
+    def _seed(self, seed: int, seeders: Seeders) -> None:
         for set_seed in compress(SEED, self._used):
             set_seed(seed)
         for number, set_seed in enumerate(seeders):
@@ -285,40 +277,3 @@ class IsolatedReads:
 def _read(dataset: Any, indices: list[Any]) -> list[Any]:
     many = getattr(dataset, "__getitems__", None)
     return list(many(indices)) if many else [dataset[index] for index in indices]
-
-
-class _OwnedGenerators:
-    """The seeders of what one object holds, found where it is read: in a worker that is a copy."""
-
-    def __init__(self) -> None:
-        self.seeders: _Seeders | None = None
-        self._found: list[Any] = []
-        self._restorable: list[Any] | None = None
-        self._settled = False
-
-    def of(self, owner: object) -> _Seeders:
-        if self.seeders is None:
-            self._found = [generator for _, generator in sorted(find_generators(owner).items())]
-            self.seeders, self._restorable = [*map(seeder, self._found)], None
-        return self.seeders
-
-    def generators_of(self, owner: object) -> list[Any]:
-        self.of(owner)
-        if self._restorable is None:
-            self._restorable = restorable(self._found)
-        return self._restorable
-
-    def grew(self, owner: object) -> bool:
-        """Look once more, after the first reading; return whether there is more now."""
-        if self._settled:
-            return False
-        before, self.seeders, self._settled = self.seeders, None, True
-        return len(self.of(owner)) > len(before or ())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "seeders": None,
-            "_found": [],
-            "_restorable": None,
-            "_settled": False,
-        }  # found anew where a worker is spawned

@@ -1,16 +1,18 @@
 """Whether two readings of a sample are the same, as far as can be seen."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import members_of
 from midstride.engine.state.codec import differences
 from midstride.engine.trees import convert
 
-__all__ = ["copied", "is_repeatable"]
+__all__ = ["copied", "ensure_same_batch", "is_repeatable"]
 
 _KNOWN = (Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
 
@@ -42,3 +44,19 @@ def copied(samples: Any) -> Any:
         return copy.deepcopy(convert(samples, Tensor.clone))
     except Exception:  # they hold what cannot be copied, and collate may take from them what a second one would miss
         return None
+
+
+def ensure_same_batch(collate: Callable[..., Any], batch: Any, again: Any, *, way_out: str) -> None:
+    """Look whether `collate` made the same of the same samples and seeds.
+
+    Raises:
+        NotExact: it did not.
+    """
+    if is_repeatable(batch, again):
+        return
+    name = getattr(collate, "__name__", type(collate).__name__)
+    raise NotExact(
+        f"{name} gave another batch when it was given the same samples again with the same seeds: it counts its calls, "
+        "keeps what it was given, or draws from a generator that cannot be found. A resumed run, and each worker, "
+        f"would begin it anew. {way_out}"
+    )

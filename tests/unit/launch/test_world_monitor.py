@@ -24,7 +24,7 @@ def test_a_receiver_that_fails_costs_neither_lines_nor_the_attempt_its_snapshot(
     events.emit("resumed", generation=3, resumed_from=None, step=0)
     events.emit("snapshot", name="000000000020-g000003", step=20)
     watchdog = Watchdog(session, WorldOptions())
-    monitor = launch._WorldMonitor(session, Attempt(3, started=0.0), watchdog, lines.append, fail, launched_by="spawn")
+    monitor = launch._WorldMonitor(session, Attempt(3, started=0.0), watchdog, lines.append, fail)
     monitor.announce("the last line")
 
     assert monitor.outcome(1, 5.0).kind == "died"
@@ -64,7 +64,6 @@ def test_a_snapshot_is_asked_for_once_the_ranks_listen(tmp_path: Path, monkeypat
         Watchdog(session, WorldOptions()),
         lambda line: None,
         lambda event: seen.append(event.kind),
-        launched_by="spawn",
     )
     monitor.until_end(SimpleNamespace(wait=wait, lines=list, ask_for_snapshot=lambda: asked.append(seen[-1])))
     assert asked == ["started", "started", "step"]
