@@ -22,8 +22,8 @@ from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.object_state import module_roots
 from midstride.engine.objects.plain_values import is_large
+from midstride.engine.objects.roots import module_roots
 from midstride.engine.objects.shared_memory import is_shared
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance

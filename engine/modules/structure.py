@@ -1,6 +1,7 @@
 """What a module has come to consist of since it was built: layers, parameters and buffers that came up in training."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.distributed_tensors import reshard_nodes
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
-from midstride.engine.objects.object_state import module_anchors
+from midstride.engine.objects.roots import module_anchors
 from midstride.engine.objects.unwritable import few, shown
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.nodes import Instance
@@ -242,7 +243,7 @@ def _leave_kept_out(node: Any) -> None:
     """Leave out what other parts keep: the mode, for a validation may be under way, and what metrics have seen."""
     attributes = node.state.get("attributes", {}) if isinstance(node, Instance) else {}
     if isinstance(children := attributes.get("_modules"), dict):
-        node.state["attributes"] = {**without_seen(attributes), "training": True}
+        node.state["attributes"] = OrderedDict(without_seen(attributes), training=True)
         for child in children.values():
             _leave_kept_out(child)
 

@@ -34,6 +34,7 @@ registered_hooks   the hooks that user code registers on modules and optimizers:
 reseed_hook        what an object with a method `reseed(seed)` draws from: whatever that method sets
 restored_memory    which memory stands for which: that of tensors in a snapshot, and that of the tensors which take
                    their values
+roots              the roots of a walk over objects: attributes of a module and of what is in it, and the hooks on these
 shared_memory      memory that processes share: what one of them writes to it, the others see
 side_effects       a step of a module that leaves nothing behind
 unwritable         what of a run's objects no file can hold: named, once

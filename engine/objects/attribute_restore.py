@@ -2,7 +2,7 @@
 
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from midstride.engine.objects.containers import MISSING, Filler
 from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.plain_values import kind_name, step
 
-__all__ = ["KNOWN", "NAMESPACES", "class_called", "fill_attributes", "fresh", "is_made_anew", "set_class"]
+__all__ = ["KNOWN", "NAMESPACES", "class_called", "fill_attributes", "fresh", "is_made_anew", "keep_order", "set_class"]
 
 #: of torch's classes, those of which objects are made anew
 _MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
@@ -90,15 +90,38 @@ def fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str
         if filling.change.drops(path, name) or filling.change.replaces(path, name, child):
             filling.skip(child, step(path, name))
             continue
-        after = filling.put(child, before.get(name, MISSING), step(path, name))
-        if after is not before.get(name, MISSING) and after is not MISSING:
-            try:
-                _set_attribute(live, name, after)
-            except AttributeError:  # its class has no room for it, or a property there
-                filling.give_up(step(path, name), "set", MISSING)
+        _fill_attribute(filling, child, live, name, before.get(name, MISSING), path)
     for name in before.keys() - nodes.keys():
         if not filling.change.adds(path, name):
             delete_attribute(live, name)
+    if not keep_order(live, nodes):
+        filling.read_back()
+
+
+def keep_order(owner: object, nodes: dict[str, Any]) -> bool:
+    """Let `vars(owner)` give the attributes of `nodes` in their order, after all others.
+
+    Returns:
+        Whether there is one: an earlier version wrote them by name, and then they stay as they are.
+    """
+    if not isinstance(nodes, OrderedDict):
+        return False
+    own: dict[str, Any] = getattr(owner, "__dict__", {})
+    wanted = [name for name in nodes if name in own]
+    if [name for name in own if name in nodes] != wanted:
+        for name in wanted:
+            own[name] = own.pop(name)
+    return True
+
+
+def _fill_attribute(filling: Filler, node: Any, owner: object, name: str, before: Any, path: str) -> None:
+    after = filling.put(node, before, step(path, name))
+    if after is before or after is MISSING:
+        return
+    try:
+        _set_attribute(owner, name, after)
+    except AttributeError:  # its class has no room for it, or a property there
+        filling.give_up(step(path, name), "set", MISSING)
 
 
 def _set_attribute(owner: Any, name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ part of the state (a parameter, a submodule, the trainer), becomes a `Same`: wri
 What no file can hold becomes an opaque instance, of which only the kind is known.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -92,19 +93,27 @@ class GraphWalk:
         finally:
             self.is_small = before
 
-    def root_attributes(self, values: Mapping[str, Any], path: str, *, is_small: bool) -> dict[str, Any]:
-        """Return the nodes of a root's attributes; `is_small`: what is large is left out from here on."""
-        self.is_small = is_small
-        return self.attributes(values, path)
+    def root_attributes(
+        self, values: Mapping[str, Any], path: str, *, is_small: bool, is_ordered: bool = False
+    ) -> dict[str, Any]:
+        """Return the nodes of a root's attributes, by name unless `is_ordered`.
 
-    def attributes(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Return the nodes of attributes, in an order that does not depend on when each was set."""
-        return {
-            name: value
-            if type(value := values[name]) in PLAIN and not self.is_address(value)
-            else self.node(value, step(path, name))
-            for name in sorted(values)
-        }
+        If `is_small`, what is large is left out from here on.
+        """
+        self.is_small = is_small
+        if is_ordered:
+            return self.attributes(values, path)
+        return dict(self.attributes({name: values[name] for name in sorted(values)}, path))
+
+    def attributes(self, values: Mapping[str, Any], path: str) -> "OrderedDict[str, Any]":
+        """Return the nodes of attributes, in the order in which these were set, as `vars` gives them."""
+        return OrderedDict(
+            (
+                name,
+                value if type(value) in PLAIN and not self.is_address(value) else self.node(value, step(path, name)),
+            )
+            for name, value in values.items()
+        )
 
     def is_address(self, value: Any) -> bool:
         """Return whether `value` is the `id` of what another part of the state keeps: in each attempt another one."""

@@ -2,8 +2,8 @@
 
 import copy
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
-from midstride.engine.objects.attribute_restore import set_class
-from midstride.engine.objects.attributes import INTERNAL, attributes_of, delete_attribute, set_attribute
+from midstride.engine.objects.attribute_restore import keep_order, set_class
+from midstride.engine.objects.attributes import delete_attribute
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.distributed_tensors import reshard_nodes
@@ -21,85 +20,20 @@ from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.node_writers import WATCHED
 from midstride.engine.objects.plain_values import PLAIN, kind_name
-from midstride.engine.objects.registered_hooks import RegisteredHooks, user_hooks
+from midstride.engine.objects.registered_hooks import RegisteredHooks
+from midstride.engine.objects.roots import Root, module_anchors, module_roots
 from midstride.engine.objects.unwritable import Unnamed, Unwritable, few, shown
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance, Same
 from midstride.engine.state.stateful import AlikeOnRanks
 
-__all__ = ["Objects", "Root", "module_anchors", "module_roots", "upgrade"]
+__all__ = ["Objects", "upgrade"]
 
 log = logging.getLogger(__name__)
 
-#: what the engine sets itself on a module, and torch on a recurrent layer: weak references to its weights
-_OURS = frozenset({"_trainer", "device", "_is_replica", "_flat_weight_refs"}) | INTERNAL
-#: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each attempt sets it up
-_COMPOSABLE = "__composable_api_state_key"
-#: of those of other classes, what stands in their attributes is their class's own
-_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
-_HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
 #: how the paths of what data hold begin
 _DATA = "data/"
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 Nodes = dict[str, dict[str, dict[str, Any]]]
-
-
-@dataclass
-class Root:
-    """Attributes that a walk begins at.
-
-    Args:
-        group: which kind of owner they are of, such as "module".
-        name: of the owner in its group.
-        values: the attributes as they are now.
-        owner: on which they are set; None if they are filled in place only.
-        is_setup: what they were when the fit began is set up by every attempt: only what differs from it is state.
-        is_data: what is large among them is not written.
-    """
-
-    group: str
-    name: str
-    values: Mapping[str, Any]
-    owner: Any = None
-    is_setup: bool = False
-    is_data: bool = False
-
-    @property
-    def path(self) -> str:
-        """How paths of its attributes begin."""
-        return f"{self.group}/{self.name}" if self.name else self.group
-
-    def set(self, name: str, value: Any) -> None:
-        """Set an attribute, past any `__setattr__`."""
-        if self.owner is not None:
-            set_attribute(self.owner, name, value)
-
-
-def module_roots(module: nn.Module) -> Iterator[Root]:
-    """Yield the attributes of `module` and of all modules in it, and the hooks that their users gave them."""
-    for path, submodule in module.named_modules():
-        if is_metric(submodule):  # what else it holds is in a part of its own
-            yield Root("metrics", path, objects_in(submodule), submodule, is_setup=True)
-            continue
-        ours = _OURS | getattr(type(submodule), "not_state", frozenset())
-        found = attributes_of(submodule).items()
-        own = {name: value for name, value in found if name not in ours and not name.startswith(_COMPOSABLE)}
-        yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
-        if hooks := user_hooks(submodule, _HOOKS):
-            yield Root("hooks", path, hooks)
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if hooks := user_hooks(tensor, _TENSOR_HOOKS):
-            yield Root("hooks", f"tensor {name}", hooks)
-        if type(tensor) in _TENSORS:
-            set_on = {key: value for key, value in vars(tensor).items() if not key.startswith("_")}
-            yield Root("tensors", name, set_on, tensor, is_setup=True)
-
-
-def module_anchors(module: nn.Module) -> dict[str, object]:
-    """Return what other parts of the state keep of `module`, by name."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    modules = {f"module {path}": submodule for path, submodule in module.named_modules()}
-    return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **modules}
 
 
 class Objects(AlikeOnRanks):
@@ -145,7 +79,7 @@ class Objects(AlikeOnRanks):
         """Note what every attempt sets up alike."""
         walk, roots = self._walk()
         for root in roots:
-            nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
+            nodes = root.nodes(walk)
             self._built[root.path] = set(root.values)
             self._classes[root.path] = kind_name(type(root.owner))
             if is_user_class(type(root.owner)) or (root.owner is None and not root.is_data):
@@ -172,7 +106,7 @@ class Objects(AlikeOnRanks):
         for root in roots:
             if (kind := kind_name(type(root.owner))) != self._classes.get(root.path, kind):
                 classes[root.path] = kind
-            nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
+            nodes = root.nodes(walk)
             if root.is_setup or root.is_data:
                 nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
             if nodes:
@@ -213,6 +147,7 @@ class Objects(AlikeOnRanks):
             self._fill(root, nodes, filling)
             if root.owner is not None:
                 self._take_away(root, nodes, state_dict.get("deleted", []), change)
+            keep_order(root.owner, nodes)
         paths = {root.path for root in roots}
         groups = state_dict.keys() - {"deleted", "classes"}
         for path in [f"{group}/{name}" for group in groups for name in state_dict[group]]:
@@ -264,14 +199,15 @@ class Objects(AlikeOnRanks):
 
     def _saved(self, root: Root, state: dict[str, Any], walk: GraphWalk) -> dict[str, Any]:
         """Return what `root` shall hold: as saved, and else as it was set up."""
-        nodes = walk.root_attributes(root.values, root.path, is_small=root.is_data)
+        nodes = root.nodes(walk)
         setup = {
             name: _copied(self._setup[f"{root.path}/{name}"])
             for name, node in nodes.items()
             if f"{root.path}/{name}" in self._setup and not self._as_set_up(f"{root.path}/{name}", node)
         }
+        saved: dict[str, Any] = state.get(root.group, {}).get(root.name, {})
         # In the order of a walk: what is met again comes after what it is the same as.
-        return dict(sorted({**setup, **state.get(root.group, {}).get(root.name, {})}.items()))
+        return saved if isinstance(saved, OrderedDict) else dict(sorted({**setup, **saved}.items()))
 
     def _take_away(self, root: Root, saved: dict[str, Any], deleted: list[list[str]], change: CodeChange) -> None:
         """Delete what came up later than the snapshot, and what was gone by then."""

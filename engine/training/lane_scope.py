@@ -15,7 +15,7 @@ from midstride.engine.errors import NotExact
 from midstride.engine.metrics.lane_logger import LaneLogger
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.object_state import module_anchors, module_roots
+from midstride.engine.objects.roots import module_anchors, module_roots
 from midstride.engine.objects.side_effects import side_effects_reverted
 from midstride.engine.seeds import Generators, mix
 from midstride.engine.state.differences import differences

@@ -258,6 +258,20 @@ COPIES = [
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[SplitLate]",
     ),
     Mutant(
+        "attributes come back in another order than that of training",
+        "engine/objects/attribute_restore.py",
+        "own[name] = own.pop(name)\n",
+        "pass\n",
+        "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Rearranged]",
+    ),
+    Mutant(
+        "attributes that an earlier version wrote by name come to stand so",
+        "engine/objects/attribute_restore.py",
+        "    if not isinstance(nodes, OrderedDict):\n        return False\n",
+        "",
+        "unit/objects/test_attribute_order.py",
+    ),
+    Mutant(
         "an array that came to be a view is not named",
         "engine/objects/array_sharing.py",
         "if any(self._digests.get(path, digest) != digest for path, digest in now.items()):",

@@ -93,7 +93,7 @@ DDP = [
     ),
     Mutant(
         "what a recurrent layer keeps of its weights is said to be lost",
-        "engine/objects/object_state.py",
+        "engine/objects/roots.py",
         ', "_flat_weight_refs"}',
         "}",
         "laws/test_objects.py::test_what_one_rank_holds_comes_back_or_is_named[a recurrent layer, sharded]",

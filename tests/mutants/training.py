@@ -314,7 +314,7 @@ TRAINING = [
     ),
     Mutant(
         "attributes of tensors are no state",
-        "engine/objects/object_state.py",
+        "engine/objects/roots.py",
         "if type(tensor) in _TENSORS:",
         "if type(tensor) is None:",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[OnTensors]",

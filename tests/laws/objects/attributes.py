@@ -5,6 +5,7 @@ import random
 from array import array
 from collections import OrderedDict, deque
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,24 @@ class Tagged(Small):
     def factor(self, batch: Tensor) -> Any:
         self.body.calls = getattr(self.body, "calls", 0) + 1  # type: ignore[assignment]
         return self.body.calls
+
+
+class Rearranged(Small):
+    """Attributes of objects and of the module, in the order in which training sets them."""
+
+    def build(self) -> None:
+        self.totals, self.new = SimpleNamespace(c=1.0, a=2.0, b=3.0), SimpleNamespace()
+
+    def factor(self, batch: Tensor) -> Any:
+        step = self.global_step
+        name = ("b", "a", "c")[step % 3]
+        value = vars(self.totals).pop(name)
+        vars(self.totals)[name] = value + 1
+        setattr(self.new, f"n{9 - step}", step + 1.0)
+        setattr(self, f"total_{9 - step}", step + 1.0)
+        late = [value for name, value in vars(self).items() if name.startswith("total_")]
+        parts = (*vars(self.totals).values(), *vars(self.new).values(), *late)
+        return 1 + sum(part / (place + 1) for place, part in enumerate(parts))
 
 
 class Private(Small):

@@ -124,8 +124,8 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
     "of classes derived in C": (
         (DerivedInC, None, list),
         False,
-        r"day, a Day, is not(.|\n)*grid, a Grid, (.|\n)*point, a Point, (.|\n)*"
-        r"rows, a meta Tensor, (.|\n)*stop, a Stop, (.|\n)*a Waiting, is",
+        r"stop, a Stop, is not(.|\n)*point, a Point, (.|\n)*day, a Day, (.|\n)*"
+        r"grid, a Grid, (.|\n)*a Waiting, (.|\n)*rows, a meta Tensor, is",
     ),
     "what its class alone makes": (
         (MakesLate, None, list),

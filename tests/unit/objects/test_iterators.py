@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from midstride.engine.objects.digest import digest_lines
-from midstride.engine.objects.object_state import Objects, Root
+from midstride.engine.objects.object_state import Objects
+from midstride.engine.objects.roots import Root
 from midstride.engine.state.codec import decode, differences, encode
 
 pytestmark = pytest.mark.fast
