@@ -45,7 +45,7 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
     for module in modules:
         for name, value in vars(module).items():
             is_function = isinstance(value, types.FunctionType) or is_users_cache(value)
-            if not name.startswith("__") and (is_function or is_data(value)):
+            if not name.startswith("__") and (is_function or is_data(value) or _is_alias(name, value)):
                 yield f"global {module.__name__}.{name}", value
 
 
@@ -64,6 +64,11 @@ def is_data(value: object) -> bool:
     return not is_code(value) and (is_user_class(type(value)) or not callable(value))
 
 
+def _is_alias(name: str, value: object) -> bool:
+    """Return whether `name` is one that code gave a class or a function of C: it may come to be that of another."""
+    return isinstance(value, (type, types.BuiltinFunctionType)) and value.__name__ != name
+
+
 def _of_class(kind: type) -> Iterator[tuple[str, object]]:
     name = f"class {kind.__qualname__}"
     if issubclass(kind, Enum):
@@ -74,7 +79,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, object]]:
         if isinstance(function, types.FunctionType) or is_users_cache(function):
             yield f"{name}: {key}", function
             yield from _of_function(_code_of(function))
-        elif not key.startswith("__") and is_data(value):
+        elif not key.startswith("__") and (is_data(value) or _is_alias(key, value)):
             yield f"{name}: {key}", value
 
 

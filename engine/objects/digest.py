@@ -6,13 +6,16 @@ What differs between two digests is where a training kept what no snapshot holds
 import io
 import itertools
 import marshal
+import operator
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from torch import Tensor, nn
 
@@ -40,6 +43,13 @@ _MOST_ITEMS = 10_000
 _MOST_LINES = 10_000
 _NOT_STATE = INTERNAL | {"_trainer"}
 _CONTAINERS = (dict, list, tuple, deque)
+#: what is another only where its name is
+_NAMED = (type, types.ModuleType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType)
+#: what its text tells all of
+_TOLD = (
+    *(itertools.count, types.GenericAlias, torch.dtype, torch.device, np.dtype, np.ufunc),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+)
 
 
 def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
@@ -61,7 +71,8 @@ def digest_lines(name: str, value: object) -> dict[str, str]:
 
 def users_lines(name: str, value: object) -> dict[str, str]:
     """Return the same of what the user's own objects and plain containers in `value` hold, further in."""
-    lines = _walk(name, value, DEPTH, {}, lambda item: isinstance(item, _CONTAINERS) or is_user_class(type(item)))
+    plain = (*_CONTAINERS, partial)
+    lines = _walk(name, value, DEPTH, {}, lambda item: isinstance(item, plain) or is_user_class(type(item)))
     return dict(itertools.islice(lines, _MOST_LINES))
 
 
@@ -90,7 +101,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         for path, submodule in value.named_modules():
             prefix = f".{path}." if path else "."
             yield from ((prefix + key, item) for key, item in attributes_of(submodule).items() if key not in _NOT_STATE)
-    elif isinstance(value, (*ITERATORS, types.GeneratorType)):
+    elif isinstance(value, (*ITERATORS, types.GeneratorType, partial)):
         yield from ((f" ({number})", item) for number, item in enumerate(_parts(value)))
     elif is_data(value):
         if isinstance(value, (list, tuple, dict, deque)):
@@ -106,7 +117,9 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(iterator: Any) -> Sequence[Any]:
-    """Return what a copy of an iterator would be made of; of a generator, where it stands and its variables."""
+    """Return what a copy of an iterator or partial would be made of; of a generator, where it is and its variables."""
+    if isinstance(iterator, partial):
+        return [iterator.func, iterator.args, iterator.keywords, vars(iterator)]
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return [frame.f_lasti, dict(frame.f_locals)] if frame is not None else []
@@ -133,16 +146,18 @@ def _describe(value: Any) -> str | None:
 
 
 def _describe_position(value: Any) -> str | None:
-    """Return where a file or an iterator stands, what a variable of a context is, the name of a function, its cache."""
+    """Return where a file or an iterator stands, what a variable of a context is, the name of code, its cache."""
     if isinstance(value, io.IOBase):
         return _describe_file(value)
     if isinstance(value, ContextVar):
         return repr(value.get(None))
     if isinstance(value, types.FunctionType):
         return " ".join(filter(None, (kind_text(value.__module__, value.__qualname__), code_digest(value))))
+    if isinstance(value, _NAMED):
+        return kind_text(getattr(value, "__module__", None), getattr(value, "__qualname__", value.__name__))
     if isinstance(value, Cached):
         return describe_cache(value)
-    if isinstance(value, itertools.count) or kind_name(type(value)) in VALUES:
+    if isinstance(value, _TOLD) or kind_name(type(value)) in VALUES:
         return repr(value)
     counts = hasattr(type(value), "__length_hint__")  # of its class: what is looked at may be a class itself
     return f"{value.__length_hint__()} items left" if counts else None

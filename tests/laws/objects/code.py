@@ -190,3 +190,29 @@ class InSparseGlobal(Small):
     def factor(self, batch: Tensor) -> Any:
         GRAPH.mul_(2)
         return GRAPH.sum()
+
+
+act = torch.relu
+KINDS: dict[str, Any] = {"act": torch.nn.ReLU}
+
+
+class SwapsBuiltin(Small):
+    """A function of C that a global names."""
+
+    def factor(self, batch: Tensor) -> Any:
+        return act(batch).sum()
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        globals()["act"] = torch.tanh
+
+
+class SwapsClass(Small):
+    """A class that a container names, and one that a class does."""
+
+    norm: type = torch.nn.LayerNorm
+
+    def factor(self, batch: Tensor) -> Any:
+        return KINDS["act"]()(batch).sum() + self.norm(2)(batch).sum()
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        KINDS["act"], type(self).norm = torch.nn.GELU, torch.nn.RMSNorm

@@ -18,6 +18,8 @@ from laws.objects.code import (
     InSparseGlobal,
     OnAutogradFunction,
     OnFunction,
+    SwapsBuiltin,
+    SwapsClass,
 )
 from laws.objects.derived import DerivedInC, MakesLate
 from laws.objects.files import CountsInHelper, CountsOnClassOfHelper, SwapsInHelper
@@ -240,6 +242,17 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (SwapsInHelper, None, list),
         False,
         r"part of no snapshot: global .*helper\.act \(\S+:soft, now \S+:hard\)",
+    ),
+    "a function of C": (
+        (SwapsBuiltin, None, list),
+        False,
+        r"snapshot: global \S+\.act \(torch:\S+\.relu, now torch:\S+\.tanh\)",
+    ),
+    "classes that are named": (
+        (SwapsClass, None, list),
+        False,
+        r"snapshot: class SwapsClass: norm \(\S+:LayerNorm, now \S+:RMSNorm\), "
+        r"global \S+\.KINDS\['act'\] \(\S+:ReLU, now \S+:GELU\)",
     ),
     "a collate that counts": ((CountsInCollate, None, list), True, "CountingCollate gave another batch"),
     "a collate that counts in a worker": ((CountsInWorker, None, list), True, "CountingCollate gave another batch"),
