@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn
 
+from midstride.engine.processes.environment import hash_seed_set
 from midstride.engine.processes.lifetime import die_with, signal_all
 
 __all__ = ["ChildProcesses", "end_within"]
@@ -39,6 +40,7 @@ class ChildProcesses:
     ) -> None:
         context: Any = multiprocessing.get_context(method)
         starter = os.getpid()
+        self._environments = environments
         self._processes: list[BaseProcess] = [
             context.Process(target=_run, args=(starter, dict(environment), target, tuple(arguments)))
             for environment in environments
@@ -47,8 +49,9 @@ class ChildProcesses:
     def __enter__(self) -> "ChildProcesses":
         """Return the processes, running."""
         try:
-            for process in self._processes:
-                process.start()
+            for process, environment in zip(self._processes, self._environments, strict=True):
+                with hash_seed_set(environment):
+                    process.start()
         except BaseException:
             self._end()
             raise

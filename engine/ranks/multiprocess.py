@@ -22,6 +22,7 @@ import torch
 from midstride.engine.errors import EngineError, UserError, WorldError
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.processes.child_processes import ChildProcesses
+from midstride.engine.processes.environment import hash_seed
 from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
@@ -114,7 +115,8 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
             # Into a file: each rank gets a copy of its own. Handed over by torch, they would share their weights.
             torch.save(call, folder / "call.pt")
         store = serve_store()
-        environments = rank_environments(ranks, store.port, is_served=True, base={**os.environ, World.STARTED: ""})
+        base = {**os.environ, **(hash_seed() if method == "spawn" else {}), World.STARTED: ""}
+        environments = rank_environments(ranks, store.port, is_served=True, base=base)
         with ChildProcesses(_run_rank, [folder, call if method == "fork" else None], environments, method) as children:
             asked_to_stop = _watch(children)
         _raise_for_results(folder, ranks, asked_to_stop)

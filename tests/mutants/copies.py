@@ -272,6 +272,27 @@ COPIES = [
         "unit/objects/test_attribute_order.py",
     ),
     Mutant(
+        "ranks whose sets of strings have other orders say nothing",
+        "engine/training/checkpointing/text_order.py",
+        "len({*hashes}) > 1",
+        "False",
+        "distributed/test_text_order.py::test_another_order_on_each_rank_is_told",
+    ),
+    Mutant(
+        "a life whose sets of strings have other orders says nothing",
+        "engine/training/checkpointing/text_order.py",
+        "saved.get(_KEY, hashes[0]) != hashes[0]",
+        "False",
+        "distributed/test_text_order.py::test_another_order_than_that_of_the_life_before_is_told",
+    ),
+    Mutant(
+        "an alias of a class in a global is not looked at",
+        "engine/objects/code_state.py",
+        " or _is_alias(name, value)",
+        "",
+        "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[a function of C]",
+    ),
+    Mutant(
         "an array that came to be a view is not named",
         "engine/objects/array_sharing.py",
         "if any(self._digests.get(path, digest) != digest for path, digest in now.items()):",

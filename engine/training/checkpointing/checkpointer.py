@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -31,6 +31,7 @@ from midstride.engine.training.checkpointing.roots import unsaved_state_monitor
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.checkpointing.settings import Settings
 from midstride.engine.training.checkpointing.state_parts import state_parts, upgrade
+from midstride.engine.training.checkpointing.text_order import text_order_facts, text_order_warnings
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
 from midstride.engine.training.checkpointing.world_size import (
     InitialSharding,
@@ -111,6 +112,7 @@ class Checkpointer:
             check_restores(self.parts, "before the first step")
         self._is_verified = found is not None
         self._unsaved_state = unsaved_state_monitor(self._context, cast("Objects", self.parts["objects"]))
+        self._warn_of_text_order(found[0].manifest["facts"] if found else {})
         lease = self.run.begin(found[0] if found else None)
         self._report_resume(lease.generation, lease.resumed_from)
         loggers = self._context.settings.loggers
@@ -294,6 +296,11 @@ class Checkpointer:
             if samples is not None and (change := padding_change(samples, was, world.size)) is not None:
                 self._warn([change])
         self._warn(environment_changes(saved["bits"], self._facts["bits"]))
+
+    def _warn_of_text_order(self, saved: Mapping[str, Any]) -> None:
+        context = self._context
+        kinds = {type(one) for one in (*context.module.modules(), context.source, *context.callbacks)}
+        self._warn(text_order_warnings(kinds, saved, context.collective.gather(text_order_facts())))
 
     def _warn(self, lines: Iterable[str]) -> None:
         if self._context.world.is_first:
