@@ -316,8 +316,15 @@ COPIES = [
     Mutant(
         "a collate_fn that counts is not tried in the workers of a stream",
         "engine/data/iterable/collation.py",
-        "if in_worker and not self._is_tried else None",
-        "if False else None",
+        "        if not self._is_tried:\n            self._is_tried = True\n",
+        "        if False:\n",
         "unit/data/test_stream_trial.py::test_a_collate_fn_that_counts_its_calls_in_a_worker_is_refused",
+    ),
+    Mutant(
+        "a collate_fn that remembers is not looked at in the workers of a stream",
+        "engine/data/iterable/collation.py",
+        "            if not is_repeatable(batch, again):",
+        "            if False:",
+        "unit/data/test_stream_trial.py::test_a_collate_fn_that_remembers_in_a_worker_is_refused",
     ),
 ]

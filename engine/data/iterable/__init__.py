@@ -1,7 +1,7 @@
 """Iterable data sets: streams that go on where they were, by their state or by reading again.
 
-collation       the collate_fn of a stream: each batch with random numbers of its own; in a worker, tried
-                with the first of them
+collation       the collate_fn of a stream: each batch with random numbers of its own; in a worker, looked at
+                with some of them
 content_digest  digests of what a stream gives: samples of iterable data sets have no indices to tell them by
 loader          the loader of an iterable data set: its position is what was read of each shard
 schedule        shards in turn: whose batch is next, what was read of each, what is asked for

@@ -75,6 +75,29 @@ def test_a_collate_fn_that_counts_its_calls_in_a_worker_is_refused() -> None:
         next(feed_of(Lines(), collate_fn=counting, num_workers=1).batches(0))
 
 
+class ToLargest:
+    """Scales to the largest sample that it has seen: given the same again, it makes the same."""
+
+    def __init__(self) -> None:
+        self.largest = 0
+
+    def __call__(self, samples: list[int]) -> torch.Tensor:
+        self.largest = max(self.largest, *samples)
+        return torch.tensor(samples) / self.largest
+
+
+class Falling(Lines):
+    def __iter__(self) -> Iterator[Any]:
+        for number in super().__iter__():
+            yield 100 - number
+
+
+def test_a_collate_fn_that_remembers_in_a_worker_is_refused() -> None:
+    refused = r"ToLargest gave another batch .* \(\S*largest \(\d+, now \d+\)\), in each worker"
+    with pytest.raises(NotExact, match=refused):
+        list(feed_of(Falling(), collate_fn=ToLargest(), num_workers=1).batches(0))
+
+
 def test_a_generator_that_copies_share_is_seeded() -> None:
     whole = [batch.tolist() for batch in feed_of(Drawing(drawn), tries=True).batches(0)]
     DRAW.random()
