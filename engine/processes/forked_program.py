@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
@@ -90,9 +89,8 @@ def end_with(main: Callable[[], object]) -> NoReturn:
         main()
     except SystemExit as end:
         code = end.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
+    except BaseException as error:
+        code = _uncaught(error)
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for its threads, as at the end of any program
         atexit._run_exitfuncs()
@@ -100,3 +98,13 @@ def end_with(main: Callable[[], object]) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _uncaught(error: BaseException) -> object:
+    """Return the exit code of an interpreter whose program ends by `error`; a hook may set another."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as end:
+        return end.code
+    return 1

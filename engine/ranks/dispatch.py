@@ -7,10 +7,12 @@ from typing import Any, Protocol, TypeVar, cast
 
 from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
 from midstride.engine.config.options import TrainerOptions
+from midstride.engine.errors import EngineError
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
 from midstride.engine.ranks.subprocess_script import ended_early, ranks_watched, start_other_ranks
+from midstride.engine.session.script_exit import end_by_exit_codes
 
 __all__ = ["on_all_ranks"]
 
@@ -65,12 +67,12 @@ def on_all_ranks(verb: Verb) -> Verb:
         trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
         adapt(module)
         adapt(data)
-        start = trainer.placement.start
-        if start == "none":
-            return verb(trainer, module, data, **arguments)
-        if start == "subprocess":
-            return _in_subprocesses(verb, trainer, module, data, arguments)
-        return _in_children(verb, trainer, module, data, arguments)
+        call = _CALLS[trainer.placement.start]
+        try:
+            return call(verb, trainer, module, data, arguments)
+        except EngineError:
+            end_by_exit_codes()
+            raise
 
     return cast("Verb", started)
 
@@ -95,3 +97,11 @@ def _in_children(verb: Any, trainer: StartsRanks, module: Any, data: Any, argume
     if verb.__name__ == "predict":
         return [prediction for rank in ranks for prediction in rank.value]
     return ranks[0].value
+
+
+def _here(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
+    return verb(trainer, module, data, **arguments)
+
+
+#: how a call is made, by how the ranks start
+_CALLS = {"none": _here, "subprocess": _in_subprocesses, "spawn": _in_children, "fork": _in_children}

@@ -13,6 +13,7 @@ outcome         how a rank, and a world, ended
 private_file    files in a folder that others can write to, such as that for temporary files: only this user's
                 own are read
 request         what a process is asked for from outside: a snapshot, or to stop
+script_exit     how a script ends that lets an error of the engine pass
 session         the session of a world: the small local folder in which its ranks and its launcher meet
 signals         a signal to one process becomes something that every rank does at the same boundary
 terminal_view   a world on a terminal: its output, and a progress bar

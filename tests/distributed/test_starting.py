@@ -216,7 +216,7 @@ def test_no_rank_outlives_its_caller(ending: signal.Signals, options: dict[str, 
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         caller.send_signal(ending)
-        caller.wait(LIMIT_S)
+        ended = caller.wait(LIMIT_S)
         while [rank for rank in ranks if Path(f"/proc/{rank}").exists()]:
             assert time.monotonic() < deadline + 30, "ranks live on"
             time.sleep(0.05)
@@ -225,3 +225,6 @@ def test_no_rank_outlives_its_caller(ending: signal.Signals, options: dict[str, 
         caller.wait()
     snapshots = list((tmp_path / "run" / "snapshots").glob("*/manifest.json"))
     assert bool(snapshots) == (ending == signal.SIGTERM), log.read_text()
+    assert ended == (75 if ending == signal.SIGTERM else -9), log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert log.read_text().count("midstride: asked to stop, after step") == len(snapshots)

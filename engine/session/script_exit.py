@@ -1,0 +1,29 @@
+"""How a script ends that lets an error of the engine pass: with the exit code that the command line gives it."""
+
+import sys
+from types import TracebackType
+
+from midstride.engine.errors import EngineError, StopRequested
+from midstride.engine.world import World
+
+__all__ = ["end_by_exit_codes"]
+
+
+def end_by_exit_codes() -> None:
+    """Have this process end with an error's `exit_code` where nothing catches it; notebooks show theirs themselves.
+
+    Call it as the error passes: torch sets a hook of its own with a process group, which would swallow what ours says.
+    """
+    before = sys.excepthook
+    if getattr(before, "__module__", None) == __name__:
+        return
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, StopRequested):
+            before(kind, error, trace)
+        elif World.from_environment().is_first:
+            print(f"midstride: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, EngineError):
+            raise SystemExit(error.exit_code)  # a hook has no other way to set it
+
+    sys.excepthook = uncaught
