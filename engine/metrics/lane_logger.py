@@ -117,6 +117,13 @@ class _LaneRows(MetricLog):
             rows.step(epoch, step)
             rows.drop_closed()
 
+    def close(self) -> None:
+        """Close the last row of every lane, so that each of them says so, whichever rank has it next."""
+        super().close()
+        for rows in self._others:
+            rows.close()
+            rows.drop_closed()
+
     def discard(self) -> None:
         """Drop the closed rows of every lane: there is no log to keep them."""
         super().discard()

@@ -183,6 +183,14 @@ def test_any_number_of_ranks_computes_the_same_run(name: str, tmp_path: Path) ->
         assert not differences(plain_lanes(NETS[row.net], **dict(row.oracle)), found)
 
 
+def test_a_run_that_ended_is_taken_up_by_more_ranks_that_have_nothing_left_to_do(tmp_path: Path) -> None:
+    log = tmp_path / "run/metrics.csv"
+    assert run_ranks(train, str(tmp_path), ROWS["dropout"], processes=1) == [0]
+    ended = log.read_bytes()
+    assert run_ranks(train, str(tmp_path), ROWS["dropout"], processes=4) == [0] * 4
+    assert log.read_bytes() == ended
+
+
 def test_without_lanes_sums_of_four_ranks_are_others(tmp_path: Path) -> None:
     row = Row("Recurrent", ())
     assert run_ranks(train, str(tmp_path), row, None, processes=LANES) == [0] * LANES

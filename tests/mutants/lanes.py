@@ -5,6 +5,7 @@ from mutants.mutant import Mutant
 __all__ = ["LANES"]
 
 LAWS = "laws/test_lanes.py::test_any_number_of_ranks_computes_the_same_run"
+ENDED = "laws/test_lanes.py::test_a_run_that_ended_is_taken_up_by_more_ranks_that_have_nothing_left_to_do"
 CHANGED = "laws/test_lanes.py::test_what_depends_on_the_lanes_of_a_rank_is_refused_on_any_number_of_them"
 
 LANES = [
@@ -63,6 +64,13 @@ LANES = [
         "        for lane in self._lanes.own:\n            with self._in(lane):\n                super().log(",
         "        for lane in self._lanes.own[:1]:\n            with self._in(lane):\n                super().log(",
         f"{LAWS}[watched]",
+    ),
+    Mutant(
+        "of a run that ended, the first lane of each rank alone says so",
+        "engine/metrics/lane_logger.py",
+        "            rows.close()\n            rows.drop_closed()",
+        "            rows.drop_closed()",
+        ENDED,
     ),
     Mutant(
         "a metric goes on with what another lane has seen",
