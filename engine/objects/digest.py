@@ -160,7 +160,8 @@ def _describe_position(value: Any) -> str | None:
     if isinstance(value, _TOLD) or kind_name(type(value)) in VALUES:
         return repr(value)
     counts = hasattr(type(value), "__length_hint__")  # of its class: what is looked at may be a class itself
-    return f"{value.__length_hint__()} items left" if counts else None
+    left = operator.length_hint(value, -1) if counts else -1  # itertools.repeat has one that raises
+    return f"{left} items left" if left >= 0 else None
 
 
 def _describe_file(file: io.IOBase) -> str:

@@ -34,3 +34,8 @@ def test_an_iterator_is_told_by_what_is_left_of_it_and_its_class_by_its_name() -
     left = iter([1, 2, 3])
     lines = {"held holds": "'2 items'", "held[0]": "3 items left", "held[1]": "builtins:list_iterator"}
     assert digest_lines("held", [left, type(left)]) == lines
+
+
+def test_an_iterator_without_end_is_told_by_what_it_repeats() -> None:
+    told = digest_lines("held", [itertools.repeat(2.0)])
+    assert told == {"held holds": "'1 items'", "held[0] (0) holds": "'1 items'", "held[0] (0)[0]": "2.0"}
