@@ -19,9 +19,8 @@ from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import Idle, SeededCollate, SeededDataset, WorkerFailure, few
-from midstride.engine.data.torch_internals import end_persistent_workers
 from midstride.engine.data.worker_data import WorkerData
-from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
+from midstride.engine.data.workers import RankBoundWorker, end_started, next_batch, start_workers
 from midstride.engine.objects.generators import path_to_module
 from midstride.engine.seeds import mix
 
@@ -301,8 +300,8 @@ class MapLoader(ResumableLoader):
         self._data.restored()
 
     def close(self) -> None:
-        """End workers that stay."""
-        end_persistent_workers(self._loader)
+        """End the workers that are left."""
+        end_started(self._loader)
 
     def clone(self) -> "MapLoader":
         """Return a loader that can be given a state while this one is read."""

@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, default_collate
+from torch.utils.data import RandomSampler, default_collate
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 __all__ = [
-    "end_persistent_workers",
     "end_workers",
     "forget_workers",
     "generator_address",
@@ -52,11 +51,6 @@ def end_workers(iterator: Any) -> None:
     """End the workers of a loader's iterator, if it has any."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
-
-
-def end_persistent_workers(loader: DataLoader[Any]) -> None:
-    """End the workers that `loader` keeps from one epoch to the next, if there are any; it is read no more."""
-    end_workers(loader._iterator)
 
 
 def forget_workers(iterator: Any) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.utils.data import DataLoader
 
@@ -11,7 +12,17 @@ from midstride.engine.data.torch_internals import end_workers, forget_workers, w
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
 from midstride.engine.processes.lifetime import die_with_parent, exit_with
 
-__all__ = ["RankBoundWorker", "disable_worker_watchdog", "lost_workers", "next_batch", "start_workers"]
+__all__ = [
+    "RankBoundWorker",
+    "disable_worker_watchdog",
+    "end_started",
+    "lost_workers",
+    "next_batch",
+    "start_workers",
+]
+
+#: by loader, what was begun to read from it and is still held
+_STARTED: WeakKeyDictionary[DataLoader[Any], WeakSet[Any]] = WeakKeyDictionary()
 
 
 class RankBoundWorker:
@@ -57,7 +68,17 @@ def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
             "pickled: keep the data set and collate_fn at module level, without open files."
         ) from error
     disable_worker_watchdog(iterator)
+    _STARTED.setdefault(loader, WeakSet()).add(iterator)
     return iterator
+
+
+def end_started(loader: DataLoader[Any]) -> None:
+    """End all workers of `loader`, which is read no more: those that stay, and those of a pass that an error ended.
+
+    The error holds the pass by its traceback, and a notebook holds the error.
+    """
+    for iterator in _STARTED.pop(loader, ()):
+        end_workers(iterator)
 
 
 def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: Any) -> Any:

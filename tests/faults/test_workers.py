@@ -1,17 +1,20 @@
 """What goes wrong in workers: told with loader, rank, worker and batch, to be retried or not, and no sample is lost."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
 from midstride.engine.testing import run_ranks
@@ -137,6 +140,38 @@ def _loses_a_worker_elsewhere() -> None:
 
 def test_a_worker_that_dies_while_nobody_waits_for_it_is_told_when_somebody_does() -> None:
     assert run_ranks(_loses_a_worker_elsewhere) == [0]
+
+
+class Counted(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(20))
+
+
+class Broken(TrainingModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: list[int], batch_idx: int) -> torch.Tensor:
+        assert multiprocessing.active_children()
+        raise KeyError("colour")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def _raises_in_a_step() -> None:
+    """Here the error, which holds the pass by its traceback, is held as a notebook holds it."""
+    for data in (range(20), Counted()):
+        for stay in (False, True):
+            loader: Any = DataLoader(data, 2, num_workers=1, collate_fn=list, persistent_workers=stay)  # type: ignore[arg-type]
+            with pytest.raises(UserCodeError) as caught:
+                Trainer(max_epochs=1, seed=1).fit(Broken(), loader)
+            assert not multiprocessing.active_children(), (data, stay, caught)
+
+
+def test_no_worker_is_left_while_the_error_of_a_fit_is_held() -> None:
+    assert run_ranks(_raises_in_a_step) == [0]
 
 
 class Deaths(Dataset[int]):

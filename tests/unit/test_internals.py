@@ -209,9 +209,9 @@ def test_workers_of_a_loader_end_and_are_forgotten() -> None:
     data.forget_workers(alone)
     data.end_workers(alone)
     keeps: DataLoader[Any] = DataLoader([0, 1], num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
-    (worker,) = data.workers_of(iter(keeps))
+    (worker,) = data.workers_of(kept := iter(keeps))
     for _ in range(2):
-        data.end_persistent_workers(keeps)
+        data.end_workers(kept)
         assert not worker.is_alive()
 
 

@@ -18,9 +18,8 @@ from midstride.engine.data.iterable.shards import ShardReader
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.isolation import RngIsolation
-from midstride.engine.data.torch_internals import end_persistent_workers
 from midstride.engine.data.worker_data import WorkerData
-from midstride.engine.data.workers import RankBoundWorker, next_batch, start_workers
+from midstride.engine.data.workers import RankBoundWorker, end_started, next_batch, start_workers
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
 from midstride.engine.objects.generators import path_to_module, shared_generators
@@ -228,8 +227,8 @@ class IterableLoader(ResumableLoader):
         self._data.restored()
 
     def close(self) -> None:
-        """End workers that stay."""
-        end_persistent_workers(self._loader)
+        """End the workers that are left."""
+        end_started(self._loader)
 
     def clone(self) -> "IterableLoader":
         """Return a loader that can be given a state while this one is read."""
