@@ -27,7 +27,7 @@ from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.strategies.rendezvous import serve_store
-from midstride.engine.strategies.torch_collective import leave_process_group
+from midstride.engine.strategies.torch_collective import leave_process_group, leave_process_group_of_one
 from midstride.engine.world import World
 
 __all__ = ["RankResult", "TrainerCall", "run_in_children"]
@@ -109,6 +109,7 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
     """
     if method == "spawn":
         call.check_picklable()
+    leave_process_group_of_one()  # of a fit before, in this process
     with tempfile.TemporaryDirectory(prefix="midstride-") as name:
         folder = Path(name)
         if method == "spawn":

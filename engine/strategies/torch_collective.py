@@ -27,6 +27,7 @@ __all__ = [
     "broadcast",
     "broadcast_tensors",
     "leave_process_group",
+    "leave_process_group_of_one",
     "start_sum",
 ]
 
@@ -94,6 +95,12 @@ class TorchCollective(Collective):
 def leave_process_group() -> None:
     """Destroy the default process group, if there is one; after an error others may be gone, and it is left alone."""
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
+
+
+def leave_process_group_of_one() -> None:
+    """Destroy the default process group if no other process is in it: a fork would have it, and none of its threads."""
+    if dist.is_initialized() and dist.get_world_size() == 1:
         dist.destroy_process_group()
 
 

@@ -168,6 +168,19 @@ def test_layers_that_hooks_make_in_the_ranks_come_back(tmp_path: Path) -> None:
     assert code == 0, printed
 
 
+ALONE_BEFORE = """
+alone, two = (Trainer(devices=devices, max_epochs=1, seed=3, strategy="ddp_fork") for devices in (1, 2))
+for trainer in (alone, two, alone, two):
+    trainer.fit(module := Line())
+    assert trainer.test(module)["samples"] == 10
+"""
+
+
+def test_ranks_are_forked_after_a_fit_in_this_process(tmp_path: Path) -> None:
+    code, printed = run(MODULE + ALONE_BEFORE, tmp_path)
+    assert code == 0, printed
+
+
 UNPICKLABLE = """
 class Plain:
     pass
