@@ -311,8 +311,9 @@ class Checkpointer:
         context = self._context
         if resumed_from is None or not context.world.is_first:
             return
-        log.info("generation %d resumes from snapshot %s", generation, resumed_from)
-        context.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=context.progress.step)
+        step = context.progress.step
+        context.reporter.announce(f"generation {generation} resumes from snapshot {resumed_from}, step {step}")
+        context.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=step)
 
 
 def _other_world(size: int, was: int) -> str:
