@@ -143,7 +143,32 @@ def test_what_is_wrong_with_a_deployment_is_said_at_once(make_job: Make, server:
         client.read_deployment_by_name("train/wrong")
 
 
-def test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced(make_job: Make, server: str) -> None:
+#: what a server's scheduler does for a deployment, which the embedded server of the tests has not
+PLANNED = """
+import asyncio, sys, uuid
+from prefect.server.database import provide_database_interface
+from prefect.server.models.deployments import schedule_runs
+
+async def main():
+    async with provide_database_interface().session_context(begin_transaction=True) as session:
+        print(len(await schedule_runs(session, deployment_id=uuid.UUID(sys.argv[1]))))
+
+asyncio.run(main())
+"""
+
+
+def planned(deployment: UUID, folder: Path) -> int:
+    """Have the runs made that the schedule of a deployment asks for; return how many."""
+    environment = {**os.environ, "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder}/prefect.db"}
+    command = [sys.executable, "-c", PLANNED, str(deployment)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced(
+    make_job: Make, server: str, shared_folder: Path
+) -> None:
     job = make_job(processes=1)
     create_pool("kept")
     with pytest.raises(JobError, match="pool kept: is there, and it is a process pool, not a docker pool"):
@@ -159,6 +184,7 @@ def test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced(make_job:
     assert there.global_concurrency_limit.limit == 1
     assert there.concurrency_options is not None
     assert there.concurrency_options.collision_strategy == "ENQUEUE"
+    assert planned(there.id, shared_folder) > 0
     deploy(job, "nightly", pool="kept")
     with get_client(sync_client=True) as client:
         again = client.read_deployment_by_name("train/nightly")
