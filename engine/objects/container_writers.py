@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from midstride.engine.objects.hashed_items import is_writable_item
 from midstride.engine.objects.plain_values import PLAIN, is_plain_key, key_path, kind_name, step, value_path
+from midstride.engine.state.codec import FACTORIES
 from midstride.engine.state.nodes import Instance, Same, View, kind_text
 
 if TYPE_CHECKING:
@@ -150,11 +151,11 @@ def dict_node(walk: Walk, value: dict[Any, Any], path: str) -> Any:
     """Describe a dict; one whose keys are objects is `keyed`."""
     walk.meet(value, path)
     empty: Any = type(value)()
-    if isinstance(value, defaultdict) and isinstance(value.default_factory, type):
-        empty = defaultdict(value.default_factory)
     factory = {}
-    if isinstance(value, defaultdict) and empty.default_factory is not value.default_factory:
-        factory = {"factory": walk.node(value.default_factory, step(path, "default_factory"))}
+    if isinstance(value, defaultdict) and any(value.default_factory is known for known in FACTORIES.values()):
+        empty = defaultdict(value.default_factory)
+    elif isinstance(value, defaultdict):
+        factory = {"factory": _factory_node(walk, value.default_factory, path)}
     keys = [_key(walk, key, path, index) for index, key in enumerate(value)]
     if not all(map(is_plain_key, keys)):
         nodes = [walk.node(item, value_path(path, index)) for index, item in enumerate(value.values())]
@@ -164,6 +165,13 @@ def dict_node(walk: Walk, value: dict[Any, Any], path: str) -> Any:
         return instance_of(value, "dict", items=items, **factory)
     empty.update(items)
     return empty
+
+
+def _factory_node(walk: Walk, factory: Any, path: str) -> Any:
+    """Describe what makes the values of a defaultdict: a class by its name."""
+    if isinstance(factory, type):
+        return Instance("class", kind_text(factory.__module__, factory.__qualname__))
+    return walk.node(factory, step(path, "default_factory"))
 
 
 def _key(walk: Walk, key: Any, path: str, index: int) -> Any:

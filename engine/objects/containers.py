@@ -249,13 +249,17 @@ def _is_unknown_key(filling: Filler, key: Any) -> bool:
 
 
 def made_by_function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    """Fill a defaultdict whose factory is a function, which only the live one has."""
-    if type(live) is not defaultdict or not filling.use(live, path, fits=True):
-        return filling.give_up(path, node.kind, live)
+    """Fill a defaultdict whose factory is a function or a class: that of the live one, or one found by its name."""
+    has_own = type(live) is defaultdict
+    factory = live.default_factory if has_own else MISSING
+    target = live if filling.use(live, path, fits=has_own) else filling.set(defaultdict(), path)
     if "factory" in node.state:
-        live.default_factory = filling.put(node.state["factory"], live.default_factory, step(path, "default_factory"))
-    fill_dict(filling, node.state["items"], live, dict(live), path)
-    return live
+        factory = filling.put(node.state["factory"], factory, step(path, "default_factory"))
+    if factory is MISSING:
+        return filling.give_up(path, node.kind, live)
+    target.default_factory = factory
+    fill_dict(filling, node.state["items"], target, dict(target), path)
+    return target
 
 
 KINDS: dict[type, Callable[[Filler, Any, Any, str], Any]] = {

@@ -28,16 +28,17 @@ def is_writable_item(node: Any) -> bool:
 
 
 def keyed(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    """Put back a dict whose keys are objects; where a function makes its values, only the live one has that."""
+    """Put back a dict whose keys are objects; what makes its values is the live one's, or found by its name."""
     empty, factory = node.state["empty"], node.state.get("factory")
-    own: Any = live.default_factory if isinstance(live, defaultdict) else None
-    if factory is not None and own is None:
-        return filling.give_up(path, node.kind, live)
-    fits = type(live) is type(empty) and (factory is not None or own is getattr(empty, "default_factory", None))
+    own: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
+    fits = type(live) is type(empty) and (factory is not None or own is getattr(empty, "default_factory", MISSING))
     before = list(live.items()) if isinstance(live, dict) else []
     target: Any = live if filling.use(live, path, fits=fits) else filling.set(copy.copy(empty), path)
     if factory is not None:
-        target.default_factory = filling.put(factory, own, step(path, "default_factory"))
+        own = filling.put(factory, own, step(path, "default_factory"))
+        if own is MISSING:
+            return filling.give_up(path, node.kind, live)
+        target.default_factory = own
     fill_keyed(filling, node, target, before, path)
     return target
 

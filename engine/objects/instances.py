@@ -43,7 +43,7 @@ from midstride.engine.objects.python_objects import (
     parts_of_iterator,
 )
 from midstride.engine.state.codec import differences
-from midstride.engine.state.nodes import Instance, fill_set
+from midstride.engine.state.nodes import Instance, fill_set, kind_text
 
 __all__ = ["FORMS"]
 
@@ -226,7 +226,8 @@ def _fill_factory(filling: Filler, node: Any, live: defaultdict[Any, Any], path:
     """Give a dict of a class derived from defaultdict what makes its values."""
     if isinstance(node, Instance) and "factory" in node.state:
         factory, before = node.state["factory"], live.default_factory
-        live.default_factory = filling.put(factory, before, step(path, "default_factory"))
+        after = filling.put(factory, before, step(path, "default_factory"))
+        live.default_factory = before if after is MISSING else after
     elif isinstance(plain := node.state["empty"] if isinstance(node, Instance) else node, defaultdict):
         live.default_factory = plain.default_factory  # of an earlier version: a dict
 
@@ -256,6 +257,13 @@ def _opaque(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     return filling.set(live, path)
 
 
+def _class(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+    if isinstance(live, type) and kind_text(live.__module__, live.__qualname__) == node.kind:
+        return live
+    found = class_called(node.kind, MISSING, object)
+    return filling.give_up(path, node.kind, live) if found is None else found
+
+
 def _large(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     return filling.set(live, path) if filling.is_left_out(live) else filling.give_up(path, node.kind, live)
 
@@ -279,6 +287,7 @@ FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
         "on device": on_device,
         "with gradient": with_gradient,
         "opaque": _opaque,
+        "class": _class,
         "dict": made_by_function,
         "keyed": keyed,
         "members": members,

@@ -27,11 +27,12 @@ from midstride.engine.state.row_shards import RowShard
 from midstride.engine.state.tensors import TensorEntry, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["Encoded", "decode", "differences", "encode", "walk"]
+__all__ = ["FACTORIES", "Encoded", "decode", "differences", "encode", "walk"]
 
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})
-_FACTORIES: dict[str | None, Any] = {
+#: what makes the values of a defaultdict, by the name it is written with
+FACTORIES: dict[str | None, Any] = {
     kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, deque, Counter)
 } | {None: None}
 
@@ -188,7 +189,7 @@ def _write_dict(encoder: _Encoder, value: dict[Any, Any], path: str) -> Any:
 
 
 def _write_defaultdict(encoder: _Encoder, value: defaultdict[Any, Any], path: str) -> Any:
-    known = [name for name, factory in _FACTORIES.items() if factory is value.default_factory]
+    known = [name for name, factory in FACTORIES.items() if factory is value.default_factory]
     if not known:
         return encoder.fault(path, f"collections.defaultdict made by {_kind_of(value.default_factory)}")
     return {_TAG: "defaultdict", "factory": known[0], "pairs": encoder.pairs(value, path)}
@@ -329,7 +330,7 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "dict": lambda decoder, node: dict(decoder.pairs(node)),
     "OrderedDict": lambda decoder, node: OrderedDict(decoder.pairs(node)),
     "Counter": lambda decoder, node: Counter(dict(decoder.pairs(node))),
-    "defaultdict": lambda decoder, node: defaultdict(_FACTORIES[node["factory"]], decoder.pairs(node)),
+    "defaultdict": lambda decoder, node: defaultdict(FACTORIES[node["factory"]], decoder.pairs(node)),
     "Size": lambda decoder, node: torch.Size(node["value"]),
     "dtype": lambda decoder, node: torch_dtype(node["value"]),
     "device": lambda decoder, node: torch.device(node["value"]),

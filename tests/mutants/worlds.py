@@ -275,8 +275,8 @@ WORLDS = [
     Mutant(
         "a forked program ends with 0 whatever it raises",
         "engine/processes/forked_program.py",
-        "        traceback.print_exc()\n        code = 1\n",
-        "        traceback.print_exc()\n",
+        "        return end.code\n    return 1\n",
+        "        return end.code\n    return 0\n",
         FORK_SERVER,
     ),
     Mutant(

@@ -3,7 +3,7 @@
 import itertools
 import random
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +54,38 @@ class Rearranged(Small):
         late = [value for name, value in vars(self).items() if name.startswith("total_")]
         parts = (*vars(self.totals).values(), *vars(self.new).values(), *late)
         return 1 + sum(part / (place + 1) for place, part in enumerate(parts))
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0.0
+
+    def update(self, value: float) -> float:
+        self.count, self.total = self.count + 1, self.total + value
+        return self.total / self.count
+
+
+class Gauge(Meter):
+    __slots__ = ("unit",)
+
+
+class Metering(Small):
+    """Meters that a class makes, also in a dict that training makes, and by keys that are objects."""
+
+    def build(self) -> None:
+        self.meters: defaultdict[str, Meter] = defaultdict(Meter)
+        self.gauges: defaultdict[Any, Gauge] = defaultdict(Gauge)
+        self.late: dict[str, defaultdict[str, Meter]] = {}
+
+    def factor(self, batch: Tensor) -> Any:
+        of_phase = self.late.setdefault("train", defaultdict(Gauge))
+        several = (
+            self.meters[str(self.global_step % 3)],
+            of_phase["loss"],
+            self.gauges[self.layer],
+            self.gauges["all"],
+        )
+        return 1 + sum(meter.update(float(batch.sum())) for meter in several)
 
 
 class Private(Small):
