@@ -11,6 +11,7 @@ items             the items of an epoch as a snapshot holds them: arrays where t
                   numbers
 lane_loader       map-style loaders of runs in lanes: a batch of every lane of this rank at once
 lane_order        the order of samples in lanes: one order a lane, read side by side
+limits            how many batches a limit leaves: a share of a loader's batches, or a number of them
 loader            what a loop reads: batches from any position of any epoch, and what decides their order
 map_style         map-style loaders that start anywhere in an epoch and give the same batches as if they had
                   come there by walking

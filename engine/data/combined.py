@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from torch.utils.data import DataLoader
 
+from midstride.engine.data.limits import limited
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
 from midstride.engine.trees import map_leaves, named_leaves
@@ -163,13 +164,19 @@ class CombinedResumableLoader(ResumableLoader):
     @property
     def estimated_batches(self) -> int | None:
         """The batches of an epoch, if every loader says."""
+        whole = self.unlimited_batches
+        if whole is None:
+            return self._limit if isinstance(self._limit, int) else None
+        return limited(whole, self._limit)
+
+    @property
+    def unlimited_batches(self) -> int | None:
+        """The batches of an epoch before the limit, if every loader says."""
         lengths = [loader.estimated_batches for loader in self.loaders]
         known = [length for length in lengths if length is not None]
-        most = self._limit if isinstance(self._limit, int) else None
         if len(known) < len(lengths):
-            return most
-        whole = sum(known) if self.mode == "sequential" else (min if self.mode == "min_size" else max)(known)
-        return min(whole, most) if most is not None else int(whole * self._limit)
+            return None
+        return sum(known) if self.mode == "sequential" else (min if self.mode == "min_size" else max)(known)
 
     def order_identity(self) -> dict[str, Any]:
         """Return what decides the order of samples."""

@@ -11,6 +11,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from midstride.engine.data.limits import no_batch_left
 from midstride.engine.data.map_style import MapLoader
 from midstride.engine.data.order import BatchOrder, InOrder, SampleOrder, Shuffled, StridedOrder
 from midstride.engine.data.rng.per_sample import Rng
@@ -45,7 +46,7 @@ def training_loader(
             f"batch_size {order.batch_size} is larger than a rank's {rank_samples} of {len(order.sequence)} samples, "
             "and drop_last=True leaves out what does not fill a batch: use a smaller batch or drop_last=False"
             if len(order) == 0
-            else f"limit_train_batches={limit!r} of {len(order)} batches leaves none"
+            else no_batch_left("limit_train_batches", limit, len(order))
         )
         raise UserError(f"the training loader has no batch: {reason}.")
     return exact

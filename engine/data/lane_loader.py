@@ -8,7 +8,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from midstride.engine.data.lane_order import LaneOrder
-from midstride.engine.data.map_style import COUNTED, MapLoader, limited
+from midstride.engine.data.limits import limited
+from midstride.engine.data.map_style import COUNTED, MapLoader
 from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.errors import NotExact
 from midstride.engine.lanes import Lanes
@@ -44,6 +45,11 @@ class LaneLoader(MapLoader):
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""
         return len(self.order)
+
+    @property
+    def unlimited_batches(self) -> int:
+        """The batches of the lane that has the most, before the limit."""
+        return max(len(lane) for lane in self.order.lanes.values())
 
     def valid_world_sizes(self, size: int, batch_size: int) -> list[int]:
         """Return `size`: the lanes are those that there are, whatever the number of ranks."""

@@ -53,6 +53,11 @@ class ResumableLoader(ABC):
         """The batches of an epoch as far as is known: exact for a sized loader, else a hint or None."""
         return len(self)
 
+    @property
+    def unlimited_batches(self) -> int | None:
+        """The batches of an epoch before the limit, as far as is known."""
+        return self.estimated_batches
+
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on, to the end of the epoch.

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from midstride.engine.data.limits import limited
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.order import BatchOrder, BatchRequest, InOrder, StridedOrder
 from midstride.engine.data.read_memory import ReadMemory
@@ -24,7 +25,7 @@ from midstride.engine.data.workers import RankBoundWorker, end_started, next_bat
 from midstride.engine.objects.generators import path_to_module
 from midstride.engine.seeds import mix
 
-__all__ = ["COUNTED", "MapLoader", "limited"]
+__all__ = ["COUNTED", "MapLoader"]
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,6 @@ PROBED = 64
 
 #: more samples are not counted at the start of an epoch: it would take seconds
 COUNTED = 10_000_000
-
-
-def limited(batches: int, limit: float) -> int:
-    """Return how many of `batches` are read: a share of them, or a number."""
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def _length(dataset: Any) -> int | None:
@@ -113,6 +109,11 @@ class MapLoader(ResumableLoader):
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, after the limit."""
         return limited(len(self.order), self._limit)
+
+    @property
+    def unlimited_batches(self) -> int:
+        """The batches of an epoch on this rank, before the limit."""
+        return len(self.order)
 
     def order_identity(self) -> dict[str, Any]:
         """Return what decides the order of samples."""

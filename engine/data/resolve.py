@@ -1,5 +1,6 @@
 """A fit's loaders: the user's, each made resumable."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoad
 from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.lane_loader import LaneLoader, check_lanes, nest_in_lanes
+from midstride.engine.data.limits import no_batch_left
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.map_style import MapLoader
 from midstride.engine.errors import NotExact, UserError
@@ -112,7 +114,8 @@ class LoaderResolver:
         if self._settings.global_batch_size is not None:
             _share_batches(resumable, self._settings.global_batch_size, self._settings)
         if resumable.estimated_batches == 0 and limit != 1.0:
-            raise UserError(f"there is no batch to train on: limit_train_batches={limit!r} leaves none.")
+            reason = no_batch_left("limit_train_batches", limit, resumable.unlimited_batches)
+            raise UserError(f"there is no batch to train on: {reason}.")
         mine = len(resumable) if resumable.is_sized else None, resumable.order_identity()
         counts, identities = zip(*self._ranks.gather(mine), strict=True)
         if len(set(counts)) > 1:
@@ -165,7 +168,8 @@ class LoaderResolver:
         """Return the loaders of `stage`, one for each `dataloader_idx`; none if there are none."""
         given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
         self.given[stage] = given
-        limit = getattr(self._options, f"limit_{'val' if stage == 'validate' else 'test'}_batches")
+        option = f"limit_{'val' if stage == 'validate' else 'test'}_batches"
+        limit = getattr(self._options, option)
         resumables = [] if given is None or given == [] else self._evaluation(given, stage, limit)
         counts = self._ranks.gather([len(resumable) if resumable.is_sized else None for resumable in resumables])
         if len({len(rank) for rank in counts}) > 1:
@@ -175,7 +179,18 @@ class LoaderResolver:
         for resumable, ranks in zip(resumables, zip(*counts, strict=True), strict=True):
             resumable.set_max_batches(max((count for count in ranks if count is not None), default=0))
         self._made += resumables
+        if 0.0 < limit < 1.0:
+            self._check_limit(resumables, stage, option, limit)
         return resumables
+
+    def _check_limit(self, resumables: Sequence[ResumableLoader], stage: str, option: str, limit: float) -> None:
+        """Refuse a share of a loader's batches that is less than one batch on every rank."""
+        counts = [(loader.unlimited_batches, loader.estimated_batches) for loader in resumables]
+        for number, ranks in enumerate(zip(*self._ranks.gather(counts), strict=True)):
+            whole = max(batches or 0 for batches, _ in ranks)
+            if whole and all(left == 0 for _, left in ranks):
+                which = f"{stage} loader {number}" if len(resumables) > 1 else f"the {stage} loader"
+                raise UserError(f"{which} has no batch: {no_batch_left(option, limit, whole)}.")
 
     def close(self) -> None:
         """End what reads ahead for any of the loaders: workers that stay would stay with whatever holds the data."""

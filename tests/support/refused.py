@@ -29,6 +29,17 @@ class Endless(IterableDataset[Tensor]):
         yield torch.zeros(2)
 
 
+class Sized(IterableDataset[Tensor]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Any:
+        return iter(torch.zeros(self.samples, 2))
+
+
 class Empty(IterableDataset[Tensor]):
     def __iter__(self) -> Any:
         return iter(())

@@ -15,6 +15,7 @@ from midstride.engine.data.iterable.content_digest import FORM
 from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, ShardRequestSampler, shard_rotation
 from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState, added
 from midstride.engine.data.iterable.shards import ShardReader
+from midstride.engine.data.limits import stream_limits
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.isolation import RngIsolation
@@ -69,7 +70,8 @@ class IterableLoader(ResumableLoader):
         self._drop_last, self._agree = loader.drop_last, agree
         #: shards that the data are read as, in all attempts of a run; 0 is plain PyTorch's no workers
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
-        self._expected, self._limit = self._limited(_length(loader), limit)
+        self._whole = _length(loader)
+        self._expected, self._limit = stream_limits(self.name, self._whole, limit)
         self._workers, self._persistent = loader.num_workers, loader.persistent_workers
         self._rng_isolation = RngIsolation()
         self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
@@ -103,18 +105,10 @@ class IterableLoader(ResumableLoader):
         """The batches of an epoch, if the data set says; it may be wrong."""
         return self._expected
 
-    def _limited(self, expected: int | None, limit: float) -> tuple[int | None, int | None]:
-        """Return the batches to expect, and the most to read."""
-        if isinstance(limit, int):
-            return (limit if expected is None else min(expected, limit)), limit
-        if limit in (0.0, 1.0):
-            return (0, 0) if limit == 0.0 else (expected, None)
-        if expected is None:
-            raise UserError(
-                f"{self.name}: a limit of {limit} is a share of its batches, and how many there are, only reading to "
-                "the end tells. Give a number of batches, or 1.0 for all."
-            )
-        return int(expected * limit), int(expected * limit)
+    @property
+    def unlimited_batches(self) -> int | None:
+        """The batches of an epoch before the limit, if the data set says; it may be wrong."""
+        return self._whole
 
     def order_identity(self) -> dict[str, Any]:
         """Return what decides the order of samples."""

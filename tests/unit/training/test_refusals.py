@@ -26,6 +26,7 @@ from support.refused import (
     Rows,
     Secretive,
     Shrinking,
+    Sized,
     Stepping,
     Torn,
     Unseeded,
@@ -43,7 +44,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from midstride.engine import TrainingModule
+from midstride.engine import CombinedLoader, TrainingModule
 from midstride.engine.errors import (
     EngineError,
     JobError,
@@ -247,6 +248,39 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         {"data": Validated(DataLoader(Numbers(0), 2))},
         UserError,
         ["validate data set Numbers", "length 0"],
+    ),
+    "a share that leaves no batch to train on": (
+        {"data": DataLoader(Numbers(2), 2), "limit_train_batches": 0.5},
+        UserError,
+        ["training loader", "limit_train_batches=0.5 of 1 batch leaves none (0.5, rounded down)", "number of batches"],
+    ),
+    "a share that leaves no batch of two loaders": (
+        {"data": CombinedLoader([DataLoader(Numbers(4), 2)] * 2, "min_size"), "limit_train_batches": 0.4},
+        UserError,
+        ["batch to train on", "limit_train_batches=0.4 of 2 batches leaves none (0.8, rounded down)"],
+    ),
+    "a share that leaves no batch to validate on": (
+        {"data": Validated(DataLoader(Numbers(2), 2)), "limit_val_batches": 0.5},
+        UserError,
+        ["the validate loader", "limit_val_batches=0.5 of 1 batch leaves none (0.5, rounded down)", "or 1.0 for all"],
+    ),
+    "a share that leaves no batch of one of two": (
+        {"data": Validated([DataLoader(Numbers(4), 2), DataLoader(Numbers(2), 2)]), "limit_val_batches": 0.5},
+        UserError,
+        ["validate loader 1", "limit_val_batches=0.5 of 1 batch"],
+    ),
+    "a share that leaves no batch side by side": (
+        {
+            "data": Validated(CombinedLoader([DataLoader(Numbers(2), 2)] * 2, "max_size")),
+            "limit_val_batches": 0.5,
+        },
+        UserError,
+        ["the validate loader", "limit_val_batches=0.5 of 1 batch"],
+    ),
+    "a share that leaves no batch of an iterable": (
+        {"data": Validated(DataLoader(Sized(2), 2)), "limit_val_batches": 0.5},
+        UserError,
+        ["the validate loader", "limit_val_batches=0.5 of 1 batch"],
     ),
     "an infinite loss by hand": ({"module": ByHand()}, LossNotFinite, ["inf", "step 1"]),
     "a reader that raises": ({"data": DataLoader(Bad(), 2)}, UserCodeError, ["IndexError", "no image", "Bad"]),
