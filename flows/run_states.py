@@ -82,4 +82,5 @@ def failed(error: EngineError) -> Any:
     if context is not None and context.flow is not None and context.flow.retries:
         raise error
     text, cause = str(error), cause_of(str(error))
-    return Failed(message=text if text.startswith(cause) else f"{cause}\n\n{text}", data=error)
+    begins_with_cause = cause.startswith(text.partition("\n")[0])  # a cause may be its first lines joined
+    return Failed(message=text if begins_with_cause else f"{cause}\n\n{text}", data=error)

@@ -80,6 +80,7 @@ def test_a_run_that_fails_tells_the_cause(make_job: Make, server: str) -> None:
     ("text", "message"),
     [
         ("rank 1 was killed\nrank 0 then said: no answer", "rank 1 was killed\nrank 0 then said: no answer"),
+        ("another run:\n  seed: 7, 8\nto start over: x", "another run:\n  seed: 7, 8\nto start over: x"),
         ("Traceback\nKeyError: 'a'\nraised in f", "KeyError: 'a'\n\nTraceback\nKeyError: 'a'\nraised in f"),
     ],
 )
