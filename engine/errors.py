@@ -166,7 +166,7 @@ class SnapshotDamaged(SnapshotError):
 
 
 class SnapshotUnreadable(SnapshotDamaged):
-    """A file of a snapshot cannot be read: the disk, the permissions, or something else in its place."""
+    """A file of a snapshot cannot be read: the disk, or something else in its place."""
 
 
 class ReadBackDiffers(SnapshotError):

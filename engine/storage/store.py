@@ -222,6 +222,7 @@ class Store(ABC):
         """Turn what keeps a file or folder at `path` from being read in the block into an error that names it.
 
         Raises:
+            StoreUnsafe: the store refuses, which says nothing of what lies there; the message says what to do.
             SnapshotUnreadable: it cannot be read; not for want of an answer, and not because it is gone.
         """
         try:
@@ -231,6 +232,9 @@ class Store(ABC):
         except OSError as error:
             if self.is_transient(error):
                 raise
+            if isinstance(error, PermissionError):
+                why = str(error.strerror or error).rstrip(".")
+                raise StoreUnsafe(f"{self.url}/{path} cannot be read: {why}. {self._way_out(error)}.") from error
             raise SnapshotUnreadable(f"{self.url}/{path} cannot be read: {error.strerror or error}") from error
 
     def is_transient(self, error: BaseException) -> bool:
@@ -238,7 +242,7 @@ class Store(ABC):
         return is_transient(error)
 
     def _way_out(self, error: OSError) -> str:
-        """What to do about `error`, which kept this store from being written."""
+        """What to do about `error`, which kept this store from being read or written."""
         return "Allow it"
 
 

@@ -1,8 +1,10 @@
 """Law 5: generations of a run, and which of them may write."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.snapshot_files import flip
@@ -10,6 +12,7 @@ from support.snapshot_writers import alone, open_writer, state_at, take
 
 from midstride.engine.errors import (
     SnapshotDamaged,
+    StoreUnsafe,
     Superseded,
 )
 from midstride.engine.session.heartbeat import Heartbeat
@@ -123,6 +126,27 @@ def test_a_damaged_lease_is_named(store: Store, damage: Callable[[Path], None]):
     damage(Path(store.url, "lease", "000002.json"))
     with pytest.raises(SnapshotDamaged, match=r"lease/00000[12]\.json .*start over under another run name"):
         SnapshotCatalog(store).newest_good()
+
+
+@pytest.mark.parametrize("refused", ["lease/000001.json", "lease/000002.json", "snapshots/000000000001-g000001/"])
+def test_what_the_store_refuses_is_no_damage_and_is_not_repaired(
+    store: Store, refused: str, monkeypatch: pytest.MonkeyPatch
+):
+    (first,) = take(alone(store), 1)
+    alone(store, first.name)
+    read = type(store).read
+
+    def refuse(self: Store, path: str, *arguments: Any) -> bytes:
+        if path.startswith(refused):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return read(self, path, *arguments)
+
+    monkeypatch.setattr(type(store), "read", refuse)
+    with pytest.raises(StoreUnsafe, match=rf"/{refused}.*cannot be read: Permission denied\. Allow it\.$"):
+        repairs(store)
+    with pytest.raises(StoreUnsafe, match=rf"/{refused}.*cannot be read: Permission denied\. Allow it\.$"):
+        _ = leases(store), SnapshotCatalog(store).newest_good()
+    assert SnapshotCatalog(store).aside() == []
 
 
 def test_a_lease_that_is_gone_or_of_another_generation_is_named(store: Store):
