@@ -61,7 +61,7 @@ def _orphaned_sessions(run: Run) -> Iterator[tuple[int, Session]]:
 
 
 def _still_running(session: Session, attempt: Attempt) -> bool:
-    is_new = time.time() - attempt.started < _STARTING_S
+    is_new = abs(time.time() - attempt.started) < _STARTING_S  # the clock may have been set back since
     return is_new or session.is_locked() or bool(processes_with_env(Session.VARIABLE, str(session.folder)))
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,10 +49,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingJob:
     return tiny_job(tmp_path)
 
 
-def killed(job: TrainingJob) -> tuple[AttemptLog, Session]:
+def killed(job: TrainingJob, started: float = 1.0) -> tuple[AttemptLog, Session]:
     """What a launcher leaves that was killed a while ago."""
     store = Store.open(job.run_url("night"))
-    store.write("attempts/000001.json", json.dumps({"number": 1, "started": 1.0}).encode())
+    store.write("attempts/000001.json", json.dumps({"number": 1, "started": started}).encode())
     return AttemptLog(store), Session.create(Run(job, "night").document(1))
 
 
@@ -84,6 +85,12 @@ def test_a_launcher_that_takes_its_time_to_start_its_world_is_left_alone(job: Tr
     assert [attempt.outcome for attempt in log.attempts()] == ["lost"]
     assert len(recover_orphaned_attempts(Run(job, "night"))) == 1
     assert not session.folder.exists()
+
+
+@pytest.mark.parametrize(("ago", "settled"), [(1.0, 0), (60.0, 1), (-3600.0, 1)], ids=["new", "old", "clock set back"])
+def test_an_attempt_is_new_for_seconds_only_whatever_the_clock(job: TrainingJob, ago: float, settled: int) -> None:
+    killed(job, started=time.time() - ago)
+    assert len(recover_orphaned_attempts(Run(job, "night"))) == settled
 
 
 def fifo(path: Path, session: Session) -> None:
