@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 
@@ -244,4 +244,6 @@ def _record_attempt(
             store.write(f"attempts/{attempt.number:06d}.log", session.log.read_bytes()[-_LOG_BYTES:])
         session.remove()
     except Exception as error:
+        with suppress(OSError):
+            session.keep_unrecorded(outcome, str(error))
         on_line(f"attempt {attempt.number} could not be written down in {store.url}: {error}; its log: {session.log}")

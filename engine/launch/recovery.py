@@ -1,4 +1,4 @@
-"""Attempts without a record: their launcher was killed, but its session may still be here."""
+"""Attempts without a record: their launcher was killed, or the store did not take it down; the session is here."""
 
 import functools
 import logging
@@ -25,9 +25,10 @@ _STARTING_S = 5.0  # a launcher that has made its session has locked it by then
 
 
 def recover_orphaned_attempts(run: Run) -> list[Attempt]:
-    """Complete the attempt log with what killed launchers of this run left on this machine; return those attempts.
+    """Complete the attempt log with what launchers of this run left on this machine; return those attempts.
 
-    Their supervisors stopped those worlds, which wrote how far they got. `launch` calls it before a new
+    Where one was killed, its supervisor stopped the world, which wrote how far it got; where the store did not take
+    down how the attempt ended, the launcher kept that in the session. `launch` calls it before a new
     attempt.
     """
     attempt_log = run.attempts
@@ -69,7 +70,15 @@ def _outcome_of(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[A
     """Return what the world in `session` made of `attempt`, how it ended, and when."""
     events, outcomes = EventTail(session.events).new(), session.outcomes()
     ended = max([event.time for event in events] + [said.time for said in outcomes], default=None)
+    return functools.reduce(Attempt.after, events, attempt), _outcome_left(session, outcomes, job), ended
+
+
+def _outcome_left(session: Session, outcomes: list[Outcome], job: TrainingJob) -> Outcome:
+    """Return the outcome with why it was not recorded when the world ended."""
+    if unrecorded := session.unrecorded():
+        outcome, said = unrecorded
+        why = f"written down late: the store did not take down how this attempt ended ({said})"
+        return replace(outcome, error="\n".join(filter(None, (outcome.error, why))))
     outcome = decide(outcomes, None, session.ranks or job.world.processes)
     why = "the process that launched this world was killed"
-    outcome = replace(outcome, error=f"{why}; then {outcome.error}" if outcome.error else why)
-    return functools.reduce(Attempt.after, events, attempt), outcome, ended
+    return replace(outcome, error=f"{why}; then {outcome.error}" if outcome.error else why)

@@ -32,6 +32,9 @@ __all__ = ["Session"]
 #: less than that may be too little for an outcome with a traceback
 _ROOM_BYTES = 1 << 16
 
+#: how the world ended and why the store has no word of it
+_UNRECORDED = "unrecorded.json"
+
 
 class Session:
     """One world's folder.
@@ -109,6 +112,18 @@ class Session:
     def outcomes(self) -> list[Outcome]:
         """Return what the ranks have written so far, in the order of ranks."""
         return [Outcome.from_json(read_own(path).decode()) for path in sorted(self.folder.glob("outcome-rank-*.json"))]
+
+    def keep_unrecorded(self, outcome: Outcome, why: str) -> None:
+        """Hold how the world ended, which the store did not take down, and `why`, for the next launch to record."""
+        _write(self.folder / _UNRECORDED, json.dumps({"outcome": outcome.to_json(), "why": why}))
+
+    def unrecorded(self) -> tuple[Outcome, str] | None:
+        """Return what `keep_unrecorded` holds; None where the launcher was killed before it knew."""
+        try:
+            kept = json.loads(read_own(self.folder / _UNRECORDED))
+        except FileNotFoundError:
+            return None
+        return Outcome.from_json(kept["outcome"]), kept["why"]
 
     @property
     def ranks(self) -> int | None:

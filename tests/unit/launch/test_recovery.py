@@ -19,6 +19,7 @@ from support.flow_runs import tiny_job
 from midstride.engine.cli.app import stoppable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested
+from midstride.engine.launch.launch import _record_attempt
 from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.runs.run import Run
 from midstride.engine.session import events
@@ -85,6 +86,29 @@ def test_a_launcher_that_takes_its_time_to_start_its_world_is_left_alone(job: Tr
     assert [attempt.outcome for attempt in log.attempts()] == ["lost"]
     assert len(recover_orphaned_attempts(Run(job, "night"))) == 1
     assert not session.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome("died", "rank 1 hung", rank=1, step=5), Outcome("done", step=24)], ids=lambda one: one.kind
+)
+def test_an_end_that_the_store_did_not_take_down_is_recorded_later_as_it_was(
+    job: TrainingJob, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, session = killed(job)
+    (begun,), printed = log.attempts(), list[str]()
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("no more writes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AttemptLog, "record", refuse)
+        _record_attempt(log, begun, outcome, session, Store.open(job.run_url("night")), printed.append)
+    assert "attempt 1 could not be written down" in printed[0]
+    (found,) = recover_orphaned_attempts(Run(job, "night"))
+    assert (found.outcome, found.step, found.rank) == (outcome.kind, outcome.step, outcome.rank)
+    assert found.error.startswith(outcome.error)
+    assert "the store did not take down how this attempt ended (no more writes)" in found.error
+    assert "killed" not in found.error
 
 
 @pytest.mark.parametrize(("ago", "settled"), [(1.0, 0), (60.0, 1), (-3600.0, 1)], ids=["new", "old", "clock set back"])
