@@ -66,7 +66,10 @@ class Hardware:
     @classmethod
     def here(cls) -> "Hardware":
         """Return what is here."""
-        script = getattr(sys.modules["__main__"], "__file__", None)  # "<stdin>" where the code is piped in
+        # A process that multiprocessing has spawned imports its parent's script, under the second name.
+        mains = (sys.modules.get(name) for name in ("__main__", "__mp_main__"))
+        files = (getattr(main, "__file__", None) for main in mains)  # "<stdin>" where the code is piped in
+        script = next((file for file in files if file is not None), None)
         interactive = script is None or not Path(script).exists()
         return cls(torch.cuda.device_count(), os.environ, interactive, torch.cuda.is_initialized())
 

@@ -103,6 +103,14 @@ def test_fit_test_predict_and_fit_again(strategy: str, tmp_path: Path) -> None:
     assert "batches of 2 make 4 samples a step" in printed
 
 
+def test_a_fresh_process_that_imports_the_script_is_no_notebook(tmp_path: Path) -> None:
+    trainer = 'trainer = Trainer(devices=2, max_epochs=1, strategy="ddp_spawn")\n'
+    code, printed = run(MODULE + trainer + guarded('trainer.fit(Line())\nprint("did it all")'), tmp_path)
+    assert code == 0, printed
+    assert printed.count("did it all") == 1
+    assert "notebook" not in printed
+
+
 BROKEN = """
 import gc
 
