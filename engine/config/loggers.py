@@ -1,5 +1,6 @@
 """The loggers as rows of data, and how a job or a Trainer names them."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -11,22 +12,26 @@ from midstride.engine.config.json_schema import plugin_schema
 from midstride.engine.config.options import Options
 from midstride.engine.config.validation import validation_errors
 
-__all__ = ["LOGGERS", "LoggerOptions", "LoggerSpec", "Loggers", "checked_loggers"]
+__all__ = ["LOGGERS", "LoggerOptions", "LoggerSpec", "Loggers", "checked_loggers", "run_name_faults"]
 
 
 class LoggerSpec(NamedTuple):
-    """A logger: where its class is, the module it needs, the extra that installs it, what the job's name fills."""
+    """A logger: where its class is, the module it needs, the extra that installs it, what the job's name fills.
+
+    `reserved` are the characters that its tracker takes in no name of a run.
+    """
 
     path: str
     needs: str
     extra: str
     project: str = ""
+    reserved: str = ""
 
 
 LOGGERS: dict[str, LoggerSpec] = {
     "tensorboard": LoggerSpec("midstride.engine.loggers.tensorboard:TensorBoardLogger", "tensorboard", "tensorboard"),
     "mlflow": LoggerSpec("midstride.engine.loggers.mlflow:MLflowLogger", "mlflow", "mlflow", "experiment"),
-    "wandb": LoggerSpec("midstride.engine.loggers.wandb:WandbLogger", "wandb", "wandb", "project"),
+    "wandb": LoggerSpec("midstride.engine.loggers.wandb:WandbLogger", "wandb", "wandb", "project", ":;,#?/'"),
 }
 
 
@@ -88,3 +93,20 @@ def checked_loggers(loggers: Any) -> tuple[tuple[LoggerOptions, ...], list[str]]
         return _Group.model_validate({"loggers": loggers}).loggers, []
     except ValidationError as error:
         return (), validation_errors(error, _Group)
+
+
+def run_name_faults(loggers: Sequence[LoggerOptions], name: str) -> list[str]:
+    """Return messages on which of `loggers` have a tracker that does not take `name` for a run.
+
+    >>> run_name_faults([LoggerOptions(path="wandb")], "lr:0.1")
+    ["loggers.0: wandb takes none of :;,#?/' in the name of a run, and this one is 'lr:0.1': name it 'lr-0.1'"]
+    """
+    faults = []
+    for number, options in enumerate(loggers):
+        reserved = LOGGERS[options.path].reserved if options.path in LOGGERS else ""
+        if reserved and (legal := re.sub(f"[{re.escape(reserved)}]", "-", name.strip())) != name:
+            rule = f"takes none of {reserved} in the name of a run"
+            if legal == name.strip():
+                rule = "takes no name of a run that begins or ends with a space"
+            faults.append(f"loggers.{number}: {options.path} {rule}, and this one is {name!r}: name it {legal!r}")
+    return faults

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch.optim import Optimizer
 
+from midstride.engine.config.loggers import run_name_faults
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.errors import JobError, UserError, WorldError
@@ -24,7 +25,7 @@ from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
-from midstride.engine.training.context import EvaluationContext, FitContext
+from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
 from midstride.engine.training.fit_warnings import idle_evaluation, untrained_parameters
 from midstride.engine.training.loops import FitLoop
@@ -133,13 +134,12 @@ class Fit:
     def _begin(self, run: str | None, resume: Resume, devices: str) -> FitLoop:
         """Stand where the run stands; return the loop that goes on from there."""
         context, snapshots = self.context, self.context.settings.snapshots
+        _check_loggers(context.settings, run)
         context.hooks.call("on_fit_start")
         context.module.train()
         # Before state is loaded: what this hook changes or draws must not come on top of it.
         context.hooks.call("on_train_start")
         resumed = False
-        if context.settings.loggers and (run is None or snapshots is None):
-            raise UserError("loggers get rows as snapshots with them are committed: fit needs a run, and snapshots on")
         if run is not None and snapshots is not None:
             refuse_cudnn_dropout(context.module)
             self.checkpointer = Checkpointer(context, run, snapshots)
@@ -165,6 +165,19 @@ class Fit:
         accumulated = options.accumulate_grad_batches
         windows = f" and {accumulated} of them" if accumulated > 1 else ""
         return f"{devices}; batches of {training.batch_size}{windows} make {samples * accumulated} samples a step"
+
+
+def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
+    """Refuse loggers that would get no rows of `run`.
+
+    Raises:
+        UserError: there is no run, or no snapshots.
+        JobError: a tracker does not take the run's name.
+    """
+    if settings.loggers and (run is None or settings.snapshots is None):
+        raise UserError("loggers get rows as snapshots with them are committed: fit needs a run, and snapshots on")
+    if run is not None and (faults := run_name_faults(settings.loggers, run.rstrip("/").rpartition("/")[2])):
+        raise JobError.of(f"fit(run={run!r})", faults)
 
 
 def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object) -> FitContext:

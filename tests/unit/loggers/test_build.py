@@ -1,13 +1,15 @@
 """From a logger's name to the logger, and what of it is refused; and the rows that it is given."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.refused import fit
 
-from midstride.engine.config.loggers import LoggerOptions
-from midstride.engine.errors import EngineError
+from midstride.engine.config.loggers import LoggerOptions, run_name_faults
+from midstride.engine.errors import EngineError, JobError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
 from midstride.engine.loggers.build import build_logger, logger_errors
 
@@ -73,6 +75,23 @@ def test_what_gives_no_logger_is_refused(own: str, name: str, args: dict[str, in
     with pytest.raises(EngineError) as caught:
         build_logger(options, "loggers.0")
     assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "legal"),
+    [("lr:0.1", "lr-0.1"), ("a;b,c#d?e'f", "a-b-c-d-e-f"), (" a", "a"), ("a b=1", None), ("plain", None)],
+)
+def test_a_name_that_a_tracker_does_not_take_is_refused_before_anything_is_written(
+    name: str, legal: str | None, tmp_path: Path
+) -> None:
+    loggers = [LoggerOptions(path=path) for path in ("tensorboard", "wandb")]
+    if legal is None:
+        assert run_name_faults(loggers, name) == []
+        return
+    run = tmp_path / name
+    with pytest.raises(JobError, match=f"loggers.1: wandb takes no.*: name it '{re.escape(legal)}'$"):
+        fit(run, loggers=["tensorboard", {"wandb": {"mode": "offline"}}])
+    assert not run.exists()
 
 
 def test_rows_come_in_the_order_of_segments_as_often_as_they_are_read() -> None:
