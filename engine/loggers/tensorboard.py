@@ -3,6 +3,7 @@
 """TensorBoard: one event file, which holds the committed rows and nothing else."""
 
 import io
+import json
 import os
 import struct
 import time
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["TensorBoardLogger"]
 
 _NAME = "events.out.tfevents.{:010d}.midstride"
+#: beside the events in a `log_dir`, which runs from several places may share
+_MARK = "midstride-run.json"
 
 
 class TensorBoardLogger(Logger):
@@ -36,10 +39,12 @@ class TensorBoardLogger(Logger):
         """Open the event file; one with rows that are not the run's any more is written anew.
 
         Raises:
-            UserError: the runs are in no folder, and no `log_dir` is given.
+            UserError: the runs are in no folder, and no `log_dir` is given; or that has another run of the same name.
         """
         folder = self._folder(run)
         folder.mkdir(parents=True, exist_ok=True)
+        if self._log_dir is not None:
+            _claim(folder, run)
         files = sorted(folder.glob(_NAME.format(0).replace("0" * 10, "*")))
         newest = files[-1] if files else None
         for older in files[:-1]:
@@ -101,6 +106,23 @@ class TensorBoardLogger(Logger):
         left = records.getbuffer()
         while left and self._file is not None:  # a disk that becomes full takes a part, and says so at the next write
             left = left[self._file.write(left) :]
+
+
+def _claim(folder: Path, run: LoggedRun) -> None:
+    """Note whose events `folder` has; refuse one that has those of a run elsewhere which has the same name."""
+    mark, ours = folder / _MARK, {"run_id": run.run_id, "url": run.url}
+    try:
+        noted = json.loads(mark.read_text())
+    except (FileNotFoundError, ValueError):  # new, or cut off by a death
+        noted = {}
+    # A run that was moved keeps its id, and one that was begun anew its place.
+    if noted and noted["run_id"] != run.run_id and noted["url"] != run.url:
+        raise UserError(
+            f"{folder} has the events of another run of this name, at {noted['url']}: give one of the two jobs another "
+            "log_dir, or remove this folder if the other run is no more"
+        )
+    if noted != ours:
+        mark.write_text(json.dumps(ours))
 
 
 def _hyperparameters(run: LoggedRun) -> Any:

@@ -15,9 +15,9 @@ __all__ = ["WandbLogger"]
 
 
 class WandbLogger(Logger):
-    """Logs to the W&B run whose id and name are the run's; all attempts of a run log to one.
+    """Logs to the W&B run of the run's name; all attempts of a run log to one, and no other run of that name does.
 
-    Offline, each attempt writes the folder `dir/wandb/offline-run-...-RUN` anew from the committed rows and removes
+    Offline, each attempt writes the folder `dir/wandb/offline-run-...-RUN-ID` anew from the committed rows and removes
     those of earlier attempts: `wandb sync` finds one. Online, an attempt goes on after the last step that the server
     has; the server takes no row back, so what a run that went back behind rows that were sent logs there again is left
     out.
@@ -50,13 +50,13 @@ class WandbLogger(Logger):
 
         folder, offline = self._folder(run), self._mode == "offline"
         if offline:
-            for earlier in _offline_folders(folder, run.name):
+            for earlier in _offline_folders(folder, _id(run)):
                 shutil.rmtree(earlier)
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False)
         self._run = wandb.init(
             project=self._project,
             entity=self._entity,
-            id=run.name,
+            id=_id(run),
             name=run.name,
             dir=str(folder),
             config=dict(run.hparams),
@@ -76,7 +76,7 @@ class WandbLogger(Logger):
         import wandb
 
         if best is not None:
-            artifact = wandb.Artifact(f"{self._run.id}-best", type="model")
+            artifact = wandb.Artifact(f"{self._run.name}-best", type="model")
             artifact.add_file(str(best))
             self._run.log_artifact(artifact)
         self.close()
@@ -95,7 +95,12 @@ class WandbLogger(Logger):
         return folder
 
 
-def _offline_folders(folder: Path, name: str) -> list[Path]:
-    """Return what W&B has made in `folder` for the run `name`; not for `long-NAME`, whose folders end alike."""
-    own = re.compile(rf"offline-run-\d+_\d+-{re.escape(name)}")
+def _id(run: LoggedRun) -> str:
+    """Return what W&B tells the run by: runs of one name, begun anew or in another place, are not one to it."""
+    return f"{run.name}-{run.run_id[:8]}" if run.run_id else run.name
+
+
+def _offline_folders(folder: Path, run_id: str) -> list[Path]:
+    """Return what W&B has made in `folder` for the run `run_id`; not for `long-ID`, whose folders end alike."""
+    own = re.compile(rf"offline-run-\d+_\d+-{re.escape(run_id)}")
     return [found for found in folder.glob("wandb/offline-run-*") if own.fullmatch(found.name)]

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,11 @@ def test_another_order_than_that_of_the_life_before_is_told(tmp_path: Path) -> N
 )
 def test_a_set_whose_order_may_matter_is_found(source: str, lines: list[int]) -> None:
     assert sets_in(source) == lines
+
+
+def test_a_program_without_a_file_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    assert text_order_warnings([TrainingModule], {"text_hash": 1}, [{"text_hash": 2}]) == []
 
 
 def test_of_strings_that_hash_alike_nothing_is_said() -> None:

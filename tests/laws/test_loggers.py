@@ -243,6 +243,15 @@ def test_a_run_leaves_the_offline_folder_of_another_alone(tmp_path: Path) -> Non
         assert in_wandb(tmp_path, name) == rows_of(tmp_path / name)
 
 
+def test_runs_of_one_name_and_two_places_have_each_their_own(tmp_path: Path) -> None:
+    """W&B tells them apart; what TensorBoard shows by their name is the first one's, and the other is told so."""
+    both = [{"wandb": {"mode": "offline", "dir": str(tmp_path)}}, {"tensorboard": {"log_dir": str(tmp_path)}}]
+    for place in ("here", "there"):
+        Setting(layout="every step", options={"loggers": both}).train(str(tmp_path / place / "run"))
+    assert len([*tmp_path.glob("wandb/offline-run-*")]) == 2
+    assert json.loads((tmp_path / "run" / "midstride-run.json").read_text())["url"] == str(tmp_path / "here" / "run")
+
+
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOGGERS, "wandb", LOGGERS["wandb"]._replace(needs="not_there"))
     with pytest.raises(JobError) as caught:

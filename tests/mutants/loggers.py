@@ -36,7 +36,7 @@ LOGGERS = [
         "a run removes the offline folder of a run whose name ends as its own does",
         "engine/loggers/wandb.py",
         "own.fullmatch(found.name)]",
-        "found.name.endswith(f'-{name}')]",
+        "found.name.endswith(f'-{run_id}')]",
         "laws/test_loggers.py::test_a_run_leaves_the_offline_folder_of_another_alone",
     ),
     Mutant(
@@ -52,6 +52,20 @@ LOGGERS = [
         "while left and self._file is not None:",
         "if left and self._file is not None:",
         "unit/loggers/test_tensorboard.py",
+    ),
+    Mutant(
+        "the events of another run of the same name are removed",
+        "engine/loggers/tensorboard.py",
+        'noted["run_id"] != run.run_id and noted["url"] != run.url:',
+        "False:",
+        "unit/loggers/test_tensorboard.py",
+    ),
+    Mutant(
+        "runs of one name are one to W&B",
+        "engine/loggers/wandb.py",
+        'return f"{run.name}-{run.run_id[:8]}" if run.run_id else run.name',
+        "return run.name",
+        "laws/test_loggers.py::test_runs_of_one_name_and_two_places_have_each_their_own",
     ),
     Mutant(
         "an MLflow run with rows that the run has no more is gone on with",

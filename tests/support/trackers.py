@@ -206,7 +206,7 @@ def _wandb_records(folder: Path, run: str) -> Iterator[Any]:
     """Yield what is in the one offline folder of a run."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    [file] = folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")
+    [file] = folder.glob(f"wandb/offline-run-*-{run}-{'?' * 8}/run-{run}-{'?' * 8}.wandb")
     yield from map(Record.FromString, _leveldb_records(file.read_bytes()))
 
 

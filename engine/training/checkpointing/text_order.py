@@ -72,9 +72,10 @@ def _sources(module: types.ModuleType) -> Iterator[tuple[str, str]]:
         yield from ((f"cell {number}", str(cell)) for number, cell in enumerate(cells))
         return
     try:
-        yield Path(module.__file__ or "").name, inspect.getsource(module)
-    except (OSError, TypeError):  # typed at a prompt
+        name, source = Path(inspect.getsourcefile(module) or "").name, inspect.getsource(module)
+    except (OSError, TypeError, ValueError, SyntaxError):  # typed at a prompt, gone, or of no encoding that is known
         return
+    yield name, source
 
 
 def sets_in(source: str) -> list[int]:

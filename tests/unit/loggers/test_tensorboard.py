@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.trackers import in_tensorboard
 
+from midstride.engine.errors import UserError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Row
 from midstride.engine.loggers.tensorboard import TensorBoardLogger
 
@@ -55,3 +56,21 @@ def test_an_event_that_a_full_disk_cuts_was_not_sent(room_bytes: int, tmp_path: 
     logger.log_rows([*rows][2:])
     logger.close()
     assert [*in_tensorboard(tmp_path)] == [1, 2, 3]
+
+
+def test_a_folder_with_events_of_another_run_of_the_name_is_refused(tmp_path: Path) -> None:
+    def opened(url: str, run_id: str) -> int:
+        logger = TensorBoardLogger(str(tmp_path))
+        step = logger.open(LoggedRun("a", url, run_id, {}), CommittedRows(SEGMENTS))
+        logger.log_rows([row for row in CommittedRows(SEGMENTS) if row.step > step])
+        logger.close()
+        return step
+
+    last = CommittedRows(SEGMENTS).last_step
+    assert opened("/runs/a", "1") == 0
+    assert opened("/moved/a", "1") == last  # the run was moved
+    assert opened("/moved/a", "2") == last  # or begun anew, and has logged the same
+    with pytest.raises(UserError, match="events of another run of this name, at /moved/a: give one of the two"):
+        opened("/others/a", "3")
+    (tmp_path / "a" / "midstride-run.json").write_text("{")  # cut off by a death
+    assert opened("/others/a", "3") == last
