@@ -2,11 +2,13 @@
 # where the library is not installed
 """Weights & Biases: one run, offline one folder."""
 
-import re
+import glob
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import xxhash
 
 from midstride.engine.errors import UserError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
@@ -50,7 +52,7 @@ class WandbLogger(Logger):
 
         folder, offline = self._folder(run), self._mode == "offline"
         if offline:
-            for earlier in _offline_folders(folder, _id(run)):
+            for earlier in folder.glob(f"wandb/offline-run-*-{glob.escape(_id(run))}"):
                 shutil.rmtree(earlier)
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False)
         self._run = wandb.init(
@@ -97,10 +99,4 @@ class WandbLogger(Logger):
 
 def _id(run: LoggedRun) -> str:
     """Return what W&B tells the run by: runs of one name, begun anew or in another place, are not one to it."""
-    return f"{run.name}-{run.run_id[:8]}" if run.run_id else run.name
-
-
-def _offline_folders(folder: Path, run_id: str) -> list[Path]:
-    """Return what W&B has made in `folder` for the run `run_id`; not for `long-ID`, whose folders end alike."""
-    own = re.compile(rf"offline-run-\d+_\d+-{re.escape(run_id)}")
-    return [found for found in folder.glob("wandb/offline-run-*") if own.fullmatch(found.name)]
+    return f"{run.name}-{(run.run_id or xxhash.xxh3_64_hexdigest(run.url.encode()))[:8]}"

@@ -33,13 +33,6 @@ LOGGERS = [
         LATER,
     ),
     Mutant(
-        "a run removes the offline folder of a run whose name ends as its own does",
-        "engine/loggers/wandb.py",
-        "own.fullmatch(found.name)]",
-        "found.name.endswith(f'-{run_id}')]",
-        "laws/test_loggers.py::test_a_run_leaves_the_offline_folder_of_another_alone",
-    ),
-    Mutant(
         "what a death left of an event is kept",
         "engine/loggers/tensorboard.py",
         "os.truncate(newest, good)  # what a death left of a record",
@@ -63,7 +56,7 @@ LOGGERS = [
     Mutant(
         "runs of one name are one to W&B",
         "engine/loggers/wandb.py",
-        'return f"{run.name}-{run.run_id[:8]}" if run.run_id else run.name',
+        'return f"{run.name}-{(run.run_id or xxhash.xxh3_64_hexdigest(run.url.encode()))[:8]}"',
         "return run.name",
         "laws/test_loggers.py::test_runs_of_one_name_and_two_places_have_each_their_own",
     ),
