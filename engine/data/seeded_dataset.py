@@ -7,6 +7,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.per_sample import SampleSeeder
+from midstride.engine.data.rng.repeatability import collate_name
 from midstride.engine.errors import EngineError, NotExact, UserCodeError, UserError
 
 __all__ = ["Idle", "SeededCollate", "SeededDataset", "WorkerFailure", "few"]
@@ -110,8 +111,7 @@ class SeededCollate:
         except NotExact as error:
             return WorkerFailure(NotExact, str(error))
         except Exception as error:
-            name = getattr(self.collate, "__name__", type(self.collate).__name__)
-            where = f"{name}, collating samples {few(fetch.indices)}{_worker()}"
+            where = f"{collate_name(self.collate)}, collating samples {few(fetch.indices)}{_worker()}"
             return WorkerFailure(UserCodeError, str(UserCodeError.of(where, error)))
 
 

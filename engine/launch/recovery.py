@@ -1,4 +1,4 @@
-"""Attempts without a record: their launcher was killed, or the store did not take it down; the session is here."""
+"""Attempts without a record: their launcher was killed, or the store took none; their session may still be here."""
 
 import functools
 import logging

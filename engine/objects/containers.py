@@ -22,9 +22,9 @@ __all__ = [
     "KINDS",
     "MISSING",
     "Filler",
+    "fill_defaultdict",
     "fill_dict",
     "items_of",
-    "made_by_function",
     "on_device",
     "refill",
     "with_gradient",
@@ -248,15 +248,15 @@ def _is_unknown_key(filling: Filler, key: Any) -> bool:
     return isinstance(key, Same) and filling.find(key.path) is MISSING
 
 
-def made_by_function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_defaultdict(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     """Fill a defaultdict whose factory is a function or a class: that of the live one, or one found by its name."""
     has_own = type(live) is defaultdict
     factory = live.default_factory if has_own else MISSING
-    target = live if filling.use(live, path, fits=has_own) else filling.set(defaultdict(), path)
     if "factory" in node.state:
         factory = filling.put(node.state["factory"], factory, step(path, "default_factory"))
     if factory is MISSING:
         return filling.give_up(path, node.kind, live)
+    target = live if filling.use(live, path, fits=has_own) else filling.set(defaultdict(), path)
     target.default_factory = factory
     fill_dict(filling, node.state["items"], target, dict(target), path)
     return target

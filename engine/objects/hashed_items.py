@@ -31,14 +31,14 @@ def keyed(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     """Put back a dict whose keys are objects; what makes its values is the live one's, or found by its name."""
     empty, factory = node.state["empty"], node.state.get("factory")
     own: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
+    made_by = own if factory is None else filling.put(factory, own, step(path, "default_factory"))
+    if factory is not None and made_by is MISSING:
+        return filling.give_up(path, node.kind, live)
     fits = type(live) is type(empty) and (factory is not None or own is getattr(empty, "default_factory", MISSING))
     before = list(live.items()) if isinstance(live, dict) else []
     target: Any = live if filling.use(live, path, fits=fits) else filling.set(copy.copy(empty), path)
     if factory is not None:
-        own = filling.put(factory, own, step(path, "default_factory"))
-        if own is MISSING:
-            return filling.give_up(path, node.kind, live)
-        target.default_factory = own
+        target.default_factory = made_by
     fill_keyed(filling, node, target, before, path)
     return target
 

@@ -23,9 +23,9 @@ from midstride.engine.objects.attribute_restore import class_called, fill_attrib
 from midstride.engine.objects.containers import (
     MISSING,
     Filler,
+    fill_defaultdict,
     fill_dict,
     items_of,
-    made_by_function,
     on_device,
     with_gradient,
 )
@@ -288,7 +288,7 @@ FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
         "with gradient": with_gradient,
         "opaque": _opaque,
         "class": _class,
-        "dict": made_by_function,
+        "dict": fill_defaultdict,
         "keyed": keyed,
         "members": members,
         "large": _large,

@@ -8,31 +8,15 @@ import types
 from pathlib import Path
 
 import pytest
+from distributed.test_starting import MODULE
 
 from midstride.engine import TrainingModule
 from midstride.engine.training.checkpointing.text_order import sets_in, text_order_warnings
 
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from midstride.engine import Trainer, TrainingModule
-
-class Line(TrainingModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        return self.layer(batch[0]).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-4)
-
+SCRIPT = f"""{MODULE}
 if __name__ == "__main__":
-    words = {word: number for number, word in enumerate({"a", "b", "c"})}
-    rows = torch.tensor([[float(words[word])] for word in "abcabcab"])
+    words = {{word: number for number, word in enumerate({{"a", "b", "c"}})}}
+    rows = torch.tensor([[float(words[word])] * 4 for word in "abcabcab"])
     trainer = Trainer(devices=2, strategy=sys.argv[1], max_steps=int(sys.argv[2]), seed=1)
     trainer.fit(Line(), DataLoader(TensorDataset(rows), 2), run=sys.argv[3])
 """

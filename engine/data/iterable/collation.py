@@ -8,7 +8,7 @@ from torch.utils.data import default_collate, default_convert
 from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.data.rng.owned_generators import OwnedGenerators
-from midstride.engine.data.rng.repeatability import copied, ensure_same_batch, is_repeatable
+from midstride.engine.data.rng.repeatability import collate_name, copied, ensure_same_batch, is_repeatable
 from midstride.engine.errors import NotExact
 from midstride.engine.seeds import mix
 
@@ -74,8 +74,7 @@ class Collation:
                 self._seed(seed)
                 again = self.function(samples)
             if not is_repeatable(batch, again):
-                name = getattr(self.function, "__name__", type(self.function).__name__)
-                raise NotExact(_REMEMBERS.format(name=name, what=what))
+                raise NotExact(_REMEMBERS.format(name=collate_name(self.function), what=what))
 
     def _seed(self, seed: int) -> None:
         if not self._draws:

@@ -23,7 +23,7 @@ from midstride.engine.data.read_memory import ReadMemory
 from midstride.engine.data.rng.fast_state import SEED, RngReading, read_rng, rng_changed
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.owned_generators import OwnedGenerators, Seeders
-from midstride.engine.data.rng.repeatability import copied, ensure_same_batch, is_repeatable
+from midstride.engine.data.rng.repeatability import collate_name, copied, ensure_same_batch, is_repeatable
 from midstride.engine.data.torch_internals import worker_info
 from midstride.engine.errors import NotExact
 from midstride.engine.seeds import mix
@@ -218,8 +218,8 @@ class SampleSeeder:
                 samples = self.samples(fetch._replace(probe=0), memory.dataset)
                 again = self.collate(fetch._replace(probe=0), samples[0] if single else samples, collate)
             if not is_repeatable(given, again):
-                names = getattr(collate, "__name__", type(collate).__name__), type(memory.dataset).__name__
-                raise NotExact(_REMEMBERS.format(collate=names[0], dataset=names[1], what=what))
+                names = {"collate": collate_name(collate), "dataset": type(memory.dataset).__name__}
+                raise NotExact(_REMEMBERS.format(**names, what=what))
         if worker_info().id == 0 and (counted := memory.counted()) is not None:  # each would say it
             log.warning(
                 "reading changes what %s or its code holds, in each worker for itself, and no snapshot holds that: %s. "

@@ -12,7 +12,7 @@ from midstride.engine.objects.attributes import members_of
 from midstride.engine.state.codec import differences
 from midstride.engine.trees import convert
 
-__all__ = ["copied", "ensure_same_batch", "is_repeatable"]
+__all__ = ["collate_name", "copied", "ensure_same_batch", "is_repeatable"]
 
 _KNOWN = (Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
 
@@ -46,6 +46,11 @@ def copied(samples: Any) -> Any:
         return None
 
 
+def collate_name(collate: Callable[..., Any]) -> str:
+    """Return what messages call a collate_fn: its name, or of an object that is called its class's."""
+    return getattr(collate, "__name__", type(collate).__name__)
+
+
 def ensure_same_batch(collate: Callable[..., Any], batch: Any, again: Any, *, way_out: str) -> None:
     """Look whether `collate` made the same of the same samples and seeds.
 
@@ -54,9 +59,8 @@ def ensure_same_batch(collate: Callable[..., Any], batch: Any, again: Any, *, wa
     """
     if is_repeatable(batch, again):
         return
-    name = getattr(collate, "__name__", type(collate).__name__)
     raise NotExact(
-        f"{name} gave another batch when it was given the same samples again with the same seeds: it counts its calls, "
-        "keeps what it was given, or draws from a generator that cannot be found. A resumed run, and each worker, "
-        f"would begin it anew. {way_out}"
+        f"{collate_name(collate)} gave another batch when it was given the same samples again with the same seeds: it "
+        "counts its calls, keeps what it was given, or draws from a generator that cannot be found. A resumed run, and "
+        f"each worker, would begin it anew. {way_out}"
     )
