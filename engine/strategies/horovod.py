@@ -172,17 +172,17 @@ class HorovodCollective(Collective):
     def allreduce(self, tensor: Tensor, name: str, op: Any) -> None:
         """Put what `op` makes of every rank's `tensor` in its place; what meets there has the same `name`."""
         with _meeting_errors(self._rank):
-            self.wait(hvd.allreduce_async_(tensor, name=name, op=op))
+            self.wait(_Exchange(tensor, name, op))
 
     def start_mean(self, tensor: Tensor, name: str) -> "_Mean":
         """Begin to put the mean of every rank's `tensor` in its place."""
         with _meeting_errors(self._rank):
-            return _Mean(hvd.allreduce_async_(tensor, name=name, op=hvd.Average), self)
+            return _Mean(_Exchange(tensor, name, hvd.Average), self)
 
-    def finish(self, handle: int) -> None:
+    def finish(self, exchange: "_Exchange") -> None:
         """Wait for an exchange that has begun."""
         with _meeting_errors(self._rank):
-            self.wait(handle)
+            self.wait(exchange)
 
     def all_agree(self, value: bool) -> bool:
         """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
@@ -203,22 +203,22 @@ class HorovodCollective(Collective):
         """Return whether `error` says that an exchange failed, or took too long."""
         return isinstance(error, _RankLost)
 
-    def wait(self, handle: int, timeout_s: float | None = None) -> Tensor:
-        """Return what came of an exchange, which may take as long as those in training do, or `timeout_s`.
+    def wait(self, exchange: "_Exchange", timeout_s: float | None = None) -> None:
+        """Wait for an exchange, which may take as long as those in training do, or `timeout_s`.
 
         Raises:
             WorldError: it took longer, or Horovod has ended, as it does where another rank does.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         until = time.monotonic() + timeout_s
-        while not hvd.poll(handle):
-            if self._loop is not None and not self._loop.exists() and not hvd.poll(handle):
+        while not exchange.is_completed():
+            if self._loop is not None and not self._loop.exists() and not exchange.is_completed():
                 raise _RankLost("Horovod has ended")  # and does not answer what was asked for meanwhile
             if time.monotonic() > until:
                 _leave_at_exit()
                 raise _RankLost(f"no answer within {timeout_s:g} s")
             time.sleep(_POLL_S)
-        return _finished(handle)
+        exchange.finish()
 
     def key_value_store(self) -> Store:
         """Return a new corner of a key-value store on rank 0; every rank calls this equally often."""
@@ -240,18 +240,42 @@ class HorovodCollective(Collective):
         return mine or TCPStore(host, port, is_master=False)
 
 
+class _Exchange:
+    """What `op` makes of every rank's `tensor` on its way into its place; what meets has the same `name`.
+
+    Where another rank ends, Horovod's thread lets go of every tensor that it has, under the lock that the next
+    `allreduce_async_` takes with Python's own lock in hand. The last of a tensor's references outside Python takes
+    Python's lock to be dropped, and both would wait for ever: another reference is kept until all went well.
+    """
+
+    _references: ClassVar[dict[int, Tensor]] = {}
+
+    def __init__(self, tensor: Tensor, name: str, op: Any) -> None:
+        reference = tensor.detach()
+        reference.grad = tensor
+        self._handle = hvd.allreduce_async_(tensor, name=name, op=op)
+        self._references[self._handle] = reference
+
+    def is_completed(self) -> bool:
+        return bool(hvd.poll(self._handle))
+
+    def finish(self) -> None:
+        hvd.synchronize(self._handle)
+        del self._references[self._handle]
+
+
 @dataclass
 class _Mean:
     """An exchange of gradients that has begun."""
 
-    handle: int
+    exchange: _Exchange
     collective: HorovodCollective
 
     def is_completed(self) -> bool:
-        return bool(hvd.poll(self.handle))
+        return self.exchange.is_completed()
 
     def wait(self) -> None:
-        self.collective.finish(self.handle)
+        self.collective.finish(self.exchange)
 
 
 class _SideChannel(SideChannel):
@@ -272,19 +296,18 @@ class _RankLost(WorldError):
     """Another rank did not answer, or left."""
 
 
-def _gather(value: object, name: str, wait: Callable[[int], Tensor]) -> list[Any]:
-    """Return every rank's `value`, as `hvd.allgather_object` does, which waits for ever."""
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    lengths = wait(hvd.allgather_async(torch.tensor([len(data)]), name=f"{name}/lengths"))
-    everything = wait(hvd.allgather_async(data, name=f"{name}/data"))
-    return [pickle.loads(one.numpy().tobytes()) for one in everything.split(lengths.tolist())]
-
-
-def _finished(handle: int) -> Tensor:
-    """Return what came of an exchange that has ended."""
-    result: Any = hvd.synchronize(handle)
-    assert isinstance(result, Tensor)
-    return result
+def _gather(value: object, name: str, wait: Callable[[_Exchange], None]) -> list[Any]:
+    """Return every rank's `value`: as sums, in which every byte is of one rank, and 0 on all others."""
+    mine, rank = pickle.dumps(value), hvd.rank()
+    lengths = torch.zeros(hvd.size(), dtype=torch.int64)
+    lengths[rank] = len(mine)
+    wait(_Exchange(lengths, f"{name}/lengths", hvd.Sum))
+    total = int(lengths.sum())
+    data = torch.zeros(-(-total // 4), dtype=torch.int32)  # Horovod has no sums of bytes
+    values = data.view(torch.uint8)[:total].split(lengths.tolist())
+    values[rank].copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    wait(_Exchange(data, f"{name}/data", hvd.Sum))
+    return [pickle.loads(one.numpy().tobytes()) for one in values]
 
 
 def _leave_at_exit() -> None:

@@ -1,5 +1,7 @@
 """The strategy horovod by its parts, in a world of three."""
 
+import faulthandler
+import itertools
 import json
 import math
 import os
@@ -145,6 +147,37 @@ def ask_what_is_never_answered(folder: str) -> None:
 
 def test_nothing_is_waited_for_when_horovod_has_ended_with_a_rank(tmp_path: Path) -> None:
     assert run_horovod_ranks(ask_what_is_never_answered, str(tmp_path), processes=2) == [0, -9]
+
+
+def ask_on_and_on(folder: str) -> None:
+    collective = here().collective
+    assert collective.gather(1) == [1, 1]
+    if int(os.environ["HOROVOD_RANK"]) == 1:
+        while not Path(folder, "asked").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    faulthandler.dump_traceback_later(
+        60, exit=True
+    )  # where Python's lock is held for ever, no thread of Python ends it
+    begun: list[Any] = []
+
+    def ask() -> None:
+        for number in itertools.count():
+            begun.append(collective.start_mean(torch.zeros(4), f"mean/{number}"))
+            Path(folder, "asked").touch()
+
+    with pytest.raises(WorldError, match="Horovod has been shut down"):
+        ask()
+    for mean in begun:
+        with pytest.raises(WorldError, match="Horovod has"):
+            mean.wait()
+    with pytest.raises(WorldError, match="Horovod has been shut down"):
+        collective.gather(1)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def test_asking_while_horovod_ends_with_a_rank_is_no_deadlock(tmp_path: Path) -> None:
+    assert run_horovod_ranks(ask_on_and_on, str(tmp_path), processes=2) == [0, -9]
 
 
 class Unsuited(TrainingModule):

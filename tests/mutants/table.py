@@ -7,6 +7,7 @@ from mutants.data import DATA
 from mutants.ddp import DDP
 from mutants.devices import DEVICES
 from mutants.errors import ERRORS
+from mutants.horovod import HOROVOD
 from mutants.lanes import LANES
 from mutants.loggers import LOGGERS
 from mutants.snapshots import SNAPSHOTS
@@ -15,4 +16,18 @@ from mutants.worlds import WORLDS
 
 __all__ = ["MUTANTS"]
 
-MUTANTS = [*TRAINING, *DATA, *COPIES, *CHANGES, *DDP, *SNAPSHOTS, *LANES, *DEVICES, *LOGGERS, *WORLDS, *ERRORS, *AROUND]
+MUTANTS = [
+    *TRAINING,
+    *DATA,
+    *COPIES,
+    *CHANGES,
+    *DDP,
+    *SNAPSHOTS,
+    *LANES,
+    *DEVICES,
+    *LOGGERS,
+    *WORLDS,
+    *HOROVOD,
+    *ERRORS,
+    *AROUND,
+]

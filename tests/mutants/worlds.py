@@ -238,20 +238,6 @@ WORLDS = [
         WATCHDOG,
     ),
     Mutant(
-        "Horovod is waited for without end",
-        "engine/strategies/horovod.py",
-        "        self._timeout_s = timeout_s\n",
-        "",
-        "distributed/test_parts.py::test_a_rank_that_falls_silent_is_named_within_the_collective_timeout[horovod-run_horovod_ranks]",
-    ),
-    Mutant(
-        "what Horovod does not answer any more is waited for",
-        "engine/strategies/horovod.py",
-        "if self._loop is not None and not self._loop.exists()",
-        "if False and not self._loop.exists()",
-        "distributed/test_horovod.py::test_nothing_is_waited_for_when_horovod_has_ended_with_a_rank",
-    ),
-    Mutant(
         "a fork is made of a server that was started with other variables",
         "engine/processes/fork_server.py",
         "return self._process.poll() is None and self._early == _early(environment)",
