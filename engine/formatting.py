@@ -11,6 +11,7 @@ __all__ = [
     "format_run_name",
     "format_seconds",
     "markdown_table",
+    "url_name",
 ]
 
 _UUID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -90,3 +91,12 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     | loss | 0.5 |
     """
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def url_name(url: str) -> str:
+    """Return the last name in a path or URL: a run's, in that of its folder.
+
+    >>> url_name("s3://bucket/runs/digits-7/")
+    'digits-7'
+    """
+    return url.rstrip("/").rpartition("/")[2]

@@ -17,6 +17,7 @@ from midstride.engine.cli.champions import listeners
 from midstride.engine.cli.output import busy, say_stopping, show_error
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
+from midstride.engine.formatting import url_name
 from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.processes.preload import collector_paused
 from midstride.engine.registry.nightly import nightly_errors
@@ -97,7 +98,7 @@ def _failed(job: TrainingJob, view: Any, result: BaseException, again: str) -> i
         from midstride.engine.cli.report_view import show_report
         from midstride.engine.runs.report import report_of
 
-        run = view.url.rpartition("/")[2]
+        run = url_name(view.url)
         with suppress(OSError, SnapshotError):  # the credentials went with the flow, or the store has gone
             show_report(view.console, report_of(Run(job, run)), again.format(run=run))
     return _code(result)

@@ -2,7 +2,7 @@
 
 import re
 
-from midstride.engine.formatting import format_run_name
+from midstride.engine.formatting import format_run_name, url_name
 
 __all__ = ["artifact_key", "model", "resource"]
 
@@ -17,7 +17,7 @@ def artifact_key(url: str, what: str) -> str:
     >>> artifact_key("/data/runs/684f55e0-7a6c-4c5b-abd6-57172dac4886", "report")
     '684f55e0-report'
     """
-    name = format_run_name(url.rstrip("/").rpartition("/")[2])
+    name = format_run_name(url_name(url))
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + f"-{what}"
 
 
@@ -27,7 +27,7 @@ def resource(url: str) -> dict[str, str]:
     >>> resource("/data/runs/digits-7")["prefect.resource.id"]
     'midstride.run.digits-7'
     """
-    name = url.rstrip("/").rpartition("/")[2]
+    name = url_name(url)
     return {"prefect.resource.id": f"midstride.run.{name}", "prefect.resource.name": name, "midstride.url": url}
 
 

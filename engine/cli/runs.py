@@ -10,6 +10,7 @@ from midstride.engine.cli.output import busy, print_json
 from midstride.engine.cli.report_view import show_report, show_runs
 from midstride.engine.cli.snapshots import AsJson, Url, runs_at
 from midstride.engine.errors import UserError
+from midstride.engine.formatting import url_name
 from midstride.engine.runs.report import report_at
 from midstride.engine.runs.summary import summary_of
 
@@ -21,7 +22,7 @@ RunUrl = Annotated[str, Parameter(help="A run: a folder or an fsspec URL.")]
 def runs(url: Url, /, *, as_json: AsJson = False) -> int:
     """List the runs of a store: how far each is, how it ended, its best value, when it last gave a sign of life."""
     with busy(f"looking at {url}"), runs_at(url) as found:
-        summaries = [summary_of(name.rstrip("/").rpartition("/")[2], store) for name, store in found]
+        summaries = [summary_of(url_name(name), store) for name, store in found]
     if as_json:
         print_json(summaries)
         return 0

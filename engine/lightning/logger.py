@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from midstride.engine.formatting import url_name
 from midstride.engine.modules.module import TrainingModule
 
 __all__ = ["LightningLogger"]
@@ -29,7 +30,7 @@ class LightningLogger:
     @property
     def name(self) -> str:
         """The run's."""
-        return self.save_dir.rstrip("/").rpartition("/")[2]
+        return url_name(self.save_dir)
 
     @property
     def version(self) -> int:

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from midstride.engine.errors import SnapshotError
+from midstride.engine.formatting import url_name
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
 from midstride.engine.loggers.unsent_rows import TOLD, unsent
 from midstride.engine.processes.lifetime import tie_to_parent
@@ -166,7 +167,7 @@ def logged_run(store: Store, newest: Snapshot | None = None) -> LoggedRun:
         SnapshotDamaged: its run.json is not what was written.
     """
     document = read_run_json(store)
-    name = store.url.rstrip("/").rpartition("/")[2]
+    name = url_name(store.url)
     logged = newest.manifest["facts"].get("hparams", {}) if newest else {}
     found = [_flat(told) for told in (document.get("identity", {}), document.get("hparams", {}), logged)]
     return LoggedRun(name, store.url, Lineage.of(store).run_id, dict(itertools.chain(*found)))

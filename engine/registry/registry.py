@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import Overtaken, SnapshotDamaged, SnapshotMissing, UserError
+from midstride.engine.formatting import url_name
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights_index import COPY, newest_weights
@@ -76,7 +77,7 @@ class ModelRegistry:
     @property
     def name(self) -> str:
         """The job's name."""
-        return self._store.url.rpartition("/")[2]
+        return url_name(self._store.url)
 
     def champions(self) -> list[Champion]:
         """Return all of them that can be read, oldest first; a warning names each of the others."""

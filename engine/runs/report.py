@@ -76,7 +76,7 @@ class Report(Record):
     )
     time: float | None = Field(None, description="The newest sign of life in its folder, in seconds since the epoch.")
     error: str = Field("", description="Why it is not done; a user's error starts with their traceback.")
-    steps: int = 0
+    steps: int = Field(0, description="Taken up to the newest snapshot.")
     epochs: int = 0
     seconds: float = Field(0.0, description="Of all attempts together.")
     snapshots: int = Field(0, description="Taken by the attempts that count.")
@@ -122,15 +122,16 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
     last = attempts[-1] if attempts else None
     newest = newest_snapshot(store)
     facts = newest.manifest["facts"] if newest else {}
+    progress = facts.get("progress", {})
     monitor = job.monitor if job else None
     return Report(
         job=job.name if job else facts.get("identity", {}).get("module", "script"),
         run=name,
         url=store.url,
-        outcome=state_of(last, facts.get("progress", {})),  # type: ignore[arg-type]  # validated
+        outcome=state_of(last, progress),  # type: ignore[arg-type]  # validated
         time=last_sign(last, newest),
         error=last.error if last and last.outcome != "done" else "",
-        steps=len(rows),
+        steps=progress.get("step", len(rows)),  # the row of the last one may be under way
         epochs=len({row["epoch"] for row in rows}),
         seconds=sum(attempt.ended - attempt.started for attempt in attempts if attempt.ended),
         snapshots=_snapshots_of(catalog),

@@ -12,7 +12,7 @@ from midstride.engine.config.loggers import run_name_faults
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.errors import JobError, UserError, WorldError
-from midstride.engine.formatting import format_count
+from midstride.engine.formatting import format_count, url_name
 from midstride.engine.modules.hooks import own_hook
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
@@ -176,7 +176,7 @@ def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
     """
     if settings.loggers and (run is None or settings.snapshots is None):
         raise UserError("loggers get rows as snapshots with them are committed: fit needs a run, and snapshots on")
-    if run is not None and (faults := run_name_faults(settings.loggers, run.rstrip("/").rpartition("/")[2])):
+    if run is not None and (faults := run_name_faults(settings.loggers, url_name(run))):
         raise JobError.of(f"fit(run={run!r})", faults)
 
 

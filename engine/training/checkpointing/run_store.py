@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent
+from midstride.engine.formatting import url_name
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
@@ -45,7 +46,7 @@ class RunStore:
     def __init__(
         self, url: str, strategy: Strategy, keep: int, heartbeat: Heartbeat, options: StoreOptions | None = None
     ) -> None:
-        self.name = url.rstrip("/").rpartition("/")[2]
+        self.name = url_name(url)
         self.store = Store.open(url, options)
         self._strategy, self._keep, self._heartbeat = strategy, keep, heartbeat
         self._catalog = SnapshotCatalog(self.store)

@@ -1,0 +1,50 @@
+"""The report of a run that is under way, or ended early: as far as its newest snapshot."""
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn, ones
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.errors import UserError
+from midstride.engine.runs.report import metric_rows, report_at
+from midstride.engine.runs.summary import summary_of
+from midstride.engine.storage.store import Store
+
+
+class FailsAt(TrainingModule):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.layer, self.step = nn.Linear(1, 1), step
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        assert batch_idx != self.step, "as it is asked to"
+        loss = self.layer(batch).mean()
+        self.log("loss", loss)
+        return loss
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader([ones(1)] * 6)  # type: ignore[arg-type]  # a list is a data set too
+
+    def configure_optimizers(self) -> SGD:
+        return SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("every_steps", [1, 2])
+def test_the_report_of_a_run_that_failed_counts_the_steps_of_its_newest_snapshot(
+    every_steps: int, tmp_path: Path
+) -> None:
+    trainer = Trainer(
+        max_epochs=1, snapshots=SnapshotOptions(every_steps=every_steps), enable_progress_bar=False
+    )
+    with pytest.raises(UserError, match="as it is asked to"):
+        trainer.fit(FailsAt(5), run=str(tmp_path / "run"))
+    store = Store.open(tmp_path / "run")
+    kept = 5 - 5 % every_steps
+    report = report_at(store)
+    assert (report.steps, report.epochs) == (kept, 1)
+    assert summary_of("run", store).step == kept
+    assert len(metric_rows(store)) == kept - 1, "the row of the last step is under way"
