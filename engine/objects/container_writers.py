@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from midstride.engine.objects.hashed_items import is_writable_item
 from midstride.engine.objects.plain_values import PLAIN, is_plain_key, key_path, kind_name, step, value_path
 from midstride.engine.state.codec import FACTORIES
+from midstride.engine.state.hash_table import described_table
 from midstride.engine.state.nodes import Instance, Same, View, kind_text
 
 if TYPE_CHECKING:
@@ -187,7 +188,8 @@ def set_node(walk: Walk, value: Any, path: str) -> Any:
     """Describe a set."""
     walk.meet(value, path)
     if all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
-        return instance_of(value, "set", items=list(item_nodes(walk, value, path)))
+        items = list(item_nodes(walk, value, path))
+        return instance_of(value, "set", items=items, **described_table(value, items))
     nodes = [walk.node(item, f"{path}/{index}") for index, item in enumerate(value)]
     if not all(map(is_writable_item, nodes)):
         return opaque_node(walk, value, path)

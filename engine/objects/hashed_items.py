@@ -10,7 +10,8 @@ from torch import Tensor
 
 from midstride.engine.objects.containers import MISSING, Filler, refill
 from midstride.engine.objects.plain_values import PLAIN, key_path, kind_name, step, value_path
-from midstride.engine.state.nodes import Instance, Same, fill_set
+from midstride.engine.state.hash_table import fill_set
+from midstride.engine.state.nodes import Instance, Same
 
 __all__ = ["fill_keyed", "is_writable_item", "keyed", "members"]
 

@@ -43,7 +43,8 @@ from midstride.engine.objects.python_objects import (
     parts_of_iterator,
 )
 from midstride.engine.state.codec import differences
-from midstride.engine.state.nodes import Instance, fill_set, kind_text
+from midstride.engine.state.hash_table import fill_set, is_as_described
+from midstride.engine.state.nodes import Instance, kind_text
 
 __all__ = ["FORMS"]
 
@@ -74,14 +75,19 @@ _DATA = frozenset(map(kind_name, TORCH_DATA))
 def _set(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     items = items_of(filling, node.state["items"], (), path)
     has_addresses = items != node.state["items"]  # which have no order that two attempts share
+    table = node.state.get("table")
     fits = isinstance(live, (set, frozenset)) and kind_name(type(live)) == node.kind
-    if fits and (list(live) == items or (has_addresses and live == set(items))):
+    if fits and (is_as_described(live, items, table) or (has_addresses and live == set(items))):
         return live
     is_set = node.kind == "builtins:set"
-    target: Any = live if is_set and filling.use(live, path, fits=type(live) is set) else set()
-    if not fill_set(target, items):
+    found: Any = live if is_set and filling.use(live, path, fits=type(live) is set) else set()
+    is_same = fill_set(found, items, table)
+    if not is_set:
+        found = next((one for one in (frozenset(items), frozenset(found)) if list(one) == items), frozenset(found))
+        is_same = list(found) == items
+    if not is_same:
         filling.reordered.append(path)
-    return filling.set(target if is_set else frozenset(target), path)
+    return filling.set(found, path)
 
 
 def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:

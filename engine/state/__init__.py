@@ -7,6 +7,7 @@ codec            a tree of state as plain JSON beside named tensors
 differences      where two trees of state differ, bit for bit
 dtypes           types of elements that a file may name, from fixed lists: a name looks up nothing, and no
                  type holds addresses
+hash_table       the hash table of a set: where its items stand, and where some were removed
 nodes            what a tree of state says of objects: that two names share one, and what one consists of
 row_shards       tensors of which each rank has some rows, joined and sharded for another number of ranks
 stateful         the state of a run: parts that can say what they are and become it again

@@ -22,7 +22,8 @@ from midstride.engine.errors import UnsupportedState
 from midstride.engine.state.arrays import array_of, describe_dtype, dtype_of, scalar_of, tensor_of
 from midstride.engine.state.differences import differences
 from midstride.engine.state.dtypes import torch_dtype
-from midstride.engine.state.nodes import Instance, Same, View, fill_set, stable_kind
+from midstride.engine.state.hash_table import described_table, fill_set
+from midstride.engine.state.nodes import Instance, Same, View, stable_kind
 from midstride.engine.state.row_shards import RowShard
 from midstride.engine.state.tensors import TensorEntry, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
@@ -236,6 +237,10 @@ def _pairs(tag: str) -> Callable[[_Encoder, Any, str], Any]:
     return lambda encoder, value, path: {_TAG: tag, "pairs": encoder.pairs(value, path)}
 
 
+def _write_set(encoder: _Encoder, value: set[Any], path: str) -> Any:
+    return {_TAG: "set", "items": encoder.items(value, path), **described_table(value, list(value))}
+
+
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
@@ -247,7 +252,7 @@ _WRITERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
     bytearray: _text("bytearray", _base64),
     list: lambda encoder, value, path: encoder.items(value, path),
     tuple: _items("tuple"),
-    set: _items("set"),
+    set: _write_set,
     frozenset: _items("frozenset"),
     deque: lambda encoder, value, path: {_TAG: "deque", "maxlen": value.maxlen, "items": encoder.items(value, path)},
     dict: _write_dict,
@@ -304,7 +309,7 @@ class _Decoder:
 
     def set(self, node: dict[str, Any]) -> set[Any]:
         found: set[Any] = set()
-        fill_set(found, list(self.items(node)))
+        fill_set(found, list(self.items(node)), node.get("table"))
         return found
 
     def instance(self, node: dict[str, Any]) -> Instance:

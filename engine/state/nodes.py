@@ -3,15 +3,10 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice, permutations
 from typing import Any
 
-__all__ = ["Instance", "Same", "View", "fill_set", "instances_in", "kind_text", "stable_kind"]
+__all__ = ["Instance", "Same", "View", "instances_in", "kind_text", "stable_kind"]
 
-#: orders of insertion that are tried for a set
-_ORDERS = 120
-#: items of a set beyond which only the order itself is tried, and its reverse
-_MOST = 1000
 #: how kinds of the engine's own begin
 _ENGINE = "midstride.engine"
 
@@ -88,39 +83,3 @@ def stable_kind(kind: str) -> str:
     if not kind.startswith(f"{_ENGINE}."):
         return kind
     return f"{_ENGINE}:{kind.partition(':')[2]}"
-
-
-def fill_set(target: set[Any], items: list[Any]) -> bool:
-    """Let `target` hold `items`, in their order where a set of them can have it; return whether it has.
-
-    A set iterates in the order of its hash table, which depends on the order of insertion and on what was removed.
-    """
-    for order, removed in _insertions(items):
-        target.clear()
-        target.update(order)
-        target.update(removed)
-        target.difference_update(removed)
-        if list(target) == items:
-            return True
-    target.clear()
-    target.update(items)
-    return False
-
-
-def _insertions(items: list[Any]) -> Any:
-    """Yield orders of insertion, each with what is added after it and removed again: that makes the table larger."""
-    yield items, ()
-    yield items[::-1], ()
-    if len(items) > _MOST:
-        return
-    taken = set(items)
-    for factor in (2, 4, 8, 16, 32):
-        for base in (0, 1 << 40):
-            padding = [number for number in range(base, base + factor * (len(items) + 4)) if number not in taken]
-            for order in (items, items[::-1]):
-                yield order, padding
-                if base == 0:
-                    yield list(chain(padding, order)), padding
-    if len(items) <= 8:
-        for permutation in islice(permutations(items), _ORDERS):
-            yield permutation, ()

@@ -10,6 +10,7 @@ from mutants.errors import ERRORS
 from mutants.horovod import HOROVOD
 from mutants.lanes import LANES
 from mutants.loggers import LOGGERS
+from mutants.sets import SETS
 from mutants.snapshots import SNAPSHOTS
 from mutants.training import TRAINING
 from mutants.worlds import WORLDS
@@ -22,6 +23,7 @@ MUTANTS = [
     *COPIES,
     *CHANGES,
     *DDP,
+    *SETS,
     *SNAPSHOTS,
     *LANES,
     *DEVICES,

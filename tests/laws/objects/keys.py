@@ -1,4 +1,4 @@
-"""Dicts whose keys are objects, and sets of objects."""
+"""Dicts whose keys are objects, sets of objects, and sets whose order depends on what was taken out of them."""
 
 import dataclasses
 import enum
@@ -74,3 +74,25 @@ class Gathering(Small):
         numbers = sum(sample.number for sample in self.samples if sample in self.seen)
         kept = [self.layer.weight in self.seen, self.samples[0] in self.done, Key(0) in self.keys, len(self.sides)]
         return 1 + numbers + sum(kept) + len(self.keys)
+
+
+class Pools(Small):
+    """Sets out of which training takes items as they come, and to which it adds some."""
+
+    def build(self) -> None:
+        self.numbers = {number * 8191 % (1 << 30) for number in range(300)}
+        self.pairs: set[tuple[int, float]] = set()
+        self.refilled: set[int] = set()
+
+    def factor(self, batch: Tensor) -> Any:
+        step = int(self.global_step)
+        taken = [self.numbers.pop() for _ in range(20)]
+        self.numbers.difference_update(list(self.numbers)[::9])
+        self.numbers.update(number * 64 for number in taken[::3])
+        self.pairs.update((number % 512 * 64, number / 3) for number in taken)
+        self.pairs.difference_update([pair for pair in self.pairs if pair[0] % 3 == step % 3])
+        for number in taken[:4]:
+            self.refilled.add(number % 97 * 128)
+        self.refilled.discard(next(iter(self.refilled)))
+        orders = [*self.numbers, *(pair[0] for pair in self.pairs), *self.refilled]
+        return 1 + sum((index % 7) * number for index, number in enumerate(orders)) % 1013 / 1013

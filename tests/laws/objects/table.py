@@ -33,7 +33,7 @@ from laws.objects.files import DrawsInHelper
 from laws.objects.functions import Chooses, ChoosesLambdas, Counts, Partials, Weak
 from laws.objects.generators import Generators, Iterators, LateGenerators, OfClass, OfFunctions, Taught, Teacher
 from laws.objects.hooks import HookedForAStep, TensorHooked
-from laws.objects.keys import Gathering, Keyed
+from laws.objects.keys import Gathering, Keyed, Pools
 from laws.objects.library import Iterated, Numbers, OfPython, Queued, TellsWorkers
 from laws.objects.loaders import (
     Forked,
@@ -208,6 +208,7 @@ _MODULES: list[type[Small]] = [
         TellsItsSampler,
         Keyed,
         Gathering,
+        Pools,
         Moved,
         Plain,
         Weighed,

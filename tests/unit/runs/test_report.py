@@ -37,9 +37,7 @@ class FailsAt(TrainingModule):
 def test_the_report_of_a_run_that_failed_counts_the_steps_of_its_newest_snapshot(
     every_steps: int, tmp_path: Path
 ) -> None:
-    trainer = Trainer(
-        max_epochs=1, snapshots=SnapshotOptions(every_steps=every_steps), enable_progress_bar=False
-    )
+    trainer = Trainer(max_epochs=1, snapshots=SnapshotOptions(every_steps=every_steps), enable_progress_bar=False)
     with pytest.raises(UserError, match="as it is asked to"):
         trainer.fit(FailsAt(5), run=str(tmp_path / "run"))
     store = Store.open(tmp_path / "run")
