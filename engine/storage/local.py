@@ -123,9 +123,13 @@ class LocalStore(Store):
         raise OSError(errno.EINVAL, "it is no regular file", str(target))
 
     def list(self, path: str = "") -> list[str]:  # noqa: D102
+        folder = self._at(path)
         try:
-            names = os.listdir(self._at(path))  # noqa: PTH208 (names are wanted)
-        except (FileNotFoundError, NotADirectoryError):
+            names = os.listdir(folder)  # noqa: PTH208 (names are wanted)
+        except NotADirectoryError:
+            return []
+        except FileNotFoundError:
+            _ensure_no_link(folder)
             return []
         return sorted(name for name in names if not name.startswith("."))  # drafts are hidden
 
@@ -135,7 +139,9 @@ class LocalStore(Store):
         def cannot_be_listed(error: OSError) -> None:
             if Path(error.filename) != top:
                 found[Path(error.filename).relative_to(top).as_posix()] = 0  # who reads it learns why
-            elif not isinstance(error, FileNotFoundError | NotADirectoryError):
+            elif isinstance(error, FileNotFoundError):
+                _ensure_no_link(top)
+            elif not isinstance(error, NotADirectoryError):
                 raise error
 
         for folder, below, names in os.walk(top, onerror=cannot_be_listed):
@@ -242,11 +248,18 @@ def _address(data: memoryview) -> int:
     return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
+def _ensure_no_link(missing: Path) -> None:
+    """Tell a folder that was never made from a link to one on a disk that is not there: a run would start over."""
+    if missing.is_symlink():
+        raise OSError(errno.ENOLINK, "a link that leads nowhere", str(missing))
+
+
 def _make_folder(folder: Path) -> None:
     """Make `folder` and its parents, each entry durable."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
+    _ensure_no_link(folder)
     folder.mkdir(exist_ok=True)
     _sync_folder(folder.parent)
 

@@ -215,6 +215,25 @@ def test_a_run_may_be_moved_as_a_whole(store: Store, tmp_path: Path):
     assert SnapshotCatalog(Store.open(tmp_path / "elsewhere")).newest_good() == snapshot
 
 
+def test_snapshots_on_a_disk_that_is_not_there_start_no_run_over(store: Store, tmp_path: Path):
+    """A newer generation that began afresh would supersede them for good."""
+    (snapshot,) = take(alone(store), 1)
+    folder, disk = Path(store.url, "snapshots"), tmp_path / "disk"
+    folder.rename(disk)
+    folder.symlink_to(disk)
+    assert SnapshotCatalog(store).newest_good() == snapshot
+    away = disk.rename(tmp_path / "away")
+    for ask in (
+        lambda: SnapshotCatalog(store).newest_good(),
+        lambda: store.list("snapshots"),
+        lambda: store.write("snapshots/file", b""),
+    ):
+        with pytest.raises(OSError, match=r"a link that leads nowhere: '.*snapshots'"):
+            ask()
+    away.rename(disk)
+    assert SnapshotCatalog(store).newest_good() == snapshot
+
+
 def test_a_newer_format_is_not_damage(store: Store):
     (snapshot,) = take(alone(store), 1)
     manifest = {**snapshot.manifest, "format": 2}
