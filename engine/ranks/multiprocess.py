@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from midstride.engine.errors import EngineError, UserError, WorldError
+from midstride.engine.errors import EngineError, StopRequested, UserError, WorldError
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.environment import hash_seed
@@ -191,4 +191,6 @@ def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
     for said, error, text in raised:
         if said == outcome:
             raise error from (None if isinstance(error, EngineError) else RemoteTraceback(text))
+    if asked_to_stop:
+        raise StopRequested(f"asked to stop, while not every rank listened: {outcome.error}")
     raise WorldError(outcome.error)

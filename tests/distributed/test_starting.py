@@ -249,3 +249,21 @@ def test_no_rank_outlives_its_caller(ending: signal.Signals, options: dict[str, 
     assert ended == (75 if ending == signal.SIGTERM else -9), log.read_text()
     assert "Traceback" not in log.read_text()
     assert log.read_text().count("midstride: asked to stop, after step") == len(snapshots)
+
+
+EARLY = """
+import signal, time
+
+class Early(Line):
+    def setup(self, stage):
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(600)
+
+Trainer(devices=2, max_epochs=1, strategy="ddp_fork").fit(Early(), run=sys.argv[1])
+"""
+
+
+def test_asked_to_stop_before_its_ranks_listen_a_caller_was_asked_to_stop(tmp_path: Path) -> None:
+    code, printed = run(MODULE + EARLY, tmp_path)
+    assert code == 75, printed
+    assert "asked to stop, while not every rank listened: " in printed
