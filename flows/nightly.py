@@ -13,7 +13,7 @@ from midstride.engine.processes.preload import importing
 from midstride.engine.registry.nightly import DATE, NightlyRun
 from midstride.engine.registry.report import NightlyReport
 from midstride.engine.runs.curves import LIBRARY
-from midstride.flows.run_states import completed, failed, nightly_name
+from midstride.flows.run_states import KEPT, PROMOTED, completed, failed, nightly_name
 from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_launch, run_prepare
 from midstride.tasks.compare import compare_and_promote
 from midstride.tasks.credentials import credentials_of
@@ -43,7 +43,7 @@ def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData =
     except EngineError as error:
         return cast(NightlyReport, failed(error))
     promoted = report.decision is not None and report.decision.promoted
-    return completed(report, "Promoted" if promoted else "Kept", report.verdict)
+    return completed(report, PROMOTED if promoted else KEPT, report.verdict)
 
 
 def _night(job: TrainingJob, date: str | None, if_new_data: bool) -> NightlyReport:

@@ -14,6 +14,8 @@ from midstride.engine.runs.cause import cause_of
 
 __all__ = [
     "AUTOMATIC_RETRY",
+    "KEPT",
+    "PROMOTED",
     "TAG",
     "completed",
     "failed",
@@ -26,8 +28,14 @@ __all__ = [
 #: every flow run of ours has it: filters and automations know them by it
 TAG = "midstride"
 
+#: the names under which a night that came to its end is Completed
+PROMOTED, KEPT = "Promoted", "Kept"
+
 #: the message of the state in which the server's automation schedules a crashed run again
 AUTOMATIC_RETRY = "It crashed; midstride's automation has it resume"
+
+#: the name of the state in which the server has a run wait while its deployment has as many as it may have at once
+_WAITS_ITS_TURN = "AwaitingConcurrencySlot"
 
 Result = TypeVar("Result")
 
@@ -61,10 +69,13 @@ def tag_run() -> None:
 
 
 def is_automatic_retry() -> bool:
-    """Whether the server's automation asked for this attempt of the flow run, and not a person or a schedule."""
+    """Whether the server's automation asked for this attempt of the flow run, and not a person or a schedule.
+
+    While another run has its deployment's place, the server schedules it anew again and again, and asks for nothing.
+    """
     with get_client(sync_client=True) as client:
         states = client.read_flow_run_states(UUID(str(flow_run.id)))
-    asked = [state for state in states if state.is_scheduled()]
+    asked = [state for state in states if state.is_scheduled() and state.name != _WAITS_ITS_TURN]
     return bool(asked) and asked[-1].message == AUTOMATIC_RETRY
 
 

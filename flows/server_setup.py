@@ -13,7 +13,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 
 from midstride.engine.errors import JobError
-from midstride.flows.run_states import AUTOMATIC_RETRY, TAG
+from midstride.flows.run_states import AUTOMATIC_RETRY, KEPT, PROMOTED, TAG
 
 __all__ = ["CRASH_RETRY", "ZOMBIES", "create_pool", "ensure_automations"]
 
@@ -24,7 +24,8 @@ CRASH_RETRY = "midstride: a flow run that crashed resumes"
 _BEATS_MISSED = 3
 _LONGEST_RUN = timedelta(days=90)
 _HEARTBEAT = "prefect.flow-run.heartbeat"
-_ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+#: the server's events of a state go by its name, not by its type
+_ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", PROMOTED, KEPT, "Failed", "Cancelled", "Crashed")}
 
 
 def ensure_automations(within_s: float | None = None) -> list[str]:

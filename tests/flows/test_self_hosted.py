@@ -9,7 +9,7 @@ from prefect import get_client
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.events.schemas.automations import Automation
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Crashed, Pending, Running
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 from support.flow_runs import wait_for_effect
 
 from midstride.engine.cli.app import main
@@ -19,7 +19,7 @@ from midstride.engine.runs.run import Run
 from midstride.engine.session.outcome import Outcome
 from midstride.flows.cli import app
 from midstride.flows.deployment import deploy
-from midstride.flows.run_states import AUTOMATIC_RETRY, TAG
+from midstride.flows.run_states import AUTOMATIC_RETRY, KEPT, PROMOTED, TAG, completed, is_automatic_retry
 from midstride.flows.server import ServerError, need_server
 from midstride.flows.server_setup import CRASH_RETRY, ZOMBIES, create_pool, ensure_automations
 from midstride.flows.train import attempts_so_far, train
@@ -80,6 +80,13 @@ def test_the_command_says_what_it_did(server: str, capsys: pytest.CaptureFixture
             assert word in shown
 
 
+def test_a_run_that_has_ended_is_not_waited_for_whatever_its_state_is_called(server: str) -> None:
+    ensure_automations(540)
+    [looks_after] = automations()
+    ends = [completed(None, name, "") for name in (PROMOTED, KEPT)] + [Completed(), Failed(), Cancelled(), Crashed()]
+    assert {f"prefect.flow-run.{end.name}" for end in ends} <= looks_after.trigger.expect
+
+
 def test_a_crashed_run_is_scheduled_again_where_a_worker_can_take_it_up(make_job: Make, server: str) -> None:
     create_pool("crashing")
     deploy(make_job(processes=1), "crashing", pool="crashing")
@@ -104,6 +111,21 @@ def test_a_crashed_run_is_scheduled_again_where_a_worker_can_take_it_up(make_job
         deployed, alone = wait_for_effect(crash, scheduled_again, "the automation")
         assert client.read_flow_run(deployed).state.message == AUTOMATIC_RETRY
         assert client.read_flow_run(alone).state_name == "Crashed"
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_who_asked_for_a_retry_is_known_after_the_wait_for_another_night(
+    server: str, automatic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Scheduled(name="AwaitingRetry", message=AUTOMATIC_RETRY if automatic else "Retry from the UI")
+    waits = [Scheduled(name="AwaitingConcurrencySlot")] * 2  # what the server makes of a deployment's limit
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(train, parameters={"job": {}}).id
+        for state in (Running(), Crashed(), asked, *waits, Pending(), Running()):
+            client.set_flow_run_state(run, state, force=True)
+    with monkeypatch.context() as patch:  # which ends before what a test leaves behind is looked for
+        patch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(run))
+        assert is_automatic_retry() == automatic
 
 
 @pytest.mark.parametrize("automatic", [True, False])
