@@ -119,7 +119,7 @@ def described_table(value: set[Any] | frozenset[Any], items: list[Any]) -> dict[
     return {} if list(plain) == items and HashTable.of(plain) == table else {"table": asdict(table)}
 
 
-def is_as_described(value: set[Any], items: list[Any], table: Mapping[str, Any] | None) -> bool:
+def is_as_described(value: set[Any] | frozenset[Any], items: list[Any], table: Mapping[str, Any] | None) -> bool:
     """Return whether `value` is a set of `items` of which `described_table` says `table`."""
     return list(value) == items and described_table(value, items).get("table") == table
 
