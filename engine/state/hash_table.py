@@ -73,7 +73,8 @@ class HashTable:
         size: slots; a power of 2, 8 or more.
         slots: those of the items, in their order.
         removed: those out of which items were removed.
-        finger: the slot from which on `pop` looks for an item.
+        finger: the slot from which on `pop` looks for an item, as it was counted when it was set: a table that grew or
+            shrank since takes it modulo its size. 0 before the first `pop`.
     """
 
     size: int
@@ -89,13 +90,14 @@ class HashTable:
         memory = (ctypes.c_ssize_t * (2 * size)).from_address(found.table)
         keys, hashes = np.frombuffer(memory, np.intp).reshape(size, 2).T
         is_removed = (keys != 0) & (hashes == _REMOVED_HASH)
-        return cls(size, _indices((keys != 0) & ~is_removed), _indices(is_removed), found.finger)
+        finger = 0 if found.finger == _far(size) else found.finger
+        return cls(size, _indices((keys != 0) & ~is_removed), _indices(is_removed), finger)
 
     def fill(self, target: set[Any], items: list[Any]) -> bool:
         """Let `target` hold `items` in a table like this one; return whether it does."""
         target.clear()
-        if HashTable.of(target).finger != self.finger:
-            _turn(target, self.finger)
+        if _Set.from_address(id(target)).finger != self.finger:
+            _turn(target, self.finger or _far(self.size))
         placeholders = {slot: _Placeholder(slot) for slot in (*self.slots, *self.removed)}
         if placeholders:
             first = list(placeholders.values())[: self.size // 8]
@@ -130,8 +132,10 @@ def fill_set(target: set[Any], items: list[Any], table: Mapping[str, Any] | None
     Args:
         target: is filled.
         items: in the order in which they are to be.
-        table: what `described_table` said; where nothing was said, the order counts alone.
+        table: what `described_table` said; where it said nothing, that of `set(items)`.
     """
+    if table is None and _IS_READABLE and _Set.from_address(id(target)).finger and _has_lasting_hashes(items):
+        table = asdict(HashTable.of(set(items)))  # `pop` would go on where it is
     if table is not None and HashTable(**table).fill(target, items):
         return True
     for order, removed in _insertions(items):
@@ -165,9 +169,14 @@ def _insertions(items: list[Any]) -> Any:
             yield permutation, ()
 
 
+def _far(size: int) -> int:
+    """Return what stands for a finger of 0, which no `pop` leaves: the first slot of a table of `size`, and of most."""
+    return max(3 << 11, 3 * size)
+
+
 def _turn(target: set[Any], finger: int) -> None:
     """Let `pop` look from `finger` on in the empty `target`: it goes on behind what it took last."""
-    last, size = max(finger, 1) - 1, 1 << (finger - 1).bit_length()
+    last, size = finger - 1, 1 << (finger - 1).bit_length()
     crowd = {slot: _Placeholder(slot) for slot in (last, *range(size // 8))}
     target.update(crowd.values())
     _enlarge(target, list(crowd.values()), size)

@@ -150,7 +150,7 @@ from prefect.server.database import provide_database_interface
 from prefect.server.models.deployments import schedule_runs
 
 async def main():
-    async with provide_database_interface().session_context(begin_transaction=True) as session:
+    async with provide_database_interface().session_context(begin_transaction=True, with_for_update=True) as session:
         print(len(await schedule_runs(session, deployment_id=uuid.UUID(sys.argv[1]))))
 
 asyncio.run(main())

@@ -43,18 +43,18 @@ def changed(items: set[Any], kind: str, draw: random.Random, times: int) -> set[
 @pytest.mark.parametrize("kind", ITEMS)
 def test_a_set_made_anew_goes_on_as_the_other(kind: str) -> None:
     described = 0
-    for seed in range(150):
+    for seed in range(100):
         draw = random.Random(seed)
-        one, other = changed(set(), kind, draw, draw.randrange(12)), {*range(draw.randrange(99))}
+        one, other = changed(set(), kind, draw, draw.randrange(12)), changed(set(), "small numbers", draw, 3)
         table = described_table(one, list(one)).get("table")
         described += table is not None
         assert fill_set(other, list(one), table)
         assert is_as_described(other, list(one), table)
-        for number in range(20):
+        for number in range(8):
             for items in (one, other):
                 changed(items, kind, random.Random(number), 1)
             assert list(one) == list(other), (kind, seed, number)
-    assert described > 75, "few sets that only grow have a table of their own"
+    assert described > 50, "few sets that only grow have a table of their own"
 
 
 @pytest.mark.parametrize("seed", range(3))
