@@ -24,6 +24,10 @@ _MOST = 1000
 _NUMBERS = (bool, int, float, complex)
 _TEXTS = (str, bytes)
 
+#: a table is made with at most so many slots for what it holds then, and none is free again before the next is made
+_SLOTS_PER_ITEM = 8
+#: the finger that a smaller set may have: larger ones take longer to make than to warn of
+_FARTHEST = 1 << 20
 #: an item that was removed leaves this in its slot
 _REMOVED_HASH = -1
 
@@ -96,6 +100,8 @@ class HashTable:
     def fill(self, target: set[Any], items: list[Any]) -> bool:
         """Let `target` hold `items` in a table like this one; return whether it does."""
         target.clear()
+        if not self._is_sound(len(items)):
+            return False
         if _Set.from_address(id(target)).finger != self.finger:
             _turn(target, self.finger or _far(self.size))
         placeholders = {slot: _Placeholder(slot) for slot in (*self.slots, *self.removed)}
@@ -111,6 +117,21 @@ class HashTable:
         for slot in self.removed:
             target.discard(placeholders[slot])
         return list(target) == items and HashTable.of(target) == self
+
+    def _is_sound(self, items: int) -> bool:
+        """Return whether a set of so many items can have this table: a snapshot may come from anywhere."""
+        if not isinstance(self.slots, list) or not isinstance(self.removed, list):
+            return False
+        taken = [*self.slots, *self.removed]
+        if {int} != set(map(type, (self.size, self.finger, *taken))) or len(self.slots) != items:
+            return False
+        return (
+            8 <= self.size <= max(8, _SLOTS_PER_ITEM * len(taken))
+            and self.size & (self.size - 1) == 0
+            and len(set(taken)) == len(taken)
+            and all(0 <= slot < self.size for slot in taken)
+            and 0 <= self.finger <= max(_FARTHEST, self.size)
+        )
 
 
 def described_table(value: set[Any] | frozenset[Any], items: list[Any]) -> dict[str, Any]:

@@ -156,9 +156,8 @@ def ask_on_and_on(folder: str) -> None:
         while not Path(folder, "asked").exists():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    faulthandler.dump_traceback_later(
-        60, exit=True
-    )  # where Python's lock is held for ever, no thread of Python ends it
+    # Where Python's lock is held for ever, no thread of Python ends this process.
+    faulthandler.dump_traceback_later(60, exit=True)
     begun: list[Any] = []
 
     def ask() -> None:

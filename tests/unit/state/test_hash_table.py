@@ -88,10 +88,29 @@ def test_a_set_that_only_grew_needs_no_table() -> None:
     assert not described_table(set(), [])
 
 
-def test_items_whose_hashes_are_others_now_are_there_all_the_same() -> None:
-    items = {1 << 60, 3, 1 << 61}
-    wrong = HashTable(8, [0, 1, 2], [5], 0)
+#: what a snapshot from anywhere may say of three items
+WRONG: dict[str, dict[str, Any]] = {
+    "other hashes": {"slots": [0, 1, 2]},
+    "without end": {"size": 1 << 60},
+    "no power of 2": {"size": 12},
+    "text": {"size": "8"},
+    "no slots": {"slots": None},
+    "slots of text": {"slots": ["0", "3", "4"]},
+    "too few": {"slots": [0]},
+    "one slot twice": {"slots": [3, 3, 4]},
+    "outside": {"slots": [3, 4, 8]},
+    "before": {"removed": [-1]},
+    "far on": {"finger": 1 << 60},
+    "not yet": {"finger": -1},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_where_a_table_cannot_be_the_items_are_there_all_the_same(case: str) -> None:
+    items = {3, 4, 5}
+    right: dict[str, Any] = {"size": 8, "slots": [3, 4, 5], "removed": [6], "finger": 7}
     found: set[Any] = {9}
-    assert not wrong.fill(found, list(items))
-    assert not fill_set(found, list(items), {"size": 8, "slots": [0, 1, 2], "removed": [5], "finger": 0})
+    assert fill_set(found, list(items), right)
+    assert HashTable.of(found) == HashTable(**right)
+    assert not fill_set(found, list(items), right | WRONG[case])
     assert found == items
