@@ -1,6 +1,7 @@
 """What a self-hosted Prefect server lacks for unattended runs: `midstride setup-server` adds it."""
 
 from datetime import timedelta
+from typing import Literal
 
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
@@ -15,17 +16,27 @@ from prefect.settings import get_current_settings
 from midstride.engine.errors import JobError
 from midstride.flows.run_states import AUTOMATIC_RETRY, KEPT, PROMOTED, TAG
 
-__all__ = ["CRASH_RETRY", "ZOMBIES", "create_pool", "ensure_automations"]
+__all__ = ["CRASH_RETRY", "LOST_RETRY", "ZOMBIES", "create_pool", "ensure_automations"]
 
 #: the names of the automations
 ZOMBIES = "midstride: a flow run without a heartbeat has crashed"
 CRASH_RETRY = "midstride: a flow run that crashed resumes"
+LOST_RETRY = "midstride: a retry that was undone is asked for again"
 
 _BEATS_MISSED = 3
 _LONGEST_RUN = timedelta(days=90)
+_TAKEN_UP_WITHIN = timedelta(seconds=60)
+#: not AwaitingRetry, in which a run waits in its process for retries that its flow has: nothing is undone there
+_AWAITS = "AwaitingAutomaticRetry"
 _HEARTBEAT = "prefect.flow-run.heartbeat"
-#: the server's events of a state go by its name, not by its type
-_ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", PROMOTED, KEPT, "Failed", "Cancelled", "Crashed")}
+
+
+def _events(*states: str) -> set[str]:
+    """Return the server's events of these states: they go by a state's name, not by its type."""
+    return {f"prefect.flow-run.{state}" for state in states}
+
+
+_ENDS = _events("Completed", PROMOTED, KEPT, "Failed", "Cancelled")
 
 
 def ensure_automations(within_s: float | None = None) -> list[str]:
@@ -33,7 +44,8 @@ def ensure_automations(within_s: float | None = None) -> list[str]:
 
     A run whose process is gone with its worker stays Running for ever otherwise: it cannot be retried, and it keeps the
     place of the nights after it. A run that has crashed is scheduled again; the flow gives up where its attempts
-    bring no newer snapshot. Only runs of our own deployments are looked after.
+    bring no newer snapshot. That is asked for once more where a worker, late, told of the same death again and made the
+    run that waits for its retry Crashed once more. Only runs of our own deployments are looked after.
 
     Args:
         within_s: seconds without a heartbeat; three beats as this environment has them, if empty. Flow processes
@@ -45,6 +57,7 @@ def ensure_automations(within_s: float | None = None) -> list[str]:
         return [
             _ensure(client, _zombies(within_s), f"after {within_s:g} s without a heartbeat a run is Crashed"),
             _ensure(client, _crash_retry(), "a run that Crashed is scheduled again, and resumes"),
+            _ensure(client, _lost_retry(), "it is scheduled once more where that was undone"),
         ]
 
 
@@ -81,50 +94,74 @@ def create_pool(name: str, kind: str = "process") -> str:
     return f"pool is there: {name}, {kind}"
 
 
-def _zombies(within_s: float) -> AutomationCore:
+def _automation(
+    name: str,
+    posture: Literal[Posture.Reactive, Posture.Proactive],
+    after: set[str],
+    expect: set[str],
+    within: timedelta,
+    action: ChangeFlowRunState,
+) -> AutomationCore:
+    """Return an automation that looks at each flow run of ours by itself."""
     return AutomationCore(
-        name=ZOMBIES,
+        name=name,
         description="Made by `midstride setup-server`, which may be run again at any time.",
         trigger=EventTrigger(
-            after={_HEARTBEAT},
-            expect={_HEARTBEAT, *_ENDS},
+            after=after,
+            expect=expect,
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
             match_related=ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{TAG}"]}),
             for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
+            posture=posture,
             threshold=1,
-            within=timedelta(seconds=within_s),
+            within=within,
         ),
-        actions=[
-            ChangeFlowRunState(
-                name=None,
-                force=False,
-                state=StateType.CRASHED,
-                message=f"No heartbeat for {within_s:g} s: its worker and its process are gone. Retry resumes it.",
-            )
-        ],
+        actions=[action],
+    )
+
+
+def _zombies(within_s: float) -> AutomationCore:
+    message = f"No heartbeat for {within_s:g} s: its worker and its process are gone. Retry resumes it."
+    return _automation(
+        ZOMBIES,
+        Posture.Proactive,
+        after={_HEARTBEAT},
+        expect={_HEARTBEAT, *_ENDS, *_events("Crashed")},
+        within=timedelta(seconds=within_s),
+        action=ChangeFlowRunState(name=None, force=False, state=StateType.CRASHED, message=message),
     )
 
 
 def _crash_retry() -> AutomationCore:
-    return AutomationCore(
-        name=CRASH_RETRY,
-        description="Made by `midstride setup-server`, which may be run again at any time.",
-        trigger=EventTrigger(
-            after={"prefect.flow-run.Running"},  # one that crashed before it began would crash again, for ever
-            expect={"prefect.flow-run.Crashed"},
-            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            match_related=ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{TAG}"]}),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Reactive,
-            threshold=1,
-            within=_LONGEST_RUN,
-        ),
+    return _automation(
+        CRASH_RETRY,
+        Posture.Reactive,
+        after=_events("Running"),  # one that crashed before it began would crash again, for ever
+        expect=_events("Crashed"),
+        within=_LONGEST_RUN,
         # The server refuses that for runs without a deployment: no worker would take them up.
-        actions=[
-            ChangeFlowRunState(name="AwaitingRetry", force=False, state=StateType.SCHEDULED, message=AUTOMATIC_RETRY)
-        ],
+        action=_schedule_again(_AWAITS),
     )
+
+
+def _lost_retry() -> AutomationCore:
+    """A process and its worker both tell of one death: the second may come when the retry is already asked for.
+
+    A retry that a worker has taken up is not meant: what crashes before it runs would crash again, for ever. The state
+    is named otherwise than the first, or a pool without a worker would have the run scheduled each minute.
+    """
+    return _automation(
+        LOST_RETRY,
+        Posture.Proactive,
+        after=_events(_AWAITS),
+        expect={*_ENDS, *_events("Pending", "Running", "AwaitingConcurrencySlot", "Scheduled")},
+        within=_TAKEN_UP_WITHIN,
+        action=_schedule_again(None),
+    )
+
+
+def _schedule_again(name: str | None) -> ChangeFlowRunState:
+    return ChangeFlowRunState(name=name, force=False, state=StateType.SCHEDULED, message=AUTOMATIC_RETRY)
 
 
 def _same(there: Automation, wanted: AutomationCore) -> bool:

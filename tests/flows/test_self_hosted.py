@@ -1,6 +1,7 @@
 """`midstride setup-server`: it may be given again and again, and what it makes does what it is for."""
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import product
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from midstride.flows.cli import app
 from midstride.flows.deployment import deploy
 from midstride.flows.run_states import AUTOMATIC_RETRY, KEPT, PROMOTED, TAG, completed, is_automatic_retry
 from midstride.flows.server import ServerError, need_server
-from midstride.flows.server_setup import CRASH_RETRY, ZOMBIES, create_pool, ensure_automations
+from midstride.flows.server_setup import CRASH_RETRY, LOST_RETRY, ZOMBIES, create_pool, ensure_automations
 from midstride.flows.train import attempts_so_far, train
 
 Make = Callable[..., TrainingJob]
@@ -31,7 +32,7 @@ Make = Callable[..., TrainingJob]
 def _clean(server: str) -> Iterator[None]:
     yield
     with get_client(sync_client=True) as client:
-        for name in (ZOMBIES, CRASH_RETRY):
+        for name in (ZOMBIES, CRASH_RETRY, LOST_RETRY):
             for one in client.read_automations_by_name(name):
                 client.delete_automation(one.id)
 
@@ -42,12 +43,16 @@ def automations() -> list[Automation]:
 
 
 def test_it_is_made_once_and_changed_when_the_beat_does(server: str) -> None:
-    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation created"] * 2
+    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation created"] * 3
     [first] = automations()
     assert first.trigger.match_related.model_dump() == {"prefect.resource.id": [f"prefect.tag.{TAG}"]}
-    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation is there"] * 2
+    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation is there"] * 3
     assert [one.id for one in automations()] == [first.id]
-    assert [line.partition(":")[0] for line in ensure_automations(90)] == ["automation changed", "automation is there"]
+    assert [line.partition(":")[0] for line in ensure_automations(90)] == [
+        "automation changed",
+        "automation is there",
+        "automation is there",
+    ]
     [changed] = automations()
     assert (changed.id, changed.trigger.within.total_seconds()) == (first.id, 90)
 
@@ -105,7 +110,7 @@ def test_a_crashed_run_is_scheduled_again_where_a_worker_can_take_it_up(make_job
             tried.append((deployed, alone))
 
         def scheduled_again() -> tuple[UUID, UUID] | None:
-            runs = (pair for pair in tried if client.read_flow_run(pair[0]).state_name == "AwaitingRetry")
+            runs = (pair for pair in tried if client.read_flow_run(pair[0]).state_name == "AwaitingAutomaticRetry")
             return next(runs, None)
 
         deployed, alone = wait_for_effect(crash, scheduled_again, "the automation")
@@ -113,11 +118,38 @@ def test_a_crashed_run_is_scheduled_again_where_a_worker_can_take_it_up(make_job
         assert client.read_flow_run(alone).state_name == "Crashed"
 
 
+def test_a_retry_that_a_second_report_of_the_death_has_undone_is_asked_for_again(
+    make_job: Make, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstride.flows.server_setup._TAKEN_UP_WITHIN", timedelta(seconds=10))  # Prefect's least
+    create_pool("crashing")
+    deploy(make_job(processes=1), "crashing", pool="crashing")
+    ensure_automations(540)
+    awaits = Scheduled(name="AwaitingAutomaticRetry", message=AUTOMATIC_RETRY)
+    tried: list[tuple[UUID, UUID]] = []
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name("train/crashing")
+
+        def report_twice() -> None:
+            undone, cannot_start = (client.create_flow_run_from_deployment(deployment.id).id for _ in range(2))
+            for run, states in ((undone, (awaits, Crashed())), (cannot_start, (awaits, Pending(), Crashed()))):
+                for state in states:
+                    client.set_flow_run_state(run, state, force=True)
+            tried.append((undone, cannot_start))
+
+        def scheduled_again() -> tuple[UUID, UUID] | None:
+            return next((pair for pair in tried if client.read_flow_run(pair[0]).state.is_scheduled()), None)
+
+        undone, cannot_start = wait_for_effect(report_twice, scheduled_again, "the automation", each_s=30)
+        assert client.read_flow_run(undone).state.message == AUTOMATIC_RETRY
+        assert client.read_flow_run(cannot_start).state_name == "Crashed"
+
+
 @pytest.mark.parametrize("automatic", [True, False])
 def test_who_asked_for_a_retry_is_known_after_the_wait_for_another_night(
     server: str, automatic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Scheduled(name="AwaitingRetry", message=AUTOMATIC_RETRY if automatic else "Retry from the UI")
+    asked = Scheduled(message=AUTOMATIC_RETRY) if automatic else Scheduled(name="AwaitingRetry", message="Retry")
     waits = [Scheduled(name="AwaitingConcurrencySlot")] * 2  # what the server makes of a deployment's limit
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(train, parameters={"job": {}}).id
