@@ -1,5 +1,6 @@
 """Deployments: a flow, a resolved job and a schedule, as Prefect's server keeps them."""
 
+import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -24,6 +25,8 @@ from midstride.flows.serve import serve_until_asked
 from midstride.flows.server import need_server
 
 __all__ = ["FLOWS", "deploy", "serve"]
+
+log = logging.getLogger(__name__)
 
 #: name -> where the flow is; a worker imports it from there, so that no code has to be pulled
 FLOWS = {"train": "midstride.flows.train:train", "nightly": "midstride.flows.nightly:nightly"}
@@ -90,6 +93,12 @@ def _deployment(
         faults += nightly_errors(job)
     if faults:
         raise JobError.of(f"deployment {name} of job {job.name}", faults)
+    if flow == "nightly" and cron and not _is_daily(cron):
+        log.warning(
+            "--cron %r: more than one night in a day, and a date is trained and decided once: the later ones take up "
+            "one that failed, or end at once. To train each time: --flow train",
+            cron,
+        )
     return RunnerDeployment.from_flow(
         _flow(flow),
         name,
@@ -131,6 +140,12 @@ def _schedule(cron: str | None, timezone: str | None, faults: list[str]) -> Sche
     except ValueError as error:
         faults.append(f"--cron {cron!r}: {str(error).splitlines()[0]}; such as: --cron '0 2 * * *'")
         return None
+
+
+def _is_daily(cron: str) -> bool:
+    """Whether a schedule names one minute and one hour, or says @daily or a longer time."""
+    minute, *rest = cron.split()
+    return minute.isdigit() and rest[0].isdigit() if rest else minute != "@hourly"
 
 
 def _pool_faults(client: Any, pool: str) -> list[str]:

@@ -37,11 +37,14 @@ def publish_report(run: Run, test: dict[str, float] | None = None) -> Report:
 
 
 def emit_stopped(run: Run) -> None:
-    """Let automations know of a run that was asked to stop, while its flow is on the way out: it is no task."""
+    """Let automations know of a run that was asked to stop, while its flow is on the way out: it is no task.
+
+    An attempt that failed was not the end: the flow was to try again, and was asked to stop in the delay before that.
+    """
     try:
         report = report_of(run)
-        if report.outcome == "stopped":
-            emit(_emit_end(report))
+        if report.outcome in ("stopped", "died", "lost"):
+            emit(_stopped(report))
             EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit
     except Exception as error:  # what ends the flow goes on, whatever store and server say
         log.warning("automations may not hear that %s was stopped: %s", run.url, error)
@@ -53,5 +56,12 @@ def _emit_end(report: Report) -> Event:
         test, restarts = report.test, report.restarts
         return RunFinished(run=report.url, job=job, steps=report.steps, restarts=restarts, test=test)
     if report.outcome == "stopped":
-        return RunStopped(run=report.url, job=job, cause=cause, steps=report.steps)
+        return _stopped(report)
     return RunFailed(run=report.url, job=job, outcome=report.outcome, cause=cause, steps=report.steps)
+
+
+def _stopped(report: Report) -> RunStopped:
+    cause = cause_of(report.error)
+    if report.outcome != "stopped":
+        cause = f"asked to stop before it tried again; before that: {cause or report.outcome}"
+    return RunStopped(run=report.url, job=report.job, cause=cause, steps=report.steps)

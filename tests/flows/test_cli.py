@@ -16,9 +16,12 @@ from support.flow_runs import STEPS, Command, results, wait_for
 from support.prefect_server import EMPTY
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import AttemptLog
+from midstride.engine.session.outcome import Outcome
 from midstride.engine.storage.store import Store
 from midstride.flows.train import train
+from midstride.tasks.report import emit_stopped
 
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]
@@ -108,6 +111,16 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     assert "asked to stop" in said["cause"]
     assert train(job, run).outcome == "done"
     assert results(job, run) == undisturbed_alone
+
+
+def test_a_stop_in_the_delay_before_the_next_attempt_is_told_of(make_job: Make, server: str) -> None:
+    run = Run(make_job(processes=1), "stopped-in-the-delay")
+    run.attempts.record(run.attempts.begin(), Outcome("died", "rank 1 was killed."))
+    emit_stopped(run)
+    [event] = told(server, "midstride.run.stopped-in-the-delay", "midstride.run.stopped")
+    assert (
+        payload(event).model_dump()["cause"] == "asked to stop before it tried again; before that: rank 1 was killed."
+    )
 
 
 def test_an_error_in_user_code_ends_with_2_and_their_traceback_first(

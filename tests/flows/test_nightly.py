@@ -14,7 +14,9 @@ from support.nightly_job import House
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.registry.report import NightlyReport
+from midstride.flows.deployment import deploy
 from midstride.flows.nightly import nightly
+from midstride.flows.server_setup import create_pool
 
 
 @pytest.fixture
@@ -99,3 +101,20 @@ def _artifact(key: str) -> str:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
     return str(found[0].data)  # each time the night is asked for it is shown again
+
+
+@pytest.mark.parametrize(
+    ("flow", "cron", "warned"),
+    [
+        *(("nightly", cron, 1) for cron in ("0 2,14 * * *", "*/5 2 * * *", "@hourly")),
+        *(("nightly", cron, 0) for cron in ("0 2 * * 1-5", "@daily")),
+        ("train", "0 2,14 * * *", 0),
+    ],
+)
+def test_a_schedule_of_several_nights_in_a_day_is_told_of(
+    house: House, server: str, caplog: pytest.LogCaptureFixture, flow: str, cron: str, warned: int
+) -> None:
+    create_pool("nights")
+    deploy(house.job(), "often", pool="nights", flow=flow, cron=cron)
+    said = [record.getMessage() for record in caplog.records if record.name == "midstride.flows.deployment"]
+    assert [line.partition(":")[0] for line in said] == [f"--cron '{cron}'"] * warned
