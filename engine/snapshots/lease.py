@@ -8,6 +8,7 @@ one's lease has all the rest, and the lease after it repeats it, should it be lo
 leases tell its lineage; manifests repeat it.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,8 +33,9 @@ __all__ = [
     "leases",
     "newest",
     "read_lease",
-    "superseded_by",
 ]
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "lease"
 #: a generation whose number is a multiple of this has its whole lineage in its lease, and so has the one after it
@@ -137,22 +139,42 @@ def _fence(store: Store, path: str) -> None:
     store.remove_drafts(_FOLDER, upto=path.rpartition("/")[2])  # others may be about to take the next one
 
 
-def superseded_by(store: Store, lease: Lease) -> Lease | None:
-    """Return the lease that took over from `lease`; None while it is the newest."""
-    numbers = generations(store)
-    return read_lease(store, numbers[-1]) if numbers and numbers[-1] > lease.generation else None
-
-
 def ensure_newest(store: Store, lease: Lease) -> None:
     """Look whether `lease` still counts; a world asks before it replaces anything that others read.
 
+    A lease that is gone is written again: without it no snapshot counts that this world goes on to write.
+
     Raises:
-        Superseded: a newer generation advances the run.
+        Superseded: a newer generation advances the run, or another run was begun in its place.
     """
-    if newer := superseded_by(store, lease):
+    numbers = generations(store)
+    try:
+        last = read_lease(store, numbers[-1]) if numbers else None
+    except SnapshotDamaged:
+        if numbers[-1] == lease.generation:
+            return  # a world that resumes is told of it
+        raise
+    if last is not None and last.run_id != lease.run_id:
         raise Superseded(
-            f"generation {newer.generation} advances {store.url} now, this world is generation {lease.generation}: "
+            f"{store.url} was emptied and another run begun there, this world is generation {lease.generation} of the "
+            "one before: it stops"
+        )
+    if last is not None and last.generation > lease.generation:
+        raise Superseded(
+            f"generation {last.generation} advances {store.url} now, this world is generation {lease.generation}: "
             "it stops"
+        )
+    if last is None or last.generation < lease.generation:
+        _write_again(store, lease)
+
+
+def _write_again(store: Store, lease: Lease) -> None:
+    path = lease_path(lease.generation)
+    if store.create(path, lease_document(lease, {})):
+        log.warning(
+            "%s/%s was removed while this world trained, and is written again. If the whole folder was removed, what "
+            "older worlds wrote there is gone",
+            *(store.url, path),
         )
 
 

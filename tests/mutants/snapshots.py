@@ -137,6 +137,20 @@ SNAPSHOTS = [
         "unit/snapshots/test_lease.py::test_a_generation_whose_answer_was_lost_is_taken_once",
     ),
     Mutant(
+        "a lease that was removed under a world stays away",
+        "engine/snapshots/lease.py",
+        "    if store.create(path, lease_document(lease, {})):",
+        "    if not path:",
+        "unit/snapshots/test_lease.py::test_a_lease_that_was_removed_under_a_world_is_written_again",
+    ),
+    Mutant(
+        "a world writes on where another run was begun in its place",
+        "engine/snapshots/lease.py",
+        "    if last is not None and last.run_id != lease.run_id:",
+        "    if last is None and lease.run_id is None:",
+        "unit/snapshots/test_lease.py::test_a_world_whose_folder_another_run_has_taken_stops",
+    ),
+    Mutant(
         "a superseded world removes snapshots",
         "engine/snapshots/retention.py",
         "            ensure_newest(self._store, self._lease)  # a newer",

@@ -17,7 +17,7 @@ from midstride.engine.errors import (
 )
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog, snapshot_name
-from midstride.engine.snapshots.lease import BLOCK, Lease, acquire, leases, newest, superseded_by
+from midstride.engine.snapshots.lease import BLOCK, Lease, acquire, leases, newest
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.repair import repairs
 from midstride.engine.snapshots.retention import Retention
@@ -47,15 +47,54 @@ def test_a_late_commit_of_a_stale_generation_is_never_read(store: Store):
 def test_a_superseded_writer_finds_out_and_commits_nothing(store: Store):
     stale = alone(store)
     (first,) = take(stale, 1)
-    assert superseded_by(store, Lease(1, None)) is None
     current = alone(store, resumed_from=first.name)
     with pytest.raises(Superseded, match=r"generation 2 advances .* now, this world is generation 1"):
         take(stale, 2)
     assert SnapshotCatalog(store).snapshots() == [first]
     (mine,) = take(current, 2)
     assert SnapshotCatalog(store).snapshots() == [first, mine]
-    assert superseded_by(store, Lease(1, None)) == newest(store)
     assert store.list("snapshots") == [first.name, mine.name]  # what the stale one left is swept
+
+
+@pytest.mark.parametrize("what", ["", "lease"])
+def test_a_lease_that_was_removed_under_a_world_is_written_again(
+    store: Store, caplog: pytest.LogCaptureFixture, what: str
+):
+    first = alone(store)
+    (begun,) = take(first, 1)
+    second = alone(store, resumed_from=begun.name)
+    take(second, 2)
+    store.remove(what)
+    (goes_on,) = take(second, 3)
+    take(second, 4)
+    assert [lease.generation for lease in leases(store)] == [2]
+    assert [r.message.partition(". ")[0] for r in caplog.records] == [
+        f"{store.url}/lease/000002.json was removed while this world trained, and is written again"
+    ]
+    third = alone(store, resumed_from=goes_on.name)
+    (mine,) = take(third, 4)
+    assert SnapshotCatalog(store).newest_good() == mine
+    assert goes_on in SnapshotCatalog(store).snapshots()
+
+
+def test_a_world_whose_folder_another_run_has_taken_stops(store: Store):
+    first = alone(store)
+    (begun,) = take(first, 1)
+    second = alone(store, resumed_from=begun.name)
+    store.remove("")
+    other = alone(store)
+    with pytest.raises(Superseded, match=r"was emptied and another run begun there, this world is generation 2 of the"):
+        take(second, 2)
+    (mine,) = take(other, 1)
+    assert SnapshotCatalog(store).snapshots() == [mine]
+
+
+def test_a_damaged_lease_of_its_own_keeps_no_world_from_going_on(store: Store):
+    writer = alone(store)
+    store.write("lease/000001.json", b"{")
+    take(writer, 1)
+    with pytest.raises(SnapshotDamaged, match=r"lease/000001\.json .*`midstride snapshots repair`"):
+        leases(store)
 
 
 def test_a_superseded_writer_removes_nothing(store: Store, caplog: pytest.LogCaptureFixture):
