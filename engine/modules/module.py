@@ -1,7 +1,7 @@
 """What a user writes: a module that trains, and the data it trains on. Names follow Lightning's."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -171,17 +171,27 @@ class TrainingModule(ModuleHooks, nn.Module):
         """
         self.trainer.backward(loss, **options)
 
-    def save_hyperparameters(self, *, ignore: tuple[str, ...] = ()) -> None:
+    def save_hyperparameters(self, *names: str, ignore: str | Collection[str] = ()) -> None:
         """Keep this module's constructor arguments as `self.hparams`; call it in `__init__`.
 
         `load_from_checkpoint` builds the module from them.
+
+        Args:
+            names: which; all if none is named. Those that `**` took count as named each.
+            ignore: a name or several that are not kept.
+
+        Raises:
+            UserError: there is no argument of a name that is given.
         """
         frame = inspect.currentframe()
         caller = frame.f_back if frame else None
         if caller is None:
             raise RuntimeError("save_hyperparameters must be called in a module's __init__")
-        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
-        self.hparams = {n: caller.f_locals[n] for n in names if n in caller.f_locals and n not in ignore}
+        given = _arguments(type(self).__init__, caller.f_locals)
+        ignored = {ignore} if isinstance(ignore, str) else {*ignore}
+        if unknown := [name for name in names if name not in given]:
+            raise UserError(f"save_hyperparameters: {unknown[0]!r} is no argument here; there are: {', '.join(given)}")
+        self.hparams = {name: given[name] for name in names or given if name not in ignored}
 
     @classmethod
     def load_from_checkpoint(cls, path: str, **arguments: Any) -> Self:
@@ -232,6 +242,16 @@ class DataModule:
     def predict_dataloader(self) -> Any:
         """Return the loader to predict on, or a list of them."""
         return None
+
+
+def _arguments(initializer: Callable[..., None], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by name the arguments that `initializer` was called with, as far as they are among the locals `found`."""
+    arguments: dict[str, Any] = {}
+    for name, parameter in [*inspect.signature(initializer).parameters.items()][1:]:  # the first is the module
+        if name not in found or parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        arguments.update(found[name] if parameter.kind is parameter.VAR_KEYWORD else {name: found[name]})
+    return arguments
 
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:
