@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _LOADER = "loader"
 #: of a loader, what torch keeps in each and no user sets anew
-_OF_LOADERS = frozenset(vars(DataLoader(TensorDataset()))) - {"collate_fn", "worker_init_fn"}
+_OF_LOADERS = frozenset(vars(DataLoader(TensorDataset(torch.empty(1))))) - {"collate_fn", "worker_init_fn"}
 
 
 def loader_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
