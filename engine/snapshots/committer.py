@@ -207,7 +207,7 @@ class Committer:
             "facts": request.facts,
             "time": time.time(),
         }
-        ensure_newest(self._store, self._lease)
+        ensure_newest(self._store, self._lease, is_read=True)
         for old in request.dropped:  # it may be there all the same, if only the answer to its manifest was lost
             if old != name:
                 self._store.remove(f"{SNAPSHOTS}/{old}")

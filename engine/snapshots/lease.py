@@ -139,15 +139,22 @@ def _fence(store: Store, path: str) -> None:
     store.remove_drafts(_FOLDER, upto=path.rpartition("/")[2])  # others may be about to take the next one
 
 
-def ensure_newest(store: Store, lease: Lease) -> None:
+def ensure_newest(store: Store, lease: Lease, *, is_read: bool = False) -> None:
     """Look whether `lease` still counts; a world asks before it replaces anything that others read.
 
     A lease that is gone is written again: without it no snapshot counts that this world goes on to write.
+
+    Args:
+        store: of the run.
+        lease: of this world.
+        is_read: whether the lease there is read, too: one of the same number may be that of another run.
 
     Raises:
         Superseded: a newer generation advances the run, or another run was begun in its place.
     """
     numbers = generations(store)
+    if numbers and numbers[-1] == lease.generation and not is_read:
+        return
     try:
         last = read_lease(store, numbers[-1]) if numbers else None
     except SnapshotDamaged:

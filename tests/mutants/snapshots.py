@@ -55,7 +55,7 @@ SNAPSHOTS = [
     Mutant(
         "a superseded world commits",
         "engine/snapshots/committer.py",
-        "        ensure_newest(self._store, self._lease)\n        for old in request.dropped:",
+        "        ensure_newest(self._store, self._lease, is_read=True)\n        for old in request.dropped:",
         "        for old in request.dropped:",
         "unit/snapshots/test_lease.py::test_a_superseded_writer_finds_out_and_commits_nothing",
     ),

@@ -36,7 +36,7 @@ def test_a_late_commit_of_a_stale_generation_is_never_read(store: Store):
     (mine,) = take(current, 2)
     # As if the check of the lease had passed a moment before the newer world took it.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("midstride.engine.snapshots.committer.ensure_newest", lambda store, lease: None)
+        patch.setattr("midstride.engine.snapshots.committer.ensure_newest", lambda *_, **__: None)
         (stray,) = take(late, 3)
     assert store.exists(f"snapshots/{stray.name}/manifest.json")
     assert SnapshotCatalog(store).snapshots() == [first, mine]
@@ -77,14 +77,17 @@ def test_a_lease_that_was_removed_under_a_world_is_written_again(
     assert goes_on in SnapshotCatalog(store).snapshots()
 
 
-def test_a_world_whose_folder_another_run_has_taken_stops(store: Store):
-    first = alone(store)
-    (begun,) = take(first, 1)
-    second = alone(store, resumed_from=begun.name)
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_world_whose_folder_another_run_has_taken_stops(store: Store, generation: int):
+    before = alone(store)
+    (begun,) = take(before, 1)
+    if generation == 2:
+        before = alone(store, resumed_from=begun.name)
     store.remove("")
     other = alone(store)
-    with pytest.raises(Superseded, match=r"was emptied and another run begun there, this world is generation 2 of the"):
-        take(second, 2)
+    said = rf"was emptied and another run begun there, this world is generation {generation} of the one before"
+    with pytest.raises(Superseded, match=said):
+        take(before, 2)
     (mine,) = take(other, 1)
     assert SnapshotCatalog(store).snapshots() == [mine]
 
