@@ -142,11 +142,13 @@ class MapLoader(ResumableLoader):
         if self.fixed_world is not None or not isinstance(order := self.order, StridedOrder):
             return [size]
 
-        def batches(ranks: int) -> int:
-            return len(replace(order, rank=0, size=ranks, batch_size=size * batch_size // ranks))
+        def end(ranks: int) -> tuple[int, int]:
+            cut = replace(order, rank=0, size=ranks, batch_size=size * batch_size // ranks)
+            leaves_out = order.rest == "dropped" and not order.drop_last  # the last batch has what the ranks share
+            return len(cut), cut.rank_samples() * ranks if leaves_out else 0
 
         whole = size * batch_size
-        return [n for n in range(1, whole + 1) if whole % n == 0 and batches(n) == batches(size)]
+        return [n for n in range(1, whole + 1) if whole % n == 0 and end(n) == end(size)]
 
     def resize(self, batch_size: int) -> None:
         """Read `batch_size` samples at once on this rank, at positions as if it had always been so."""

@@ -12,13 +12,14 @@ import pytest
 import torch
 import torchmetrics
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from midstride.engine import DataModule, Trainer, TrainingModule
 from midstride.engine.errors import EngineError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import audit
 from midstride.engine.testing import run_ranks
+from midstride.engine.world import World
 
 #: six global batches, the last one of ten samples, which worlds of different sizes pad differently
 GLOBAL, SAMPLES = 12, 70
@@ -53,6 +54,22 @@ def noisy(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 class Noisy(Data):
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(Numbers(), GLOBAL // 3, collate_fn=noisy)
+
+
+class Full(Data):
+    """Full batches only: of 70 samples 3 ranks make six of 12, two of them from its start, and 2 ranks five."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Numbers(), drop_last=True, **self.options)
+
+
+class Even(Data):
+    """As many samples for each rank, and the rest left out: 3 ranks read 69 of 70, and 2 all of them."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        world = World.from_environment()
+        sampler = DistributedSampler(Numbers(), world.size, world.rank, drop_last=True)
+        return DataLoader(Numbers(), self.options["batch_size"], sampler=sampler)
 
 
 class Bucketed(Data):
@@ -210,6 +227,9 @@ def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(
 REFUSED: dict[str, tuple[int, DataModule, dict[str, Any], list[str]]] = {
     "a number that does not divide": (5, Data(), {}, ["3 x 4 = 12 samples", "1, 2, 3, 4, 6, 12"]),
     "another batch size": (2, Data(5), {}, ["global_batch_size", "has 12", "has 10"]),
+    "another end": (2, Full(), {}, ["3 x 4 = 12 samples", "an epoch would have other batches"]),
+    "another end, cut by hand": (2, Full(6), {}, ["3 x 4 = 12 samples", "an epoch would have other batches"]),
+    "another rest": (2, Even(), {}, ["3 x 4 = 12 samples", "an epoch would have other batches"]),
     "random collate": (2, Noisy(), {}, ["training loader", "collate_fn draws random numbers"]),
     "a batch sampler": (2, Bucketed(), {}, ["training loader", "list", "dealt to the ranks whole"]),
     "samples of its own": (2, Data(), {"use_distributed_sampler": False}, ["use_distributed_sampler=False"]),
@@ -220,7 +240,7 @@ REFUSED: dict[str, tuple[int, DataModule, dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_another_number_of_ranks_cannot_go_on_with_is_named(name: str, tmp_path: Path) -> None:
     ranks, data, options, words = REFUSED[name]
-    start = Data() if name == "another batch size" else data
+    start = type(data)() if name in ("another batch size", "another end, cut by hand") else data
     assert live(tmp_path, 3, start, max_steps=1, **options) == [0] * 3
     before = sorted((tmp_path / "run").rglob("*"))
     assert live(tmp_path, ranks, data, max_steps=2, **options) == [2] * ranks

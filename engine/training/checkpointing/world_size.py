@@ -119,8 +119,10 @@ def _resize(
             f"{where} was taken by {was} processes, this world has {size}, and the {name} loader can go on with {was} "
             f"only: {loader.fixed_world}. Start it with {was}, or start over under another run name."
         )
-    if size == began or batch_size is None or loader.batch_size != batch_size:
-        return  # as it was, or cut by the user; whether the global batch is the same is a matter of identity
+    if size == began or batch_size is None or loader.batch_size is None:
+        return
+    if loader.batch_size != batch_size and loader.batch_size * size != began * batch_size:
+        return  # cut by the user, otherwise; that the global batch is another is a matter of identity
     worlds = loader.valid_world_sizes(began, batch_size)
     if size not in worlds:
         raise NotExact(
