@@ -41,8 +41,9 @@ class MetricLog:
         self._shares: dict[Cell, Share] = {}
 
     def set_next(self, name: str, value: Any) -> None:
-        """Keep `value` for the row of the step that is being made."""
+        """Keep `value` for the row of the step that is being made, in place of what was kept for it."""
         self._pending[name] = value
+        self._pending_shares.pop(name, None)  # of a batch before; in a world of one, ranks that are no more
 
     def set_next_share(self, name: str, share: Share) -> None:
         """Keep this rank's share of a value for that row, until the ranks meet."""

@@ -102,6 +102,21 @@ def test_metrics_and_logged_values_are_counted_once() -> None:
     assert [weight for _, weight in steps[1]] == [0.0] * 3  # adds nothing, and what comes next stands where it should
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_step_has_the_value_of_its_last_batch_also_where_fewer_ranks_make_it(size: int) -> None:
+    asked = ("train/loss", True, False, False, True, "mean", True)
+    old = [MetricLogger(lambda value: [value], metrics, 2) for _, metrics, _ in ranks_of(2)]
+    for rank, logged in enumerate(old):
+        logged.log(asked, float(rank), 4)  # in a window that is open when the run dies
+    for rank, (_, metrics, _) in enumerate(ranks_of(size)):
+        logged = MetricLogger(lambda value: [value], metrics, size)
+        logged.load_state_dict(logged.resharded([part.state_dict() for part in old], rank))
+        logged.log(asked, 7.0, 4)
+        logged.rows.step(0, 1)
+        logged.rows.close()
+        assert logged.drain_rows().splitlines()[-1] == "0,1,7.0"
+
+
 def test_an_end_that_is_padded_anew_is_put_in_words() -> None:
     assert padding_change(70, 2, 1) is None
     words = padding_change(70, 3, 7)
