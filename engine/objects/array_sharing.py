@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 from torch import Tensor
 
 from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.node_writers import has_memory
 
 __all__ = ["ArraySharing"]
 
@@ -55,7 +55,7 @@ def _groups(walk: GraphWalk) -> list[dict[str, Any]]:
             members.setdefault(_address(value), {})[path] = value
     if members:
         for path, value in walk.seen.values():
-            if isinstance(value, Tensor) and value.is_cpu and value.layout == torch.strided and value.numel():
+            if isinstance(value, Tensor) and value.is_cpu and has_memory(value):
                 members.get(value.untyped_storage().data_ptr(), {})[path] = value
     groups = (_overlapping(group) for group in members.values() if len(group) > 1)
     return [group for group in groups if group]

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from laws.lives import SampleData, Tangled
@@ -130,11 +131,18 @@ def gathered(value: Any) -> Any:
 
 
 class Adaptive(Deep):
+    """Keeps averages, which are cut as weights are, beside an array: what is cut has no memory that one could be in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = np.zeros(2)
+
     def configure_optimizers(self) -> Any:
         self.averages = {name: weight.detach().clone() for name, weight in self.named_parameters()}
         return torch.optim.AdamW(self.parameters(), lr=1e-2, amsgrad=True)
 
     def on_train_batch_end(self, *arguments: Any) -> None:
+        self.batches += 1
         for name, weight in self.named_parameters():
             self.averages[name].lerp_(weight.detach(), 0.1)
 
