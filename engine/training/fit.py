@@ -4,7 +4,7 @@ import inspect
 import logging
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch.optim import Optimizer
 
@@ -24,6 +24,7 @@ from midstride.engine.strategies.mixins import Measures
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
+from midstride.engine.training.checkpointing.world_size import cut_as_begun
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
@@ -32,7 +33,7 @@ from midstride.engine.training.loops import FitLoop
 from midstride.engine.training.sample_log import SampleLog
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["Fit", "load_measurements"]
+__all__ = ["Fit", "cut_loaders", "load_measurements"]
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,21 @@ _GLOOS = re.compile(r"^\[[^]]*\] |\. This is typically caused by .*")
 
 def load_measurements(context: EvaluationContext, run: str | None, resume: Resume) -> None:
     """Let the strategy go by what earlier attempts of `run` have measured, if it measures."""
-    options, strategy = context.settings.snapshots, context.strategy
-    if isinstance(strategy, Measures) and run is not None and options is not None and resume != "never":
-        run_store = RunStore(run, strategy, options.keep, context.heartbeat, options.store_options)
-        strategy.load_measurements(run_store.newest_facts().get("strategy", {}))
+    if isinstance(context.strategy, Measures):
+        context.strategy.load_measurements(_newest_facts(context, run, resume).get("strategy", {}))
+
+
+def cut_loaders(context: EvaluationContext, loaders: FitLoaders, run: str | None, resume: Resume) -> None:
+    """Cut batches as `run` began with them: `configure_optimizers` asks how many there are."""
+    if context.lanes is None and context.strategy.name != "single":  # these have one cut
+        cut_as_begun(loaders, _newest_facts(context, run, resume), context.world.size)
+
+
+def _newest_facts(context: EvaluationContext, run: str | None, resume: Resume) -> dict[str, Any]:
+    options = context.settings.snapshots
+    if run is None or options is None or resume == "never":
+        return {}
+    return RunStore(run, context.strategy, options.keep, context.heartbeat, options.store_options).newest_facts()
 
 
 class Fit:

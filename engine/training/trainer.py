@@ -36,7 +36,7 @@ from midstride.engine.training.checkpointing.run_store import Resume
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
 from midstride.engine.training.evaluation import predict, setup_evaluation
-from midstride.engine.training.fit import Fit, load_measurements
+from midstride.engine.training.fit import Fit, cut_loaders, load_measurements
 from midstride.engine.training.loops import EvaluationLoop
 from midstride.engine.training.setup import BoundCallback, set_up
 from midstride.engine.training.trainer_state import TrainerState
@@ -189,7 +189,7 @@ class Trainer(TrainerState):
                 self.is_fitting = True
                 load_measurements(ready, run, resume)
                 with closing(self._loaders(module, train=data, evaluate=val_dataloaders)) as loaders:
-                    self.last_fit = self._fit_of(ready, loaders)
+                    self.last_fit = self._fit_of(ready, loaders, run, resume)
                     self.context, self.run_url = self.last_fit.context, run
                     self.last_fit.run(run, resume, self.placement.summary)
             finally:
@@ -304,9 +304,12 @@ class Trainer(TrainerState):
         data = [] if self._datamodule is None else [self._datamodule]
         return [*data, *(BoundCallback(callback, self, module) for callback in self.callbacks), module]
 
-    def _fit_of(self, ready: EvaluationContext, loaders: LoaderResolver) -> Fit:
+    def _fit_of(
+        self, ready: EvaluationContext, loaders: LoaderResolver, run: str | None = None, resume: Resume = "never"
+    ) -> Fit:
         """Make a fit; what `configure_optimizers` asks for, such as the batches of an epoch, is known by then."""
         self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"), loaders.given)
+        cut_loaders(ready, self.loaders, run, resume)
         return Fit(ready, self.loaders, loaders.source)
 
     def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:

@@ -127,6 +127,20 @@ class Correlated(Counted):
         return self.layer(x).square().mean()
 
 
+class Planned(Counted):
+    """Slows down over all steps, by a number that no state holds: the default of a function's argument."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        steps = self.trainer.estimated_stepping_batches
+        falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, steps=steps: 1 - step / steps)
+        return [optimizer], [{"scheduler": falling, "interval": "step"}]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
+
+
 def note(module: Any, x: Tensor, index: Tensor) -> None:
     if journal := os.environ.get("JOURNAL"):
         progress = module.trainer.progress
@@ -222,6 +236,21 @@ def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(
     ours, theirs = values(tmp_path, *columns), values(tmp_path / "alone", *columns)
     assert ours[:11] == theirs[:11]
     assert ours[11] == (f"{sum(range(SAMPLES)):.1f}", f"{sum(range(SAMPLES)):.1f}", "69.0")
+
+
+def test_a_schedule_made_of_the_number_of_steps_is_that_of_the_ranks_it_began_with(tmp_path: Path) -> None:
+    for folder in ("plan", "alone"):
+        (tmp_path / folder).mkdir()
+    plan = FaultPlan(tmp_path / "plan")
+    for rank in range(3):
+        plan.add("raise", rank=rank, step=3, phase="forward")
+    assert live(tmp_path, 3, Data(), plan, module=Planned) == [1] * 3
+    plan.assert_all_fired()
+    assert live(tmp_path, 2, Data(), module=Planned) == [0] * 2
+    assert live(tmp_path / "alone", 3, Data(), module=Planned) == [0] * 3
+
+    assert len(values(tmp_path, "rate")) == 12
+    assert values(tmp_path, "rate") == values(tmp_path / "alone", "rate")
 
 
 REFUSED: dict[str, tuple[int, DataModule, dict[str, Any], list[str]]] = {

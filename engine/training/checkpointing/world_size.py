@@ -7,6 +7,7 @@ others start from nothing, so that the next reduction over the ranks gives the s
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from midstride.engine.state.stateful import Reshardable, Stateful
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import ModelParallel
 
-__all__ = ["InitialSharding", "check_fixed_world", "padding_change", "reshard", "resize_loaders"]
+__all__ = ["InitialSharding", "check_fixed_world", "cut_as_begun", "padding_change", "reshard", "resize_loaders"]
 
 
 def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
@@ -131,6 +132,17 @@ def _resize(
             f"numbers: {', '.join(map(str, worlds))}."
         )
     loader.resize(began * batch_size // size)
+
+
+def cut_as_begun(loaders: FitLoaders, facts: Mapping[str, Any], size: int) -> None:
+    """Cut the global batches as the run with these facts began, before anyone asks how many an epoch has.
+
+    What cannot be cut stays as it is, and is refused when the snapshot is loaded.
+    """
+    if "start" in facts:
+        start = InitialSharding.from_json(facts["start"])
+        with suppress(NotExact):
+            resize_loaders(loaders, start, was=size, size=size, validating=False, where="")
 
 
 def padding_change(samples: int, was: int, size: int) -> str | None:
