@@ -53,16 +53,7 @@ class RunStore:
         self._writer: Writer | None = None
         self._channel: SideChannel | None = None
         self.lease: Lease | None = None
-        self._on_rank0(self._ensure_writable)
-
-    def _ensure_writable(self) -> None:
-        self.store.ensure_writable()
-        if self.store.options.lease == "none":
-            log.warning(
-                "snapshots.lease is none: nothing keeps a second world from advancing %s; what two of them "
-                "write is one mess",
-                self.store.url,
-            )
+        self._on_rank0(self.store.ensure_writable)
 
     def resume(self, resume: Resume) -> tuple[Snapshot, Any] | None:
         """Return the snapshot to go on from and this rank's tree in it; None for a fresh start.
@@ -144,6 +135,12 @@ class RunStore:
         """Take the next generation: from now on older worlds of this run are superseded."""
         facts = {"host": os.uname().nodename, "pid": os.getpid()}
         name = resumed_from.name if resumed_from else None
+        if self.store.options.lease == "none" and self._strategy.world.is_first:
+            log.warning(
+                "snapshots.lease is none: nothing keeps a second world from advancing %s; what two of them "
+                "write is one mess",
+                self.store.url,
+            )
         self.lease = lease = self._on_rank0(lambda: acquire(self.store, name, facts))
         self._channel = channel = self._strategy.collective.side_channel()
         self._writer = Writer(
