@@ -63,7 +63,8 @@ def show_nightly_report(console: Console, report: NightlyReport) -> None:
     console.print(panel, soft_wrap=False)  # which would cut what does not fit
     if report.champion:
         console.print(f"{'champion':>12}  {escape(report.weights)}", highlight=False, soft_wrap=True)
-    if report.decision is not None and promoted and report.decision.over is not None:  # the first has none before it
+    has_one_before = report.decision is not None and promoted and report.decision.over is not None
+    if has_one_before and report.in_charge:
         store = report.url.rpartition("/")[0]
         console.print(f"{'go back':>12}  midstride champion rollback {escape(store)}", highlight=False, soft_wrap=True)
 

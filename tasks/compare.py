@@ -39,7 +39,8 @@ def compare_and_promote(night: NightlyRun, data: Manifest) -> PromotionDecision:
     """
     compared = run_operation("compare", night.run, on_line=get_run_logger().info)
     decision = night.decide(compared)
-    if decision.promoted and (champion := night.registry.promoted(night.run.name)):
+    champion = night.registry.current() if decision.promoted else None
+    if champion is not None and champion.run == night.run.name:  # else rolled back, or another is in charge by now
         # Before the night is closed: an automation hears of it once more rather than not at all.
         why = decision.model_dump(exclude={"promoted"})
         promoted = ModelPromoted(

@@ -22,12 +22,18 @@ class NightlyReport(Record):
     weights: str = Field("", description="Where its weights are.")
 
     @property
+    def in_charge(self) -> bool:
+        """Whether the night's run is the champion now; one that was promoted may have been rolled back, or followed."""
+        return self.champion == self.run
+
+    @property
     def verdict(self) -> str:
         """What happened, in a line."""
         if self.decision is None:
             return f"nothing new to train on; {self.champion or 'no run'} stays champion"
         if self.decision.promoted:
-            return f"{self.run} was promoted: {self.decision.why}"
+            since = "" if self.in_charge else f". By now {self.champion or 'no run'} is champion"
+            return f"{self.run} was promoted: {self.decision.why}{since}"
         return f"{self.champion or 'no run'} stays champion: {self.decision.why}"
 
 

@@ -1,22 +1,26 @@
 """The flow of a night, on a real server; what ten nights may bring is in tests/faults."""
 
 import os
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterName
+from rich.console import Console
 from support.flow_events import payload, told
 from support.flow_runs import Command, wait_for
 from support.nightly_job import House
 
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.registry.report import NightlyReport
 from midstride.flows.deployment import deploy
 from midstride.flows.nightly import nightly
 from midstride.flows.server_setup import create_pool
+from midstride.flows.terminal import show_nightly_report
 
 
 @pytest.fixture
@@ -82,6 +86,25 @@ def test_nights_fail_and_go_on(house: House, server: str, tmp_path: Path, monkey
     assert (rolled.run, rolled.after) == ("level-2026-03-01", third.run)
     assert Path(rolled.weights, "manifest.json").exists()
     assert (tmp_path / "champions").read_text() == "level-2026-03-03 True\nlevel-2026-03-01 True\n"
+
+
+def test_a_promotion_that_was_taken_back_is_not_told_again(house: House, server: str, tmp_path: Path) -> None:
+    for day, level in ((1, 1.0), (2, 2.0)):
+        house.comes_in(day, level)
+        _night(house, day)
+    ModelRegistry.of(house.job()).roll_back()
+    (tmp_path / "runs" / "level-2026-03-02" / "decision.json").unlink()  # as if killed after it was promoted
+
+    again = _night(house, 2)
+    assert again.verdict.endswith("more than the margin of 0.125. By now level-2026-03-01 is champion")
+    shown = StringIO()
+    show_nightly_report(Console(file=shown), again)
+    assert "champion rollback" not in shown.getvalue(), "it would end the champion that is in charge"
+
+    house.comes_in(3, 3.0)
+    assert _night(house, 3).verdict.endswith("more than the margin of 0.125")
+    promoted = wait_for(lambda: _told(server, house, "promoted", 3), "an event for each promotion, and no more")
+    assert [one.run for one in promoted] == ["level-2026-03-01", "level-2026-03-02", "level-2026-03-03"]
 
 
 def _told(server: str, house: House, what: str, count: int) -> list[Any]:
