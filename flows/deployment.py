@@ -22,7 +22,7 @@ from midstride.engine.jobs.portability import relative_paths
 from midstride.engine.registry.nightly import nightly_errors
 from midstride.flows.run_states import TAG
 from midstride.flows.serve import serve_until_asked
-from midstride.flows.server import need_server
+from midstride.flows.server import name_faults, need_server
 
 __all__ = ["FLOWS", "deploy", "serve"]
 
@@ -54,7 +54,7 @@ def deploy(
         variables: job variables of the pool, each as "image=..." or "env.AWS_PROFILE=...".
 
     Raises:
-        JobError: with every fault at once: relative paths, the schedule, variables, a pool that is not there.
+        JobError: with every fault at once: names, relative paths, the schedule, variables, a pool that is not there.
         ServerError: there is no server, or it does not answer.
     """
     need_server()
@@ -87,6 +87,7 @@ def _deployment(
     job: TrainingJob, name: str, flow: str, cron: str | None, timezone: str | None, faults: list[str]
 ) -> RunnerDeployment:
     """Return the deployment, which is not registered yet."""
+    faults += name_faults("--name", name)
     schedule = _schedule(cron, timezone, faults)
     faults += relative_paths(job)
     if flow == "nightly":
@@ -149,6 +150,8 @@ def _is_daily(cron: str) -> bool:
 
 
 def _pool_faults(client: Any, pool: str) -> list[str]:
+    if faults := name_faults("--pool", pool):
+        return faults
     try:
         client.read_work_pool(pool)
     except ObjectNotFound:

@@ -18,11 +18,15 @@ from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import die_with_parent
 from midstride.engine.processes.loopback import free_port
 
-__all__ = ["ServerError", "api", "need_server"]
+__all__ = ["ServerError", "api", "name_faults", "need_server"]
 
 _PORTS_TRIED = 3
 # What Prefect itself runs for an ephemeral server (prefect.server.api.server), only detached from our signals.
 _APPLICATION = "prefect.server.api.server:create_app"
+
+
+#: what Prefect's server takes in no name
+_NOT_IN_NAMES = "/%&><"
 
 
 class ServerError(EngineError):
@@ -41,6 +45,13 @@ def need_server() -> None:
     if get_current_settings().api.url is None:
         raise ServerError(f"no Prefect server is configured, and deployments live on one: {remedy}")
     _check_health(remedy)
+
+
+def name_faults(option: str, name: str) -> list[str]:
+    """Return messages on what keeps `name`, said by `option`, from being a name on Prefect's server."""
+    if name.strip() and not set(name) & set(_NOT_IN_NAMES):
+        return []
+    return [f"{option} {name!r}: is no name for Prefect's server; say one without {' '.join(_NOT_IN_NAMES)}"]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from prefect.settings import get_current_settings
 
 from midstride.engine.errors import JobError
 from midstride.flows.run_states import AUTOMATIC_RETRY, KEPT, PROMOTED, TAG
+from midstride.flows.server import name_faults
 
 __all__ = ["CRASH_RETRY", "LOST_RETRY", "ZOMBIES", "create_pool", "ensure_automations"]
 
@@ -79,8 +80,10 @@ def create_pool(name: str, kind: str = "process") -> str:
     """Create the work pool `name` where it is missing; return what was done, as text.
 
     Raises:
-        JobError: there is a pool of that name and of another kind.
+        JobError: there is a pool of that name and of another kind, or a pool cannot be called so.
     """
+    if faults := name_faults("--pool", name):
+        raise JobError(faults[0])
     with get_client(sync_client=True) as client:
         try:
             found = client.read_work_pool(name)

@@ -26,7 +26,7 @@ from midstride.engine.errors import JobError
 from midstride.engine.processes.lifetime import descendants
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
-from midstride.flows.deployment import deploy
+from midstride.flows.deployment import deploy, serve
 from midstride.flows.run_states import TAG
 from midstride.flows.server_setup import create_pool
 from midstride.flows.train import train
@@ -141,6 +141,19 @@ def test_what_is_wrong_with_a_deployment_is_said_at_once(make_job: Make, server:
         assert part in said
     with get_client(sync_client=True) as client, pytest.raises(ObjectNotFound):
         client.read_deployment_by_name("train/wrong")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b"])
+def test_what_the_server_takes_as_no_name_is_said(make_job: Make, server: str, name: str) -> None:
+    job = make_job(processes=1)
+    with pytest.raises(JobError) as caught:
+        deploy(job, name, pool=name)
+    for option in ("--name", "--pool"):
+        assert f"{option} {name!r}: is no name for Prefect's server" in str(caught.value)
+    with pytest.raises(JobError, match="is no name for"):
+        serve(job, name)
+    with pytest.raises(JobError, match="is no name for"):
+        create_pool(name)
 
 
 #: what a server's scheduler does for a deployment, which the embedded server of the tests has not
