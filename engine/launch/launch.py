@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -194,8 +195,11 @@ class _WorldMonitor:
             except Exception as error:  # it changes no outcome
                 log.warning("what attempt %d said last is not shown: %s", self.attempt.number, error)
         outcome = self._hang or decide(self._session.outcomes(), self._code, processes)
-        if self._process is None or outcome.kind != "died" or outcome.type:
+        if outcome.kind != "died" or outcome.type:
             return outcome
+        if self._process is None:  # an error is one; every other exception is somebody who asks
+            asked = not isinstance(sys.exception(), Exception)
+            return replace(outcome, kind="stopped", error="asked to stop before a world ran") if asked else outcome
         if self._code is not None:
             if not self._session.has_started():
                 outcome = not_started(self._code, self._last_lines())

@@ -153,6 +153,21 @@ def test_a_world_that_does_not_stop_in_time_was_stopped_all_the_same(job_of: Cal
     assert attempt.error.startswith("asked to stop, and ended when the grace of 1 s was over; rank 0 ended")
 
 
+def test_a_stop_while_the_world_is_being_started(
+    job_of: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launching, "SupervisedProcess", interrupt)
+    job = job_of("done")
+    with pytest.raises(KeyboardInterrupt):
+        launch(Run(job, "night"))
+    attempt = ledger_of(job).attempts()[0]
+    assert (attempt.outcome, attempt.code, attempt.error) == ("stopped", 75, "asked to stop before a world ran")
+    assert not attempt.failed, "nobody killed a rank"
+
+
 def test_a_timeout(job_of: Callable[..., TrainingJob]) -> None:
     started: list[Event] = []
     others = descendants(os.getpid())  # what ranks are forked from, if laws are tested too
