@@ -17,16 +17,19 @@ from midstride.engine.errors import JobError
 from midstride.flows.run_states import AUTOMATIC_RETRY, KEPT, PROMOTED, TAG
 from midstride.flows.server import name_faults
 
-__all__ = ["CRASH_RETRY", "LOST_RETRY", "ZOMBIES", "create_pool", "ensure_automations"]
+__all__ = ["CRASH_RETRY", "LOST_CANCEL", "LOST_RETRY", "ZOMBIES", "create_pool", "ensure_automations"]
 
 #: the names of the automations
 ZOMBIES = "midstride: a flow run without a heartbeat has crashed"
 CRASH_RETRY = "midstride: a flow run that crashed resumes"
 LOST_RETRY = "midstride: a retry that was undone is asked for again"
+LOST_CANCEL = "midstride: a cancel that no worker heard is over"
 
 _BEATS_MISSED = 3
 _LONGEST_RUN = timedelta(days=90)
 _TAKEN_UP_WITHIN = timedelta(seconds=60)
+#: a worker that hears of it needs 30 s at most
+_CANCELLED_WITHIN = timedelta(minutes=3)
 #: not AwaitingRetry, in which a run waits in its process for retries that its flow has: nothing is undone there
 _AWAITS = "AwaitingAutomaticRetry"
 _HEARTBEAT = "prefect.flow-run.heartbeat"
@@ -46,7 +49,9 @@ def ensure_automations(within_s: float | None = None) -> list[str]:
     A run whose process is gone with its worker stays Running for ever otherwise: it cannot be retried, and it keeps the
     place of the nights after it. A run that has crashed is scheduled again; the flow gives up where its attempts
     bring no newer snapshot. That is asked for once more where a worker, late, told of the same death again and made the
-    run that waits for its retry Crashed once more. Only runs of our own deployments are looked after.
+    run that waits for its retry Crashed once more. A run that is cancelled while it waits to be taken up again stays
+    Cancelling otherwise: the server takes it for one that its first worker still has. Only runs of our own deployments
+    are looked after.
 
     Args:
         within_s: seconds without a heartbeat; three beats as this environment has them, if empty. Flow processes
@@ -59,6 +64,7 @@ def ensure_automations(within_s: float | None = None) -> list[str]:
             _ensure(client, _zombies(within_s), f"after {within_s:g} s without a heartbeat a run is Crashed"),
             _ensure(client, _crash_retry(), "a run that Crashed is scheduled again, and resumes"),
             _ensure(client, _lost_retry(), "it is scheduled once more where that was undone"),
+            _ensure(client, _lost_cancel(), "a run that no worker cancels is Cancelled, and can be retried"),
         ]
 
 
@@ -157,9 +163,21 @@ def _lost_retry() -> AutomationCore:
         LOST_RETRY,
         Posture.Proactive,
         after=_events(_AWAITS),
-        expect={*_ENDS, *_events("Pending", "Running", "AwaitingConcurrencySlot", "Scheduled")},
+        expect={*_ENDS, *_events("Pending", "Running", "AwaitingConcurrencySlot", "Scheduled", "Cancelling")},
         within=_TAKEN_UP_WITHIN,
         action=_schedule_again(None),
+    )
+
+
+def _lost_cancel() -> AutomationCore:
+    message = "No worker heard of the cancel. Retry resumes the run, and a process that trains it still stops then."
+    return _automation(
+        LOST_CANCEL,
+        Posture.Proactive,
+        after=_events("Cancelling"),
+        expect={*_ENDS, *_events("Crashed")},
+        within=_CANCELLED_WITHIN,
+        action=ChangeFlowRunState(name=None, force=False, state=StateType.CANCELLED, message=message),
     )
 
 

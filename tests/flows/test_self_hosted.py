@@ -10,7 +10,7 @@ from prefect import get_client
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.events.schemas.automations import Automation
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 from support.flow_runs import wait_for_effect
 
 from midstride.engine.cli.app import main
@@ -22,7 +22,7 @@ from midstride.flows.cli import app
 from midstride.flows.deployment import deploy
 from midstride.flows.run_states import AUTOMATIC_RETRY, KEPT, PROMOTED, TAG, completed, is_automatic_retry
 from midstride.flows.server import ServerError, need_server
-from midstride.flows.server_setup import CRASH_RETRY, LOST_RETRY, ZOMBIES, create_pool, ensure_automations
+from midstride.flows.server_setup import CRASH_RETRY, LOST_CANCEL, LOST_RETRY, ZOMBIES, create_pool, ensure_automations
 from midstride.flows.train import attempts_so_far, train
 
 Make = Callable[..., TrainingJob]
@@ -32,7 +32,7 @@ Make = Callable[..., TrainingJob]
 def _clean(server: str) -> Iterator[None]:
     yield
     with get_client(sync_client=True) as client:
-        for name in (ZOMBIES, CRASH_RETRY, LOST_RETRY):
+        for name in (ZOMBIES, CRASH_RETRY, LOST_RETRY, LOST_CANCEL):
             for one in client.read_automations_by_name(name):
                 client.delete_automation(one.id)
 
@@ -43,15 +43,14 @@ def automations() -> list[Automation]:
 
 
 def test_it_is_made_once_and_changed_when_the_beat_does(server: str) -> None:
-    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation created"] * 3
+    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation created"] * 4
     [first] = automations()
     assert first.trigger.match_related.model_dump() == {"prefect.resource.id": [f"prefect.tag.{TAG}"]}
-    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation is there"] * 3
+    assert [line.partition(":")[0] for line in ensure_automations(540)] == ["automation is there"] * 4
     assert [one.id for one in automations()] == [first.id]
     assert [line.partition(":")[0] for line in ensure_automations(90)] == [
         "automation changed",
-        "automation is there",
-        "automation is there",
+        *["automation is there"] * 3,
     ]
     [changed] = automations()
     assert (changed.id, changed.trigger.within.total_seconds()) == (first.id, 90)
@@ -118,31 +117,40 @@ def test_a_crashed_run_is_scheduled_again_where_a_worker_can_take_it_up(make_job
         assert client.read_flow_run(alone).state_name == "Crashed"
 
 
-def test_a_retry_that_a_second_report_of_the_death_has_undone_is_asked_for_again(
+def test_what_no_worker_takes_up_is_asked_for_again_or_over(
     make_job: Make, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstride.flows.server_setup._TAKEN_UP_WITHIN", timedelta(seconds=10))  # Prefect's least
+    for name in ("_TAKEN_UP_WITHIN", "_CANCELLED_WITHIN"):
+        monkeypatch.setattr(f"midstride.flows.server_setup.{name}", timedelta(seconds=10))  # Prefect's least
     create_pool("crashing")
     deploy(make_job(processes=1), "crashing", pool="crashing")
     ensure_automations(540)
     awaits = Scheduled(name="AwaitingAutomaticRetry", message=AUTOMATIC_RETRY)
-    tried: list[tuple[UUID, UUID]] = []
+    stories = {
+        "a death that is reported twice": (awaits, Crashed()),
+        "a process that cannot start": (awaits, Pending(), Crashed()),
+        "a cancel before a worker looks": (awaits, Cancelling()),
+    }
+    tried: list[list[UUID]] = []
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("train/crashing")
 
-        def report_twice() -> None:
-            undone, cannot_start = (client.create_flow_run_from_deployment(deployment.id).id for _ in range(2))
-            for run, states in ((undone, (awaits, Crashed())), (cannot_start, (awaits, Pending(), Crashed()))):
+        def tell() -> None:
+            tried.append([client.create_flow_run_from_deployment(deployment.id).id for _ in stories])
+            for run, states in zip(tried[-1], stories.values(), strict=True):
+                client.update_flow_run(run, infrastructure_pid="host:1")  # of its first process
                 for state in states:
                     client.set_flow_run_state(run, state, force=True)
-            tried.append((undone, cannot_start))
 
-        def scheduled_again() -> tuple[UUID, UUID] | None:
-            return next((pair for pair in tried if client.read_flow_run(pair[0]).state.is_scheduled()), None)
+        def names(runs: list[UUID]) -> list[str | None]:
+            return [client.read_flow_run(run).state_name for run in runs]
 
-        undone, cannot_start = wait_for_effect(report_twice, scheduled_again, "the automation", each_s=30)
+        def has_acted() -> list[UUID] | None:
+            return next((runs for runs in tried if names(runs) == ["Scheduled", "Crashed", "Cancelled"]), None)
+
+        undone, _, cancelled = wait_for_effect(tell, has_acted, "the automations", each_s=30)
         assert client.read_flow_run(undone).state.message == AUTOMATIC_RETRY
-        assert client.read_flow_run(cannot_start).state_name == "Crashed"
+        assert "No worker heard of the cancel" in client.read_flow_run(cancelled).state.message
 
 
 @pytest.mark.parametrize("automatic", [True, False])
