@@ -1,5 +1,6 @@
 """Job files: YAML 1.2, and choices set from outside."""
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
     except RecursionError:
         return {}, ["is nested deeper than a job can be"]
     if not isinstance(document, dict):
-        return {}, ["is empty" if document is None else f"keys and values are needed, not {document!r}"]
+        return {}, ["is empty" if document is None else f"keys and values are needed, not {reprlib.repr(document)}"]
     return document, []
 
 
