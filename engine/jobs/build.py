@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 from midstride.engine.config.import_paths import call_with, load_attribute
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.world import WorldOptions
-from midstride.engine.errors import JobError, SnapshotMissing
+from midstride.engine.errors import JobError, SnapshotDamaged, SnapshotMissing
 from midstride.engine.lightning.adapt import adapt, is_lightning
 from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
 from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.registry.registry import champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.training.trainer import Trainer
@@ -99,9 +100,10 @@ def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kin
 
 def _load_weights(job: TrainingJob, module: TrainingModule, url: str) -> None:
     try:
-        module.load_state_dict(weights_at(url).state_dict)
+        with champion_weights_explained(url):
+            module.load_state_dict(weights_at(url).state_dict)
         return
-    except SnapshotMissing as error:
+    except (SnapshotDamaged, SnapshotMissing) as error:
         fault = str(error)
     except RuntimeError as error:  # torch's, naming each tensor that is too many, missing or of another shape
         fault = f"those of {url} do not fit {job.module}: {error}"

@@ -6,7 +6,7 @@ from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.jobs.build import build_data, build_module, devices_of
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.registry.registry import ModelRegistry, champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights_index import newest_weights
@@ -54,4 +54,5 @@ def _test(job: TrainingJob, weights: str) -> dict[str, float]:
     if type(module).test_step is TrainingModule.test_step:
         return {}
     trainer = Trainer(seed=job.seed, **devices_of(job.world.of_one_process), **job.trainer.model_dump())
-    return trainer.test(module, data, ckpt_path=weights)
+    with champion_weights_explained(weights):
+        return trainer.test(module, data, ckpt_path=weights)

@@ -9,6 +9,8 @@ nothing is ever overwritten.
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from midstride.engine.snapshots.weights_index import COPY, newest_weights
 from midstride.engine.storage.checksums import check_digest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 
-__all__ = ["FOLDER", "Champion", "ModelRegistry"]
+__all__ = ["FOLDER", "Champion", "ModelRegistry", "champion_weights_explained"]
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +200,22 @@ class ModelRegistry:
     def _numbers(self) -> list[int]:
         stems = (name.removesuffix(".json") for name in self._store.list() if name.endswith(".json"))
         return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+@contextmanager
+def champion_weights_explained(url: str) -> Iterator[None]:
+    """Say what to do in the error that the block raises of weights, where those at `url` are a champion's."""
+    try:
+        yield
+    except (SnapshotMissing, SnapshotDamaged) as error:
+        store, below, _ = url.partition(f"/{FOLDER}/")
+        if not below:
+            raise
+        raise type(error)(
+            f"{str(error).partition('. `midstride')[0]}. They are a champion's: put them back from a copy, or have the "
+            f"champion before in charge again: `midstride champion rollback {store}`. A night with warm_start that was "
+            "begun with them goes on once its night.json is removed"
+        ) from error
 
 
 def _path(number: int) -> str:

@@ -13,6 +13,7 @@ from unit.cli.test_app import run as command
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, Overtaken, SnapshotDamaged, UserError
+from midstride.engine.jobs.build import build_module
 from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.nightly import NightlyRun, metric_of, nightly_errors
 from midstride.engine.registry.registry import ModelRegistry
@@ -208,6 +209,21 @@ def test_a_warm_start_is_planned_once(tmp_path: Path) -> None:
     assert NightlyRun.begin(job, "2026-03-03").job.weights == ModelRegistry.of(job).weights_url(
         ModelRegistry.of(job).champion(2)
     )
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"other weights!!!")])
+def test_a_champion_whose_weights_are_lost_is_told_of_with_a_way_out(
+    tmp_path: Path, damage: Callable[[Path], Any]
+) -> None:
+    job = job_at(str(tmp_path), nightly={"warm_start": True}, module="midstride.engine:TrainingModule", module_args={})
+    promote(job, "first", None)
+    planned = NightlyRun.begin(job, "2026-03-01").job
+    damage(Path(str(planned.weights), "weights.safetensors"))
+    with pytest.raises(JobError) as caught:
+        build_module(planned)
+    assert "They are a champion's: put them back from a copy" in str(caught.value)
+    assert f"`midstride champion rollback {tmp_path}`" in str(caught.value)
+    assert "snapshots repair" not in str(caught.value), "which knows nothing of champions"
 
 
 def test_a_night_that_was_killed_after_it_promoted_has_promoted(tmp_path: Path) -> None:
