@@ -8,8 +8,9 @@ HOROVOD := .venv/.horovod
 AIRFLOW := .cache/airflow
 RAY := .cache/ray
 XLA := .cache/xla
-TORCH ?= 2.11.0
+TORCH ?= 2.10.0
 OTHER_TORCH = .cache/torch-$(TORCH)
+OLDEST := .cache/oldest
 JOB := docs/examples/digits/job.yaml
 PACKAGES = -c constraints.txt -e '.[examples]' --group dev --group docs
 GPU_PACKAGES = $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --find-links build/wheelhouse --target build/gpu pydantic pydantic-core annotated-types typing-inspection typing-extensions xxhash
@@ -23,7 +24,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-ray test-torch test-xla bench-data bench-gpu bench-lanes bench-memory bench-nodes bench-overhead bench-pipeline bench-restart bench-s3 bench-snapshots bench-steps horovod format clean
+.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-oldest test-ray test-torch test-xla bench-data bench-gpu bench-lanes bench-memory bench-nodes bench-overhead bench-pipeline bench-restart bench-s3 bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -93,8 +94,11 @@ test-xla: $(XLA)/.installed  ## the laws of strategy xla on torch_xla's CPU devi
 test-ray: $(RAY)/.installed  ## nodes from a real Ray, one of which is lost; ray is kept beside the environment
 	PYTHONPATH=$(CURDIR)/$(RAY) RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/distributed/test_ray.py $(ARGS)
 
-test-torch: $(OTHER_TORCH)/.installed  ## units, worlds of processes and faults with another torch, in an environment of its own; TORCH=2.11.0
+test-torch: $(OTHER_TORCH)/.installed  ## units, worlds of processes and faults with another torch, in an environment of its own; TORCH=2.10.0
 	$(OTHER_TORCH)/bin/python -m pytest --numprocesses=auto tests/unit tests/gpu tests/distributed tests/faults -k "not horovod and not every_launcher" $(ARGS)
+
+test-oldest: $(OLDEST)/.installed  ## the real example with the oldest version that is taken of each dependency
+	$(OLDEST)/bin/midstride train $(JOB) --set trainer.max_epochs=2 --set snapshots.url=$(CURDIR)/$(OLDEST)/runs
 
 test-gpu:  ## what only a GPU shows; needs Python with torch, and build/wheelhouse (deploy/gpu/wheelhouse.py); PYTHON=... names it
 	$(GPU_PACKAGES)
@@ -169,8 +173,15 @@ $(OTHER_TORCH)/.installed: pyproject.toml constraints.txt tests/support/seaweed.
 	$(PYTHON) -m venv $(OTHER_TORCH)
 	grep -vE '^(torch|triton|setuptools)==' constraints.txt > $(OTHER_TORCH)/constraints.txt
 	$(OTHER_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(OTHER_TORCH)/bin/python -m pip install --quiet -c $(OTHER_TORCH)/constraints.txt -e '.[examples]' --group dev --group docs torch==$(TORCH)
+	$(OTHER_TORCH)/bin/python -m pip install --quiet -c $(OTHER_TORCH)/constraints.txt -e '.[examples]' --group dev --group docs torch==$(TORCH) 'setuptools>=80'
 	$(OTHER_TORCH)/bin/python -m pip install --quiet --no-deps --require-hashes -r tests/support/seaweed.txt
+	touch $@
+
+$(OLDEST)/.installed: pyproject.toml tests/support/oldest.py
+	$(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) tests/support/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(OLDEST)/bin/python -m pip install --quiet -c $(OLDEST)/constraints.txt -e '.[examples]'
 	touch $@
 
 $(XLA)/.installed: deploy/xla/install.py constraints.txt

@@ -197,9 +197,10 @@ class _WorldMonitor:
         outcome = self._hang or decide(self._session.outcomes(), self._code, processes)
         if outcome.kind != "died" or outcome.type:
             return outcome
-        if self._process is None:  # an error ends it; any other exception asks it to stop
-            asked = not isinstance(sys.exception(), Exception)
-            return replace(outcome, kind="stopped", error="asked to stop before a world ran") if asked else outcome
+        if self._process is None:
+            if (asked := sys.exception()) is None or isinstance(asked, Exception):
+                return outcome
+            return replace(outcome, kind="stopped", error="asked to stop before a world ran")
         if self._code is not None:
             if not self._session.has_started():
                 outcome = not_started(self._code, self._last_lines())

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prefect.events.worker import EventsWorker
 from support.flow_events import payload, told
 from support.flow_runs import STEPS, Command, results, wait_for
 from support.prefect_server import EMPTY
@@ -113,7 +114,10 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     assert results(job, run) == undisturbed_alone
 
 
-def test_a_stop_in_the_delay_before_the_next_attempt_is_told_of(make_job: Make, server: str) -> None:
+def test_a_stop_in_the_delay_before_the_next_attempt_is_told_of(
+    make_job: Make, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventsWorker, "drain_all", lambda timeout: None)  # it ends threads that other tests have, too
     run = Run(make_job(processes=1), "stopped-in-the-delay")
     run.attempts.record(run.attempts.begin(), Outcome("died", "rank 1 was killed."))
     emit_stopped(run)
