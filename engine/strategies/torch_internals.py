@@ -24,6 +24,7 @@ __all__ = [
     "initialize_xla",
     "is_in_bad_fork",
     "replica_of",
+    "schedule_of",
     "set_timeout",
     "timeout_of",
     "version_of",
@@ -78,3 +79,15 @@ def initialize_xla(local_rank: int, local_size: int) -> None:
     from torch_xla._internal import pjrt
 
     pjrt.initialize_multiprocess(local_rank, local_size)
+
+
+def schedule_of(kind: Any, stage: Any, count: int, **options: Any) -> Any:
+    """Return a schedule of torch's for `count` micro-batches: with torch 2.10, too, where they are fewer than stages.
+
+    That one refuses to be made for them, and goes through as many as it is told of afterwards.
+    """
+    if count >= stage.num_stages:
+        return kind(stage, count, **options)
+    schedule = kind(stage, stage.num_stages, **options)
+    schedule._n_microbatches = count
+    return schedule

@@ -6,6 +6,7 @@ import signal
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 from torch.distributed.launcher import LaunchConfig
+from torch.distributed.pipelining import ScheduleGPipe
 from torch.utils.data import DataLoader, RandomSampler, default_collate, default_convert, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -330,3 +332,13 @@ def test_the_end_of_a_flow_waits_for_no_heartbeat(monkeypatch: pytest.MonkeyPatc
     assert engine.thread.daemon
     engine.over.set()
     engine.thread.join()
+
+
+def test_a_schedule_goes_through_fewer_micro_batches_than_it_was_made_for() -> None:
+    class Recorded(ScheduleGPipe):
+        def __init__(self, stage: Any, count: int) -> None:
+            self._n_microbatches = count
+
+    two = SimpleNamespace(num_stages=2)
+    assert [strategies.schedule_of(Recorded, two, count)._n_microbatches for count in (1, 2, 3)] == [1, 2, 3]
+    assert "in range(self._n_microbatches)" in inspect.getsource(ScheduleGPipe._step_microbatches)

@@ -19,7 +19,7 @@ from midstride.engine.strategies.batch_split import cut
 from midstride.engine.strategies.mixins import LossOf
 from midstride.engine.strategies.pipeline.balance import tensors_of
 from midstride.engine.strategies.pipeline.stage import Stage
-from midstride.engine.strategies.torch_internals import timeout_of
+from midstride.engine.strategies.torch_internals import schedule_of, timeout_of
 from midstride.engine.trees import samples_in
 
 __all__ = ["PipelineLocation", "PipelineSchedule", "first_micro_batch", "micro_batch_count"]
@@ -157,7 +157,7 @@ class PipelineSchedule:
         # torch counts stages along the group; here the last one has its first rank.
         stage.stage_index_to_group_rank = {number: stages - 1 - number for number in range(stages)}
         kind = Schedule1F1B if trains and self._name == "1f1b" and count >= stages else ScheduleGPipe
-        return kind(stage, count, loss_fn=self._loss if trains else None, scale_grads=False)
+        return schedule_of(kind, stage, count, loss_fn=self._loss if trains else None, scale_grads=False)
 
     def _loss(self, outputs: Any, number: Tensor) -> Tensor:
         loss_of, micro_batches = self._target
