@@ -20,11 +20,9 @@ from midstride.engine.processes.preload import collector_paused
 from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.session.liveness import LastSeen
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.mixins import Measures
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
-from midstride.engine.training.checkpointing.world_size import cut_as_begun
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
@@ -33,7 +31,7 @@ from midstride.engine.training.loops import FitLoop
 from midstride.engine.training.sample_log import SampleLog
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["Fit", "cut_loaders", "load_measurements"]
+__all__ = ["Fit", "earlier_facts"]
 
 log = logging.getLogger(__name__)
 
@@ -41,23 +39,15 @@ log = logging.getLogger(__name__)
 _GLOOS = re.compile(r"^\[[^]]*\] |\. This is typically caused by .*")
 
 
-def load_measurements(context: EvaluationContext, run: str | None, resume: Resume) -> None:
-    """Let the strategy go by what earlier attempts of `run` have measured, if it measures."""
-    if isinstance(context.strategy, Measures):
-        context.strategy.load_measurements(_newest_facts(context, run, resume).get("strategy", {}))
+def earlier_facts(context: EvaluationContext, run: str | None, resume: Resume) -> dict[str, Any]:
+    """Return what the newest snapshot of `run` says, for what a fit goes by before it resumes; nothing if none does.
 
-
-def cut_loaders(context: EvaluationContext, loaders: FitLoaders, run: str | None, resume: Resume) -> None:
-    """Cut batches as `run` began with them: `configure_optimizers` asks how many there are."""
-    if context.lanes is None and context.strategy.name != "single":  # these have one cut
-        cut_as_begun(loaders, _newest_facts(context, run, resume), context.world.size)
-
-
-def _newest_facts(context: EvaluationContext, run: str | None, resume: Resume) -> dict[str, Any]:
-    options = context.settings.snapshots
-    if run is None or options is None or resume == "never":
+    Under `single` and in lanes nothing does: batches have one cut there, and nothing is measured.
+    """
+    options, strategy = context.settings.snapshots, context.strategy
+    if run is None or options is None or resume == "never" or context.lanes is not None or strategy.name == "single":
         return {}
-    return RunStore(run, context.strategy, options.keep, context.heartbeat, options.store_options).newest_facts()
+    return RunStore(run, strategy, options.keep, context.heartbeat, options.store_options).newest_facts()
 
 
 class Fit:

@@ -31,12 +31,13 @@ from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
-from midstride.engine.strategies.mixins import device_generator, lanes_of, load_full_state_dict, stop_watching
+from midstride.engine.strategies.mixins import Measures, device_generator, lanes_of, load_full_state_dict, stop_watching
 from midstride.engine.training.checkpointing.run_store import Resume
+from midstride.engine.training.checkpointing.world_size import cut_as_begun
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
 from midstride.engine.training.evaluation import predict, setup_evaluation
-from midstride.engine.training.fit import Fit, cut_loaders, load_measurements
+from midstride.engine.training.fit import Fit, earlier_facts
 from midstride.engine.training.loops import EvaluationLoop
 from midstride.engine.training.setup import BoundCallback, set_up
 from midstride.engine.training.trainer_state import TrainerState
@@ -187,9 +188,11 @@ class Trainer(TrainerState):
             self.last_fit = None
             try:
                 self.is_fitting = True
-                load_measurements(ready, run, resume)
+                earlier = earlier_facts(ready, run, resume)
+                if isinstance(self.strategy, Measures):
+                    self.strategy.load_measurements(earlier.get("strategy", {}))
                 with closing(self._loaders(module, train=data, evaluate=val_dataloaders)) as loaders:
-                    self.last_fit = self._fit_of(ready, loaders, run, resume)
+                    self.last_fit = self._fit_of(ready, loaders, earlier)
                     self.context, self.run_url = self.last_fit.context, run
                     self.last_fit.run(run, resume, self.placement.summary)
             finally:
@@ -240,7 +243,7 @@ class Trainer(TrainerState):
         refused, trial = self.with_strategy(meant)._module_errors(module, data), self.with_strategy(alone)
         try:
             with trial._prepare(module, data, "fit") as ready:
-                fit = trial._fit_of(ready, trial._loaders(module, train=data))
+                fit = trial._fit_of(ready, trial._loaders(module, train=data), {})
                 refused += fit.errors(meant)
                 fit.check()
         except EngineError as error:
@@ -304,12 +307,13 @@ class Trainer(TrainerState):
         data = [] if self._datamodule is None else [self._datamodule]
         return [*data, *(BoundCallback(callback, self, module) for callback in self.callbacks), module]
 
-    def _fit_of(
-        self, ready: EvaluationContext, loaders: LoaderResolver, run: str | None = None, resume: Resume = "never"
-    ) -> Fit:
-        """Make a fit; what `configure_optimizers` asks for, such as the batches of an epoch, is known by then."""
+    def _fit_of(self, ready: EvaluationContext, loaders: LoaderResolver, earlier: Mapping[str, Any]) -> Fit:
+        """Make a fit, of a run of which `earlier` is known.
+
+        What `configure_optimizers` asks for, such as the batches of an epoch, is known by then.
+        """
         self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"), loaders.given)
-        cut_loaders(ready, self.loaders, run, resume)
+        cut_as_begun(self.loaders, earlier, ready.world.size)
         return Fit(ready, self.loaders, loaders.source)
 
     def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:
