@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from midstride.engine.launch.launchers.base import Launcher
     from midstride.engine.loggers.base import Logger
     from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+    from midstride.engine.modules.hyperparameters import Hyperparameters
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import DataModule, TrainingModule
     from midstride.engine.seeds import seed_everything
@@ -41,6 +42,7 @@ __all__ = [
     "CombinedLoader",
     "DataModule",
     "EarlyStopping",
+    "Hyperparameters",
     "Launcher",
     "LearningRateMonitor",
     "Logger",
@@ -62,6 +64,7 @@ _HOMES = {
     "CombinedLoader": "data.combined",
     "DataModule": "modules.module",
     "EarlyStopping": "modules.callbacks",
+    "Hyperparameters": "modules.hyperparameters",
     "Launcher": "launch.launchers.base",
     "LearningRateMonitor": "modules.callbacks",
     "Logger": "loggers.base",

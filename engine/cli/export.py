@@ -80,13 +80,13 @@ def _loggers(store: Store, to: str | None, arguments: list[str]) -> list[LoggerO
     chosen = own if to is None else [options for options in own if options.path == to]
     if to is not None and not chosen:
         found, faults = checked_loggers([to])
-        chosen = [*found]
+        chosen, faults = [*found], [fault.replace("loggers.0.path", "--to", 1) for fault in faults]
     elif not chosen:
         raise UserError(f"{store.url} has no loggers of its own: say --to {', --to '.join(LOGGERS)}")
     else:
         faults = []
-    document: dict[str, Any] = {"args": {}}
-    faults += apply_overrides(document, [f"args.{argument}" for argument in arguments])
+    given: dict[str, Any] = {}
+    faults += apply_overrides(given, arguments, example="log_dir=/tmp/tb")
     if faults:
         raise JobError.of("export", faults)
-    return [options.model_copy(update={"args": {**options.args, **document["args"]}}) for options in chosen]
+    return [options.model_copy(update={"args": {**options.args, **given}}) for options in chosen]

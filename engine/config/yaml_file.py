@@ -66,14 +66,19 @@ def _of_yaml(error: MarkedYAMLError) -> str:
     return f"{where}{problem}{since}"
 
 
-def apply_overrides(document: dict[str, Any], overrides: Iterable[str], option: str = "--set") -> list[str]:
+def apply_overrides(
+    document: dict[str, Any],
+    overrides: Iterable[str],
+    option: str = "--set",
+    example: str = "trainer.max_epochs=2",
+) -> list[str]:
     """Set each "a.b=value" of `overrides` in `document`, values read as YAML; return what is wrong with them."""
     faults = []
     for override in overrides:
         key, equals, text = override.partition("=")
         *path, last = key.strip().split(".")
         if not equals or not all([*path, last]):
-            faults.append(f"{option} {override}: write it as key=value, such as trainer.max_epochs=2")
+            faults.append(f"{option} {override}: write it as key=value, such as {example}")
             continue
         try:
             value = parse_yaml(text)

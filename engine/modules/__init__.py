@@ -2,6 +2,7 @@
 
 callbacks        what acts beside a module at its hooks, with state of its own
 hooks            who wants to be called when, found once, so that a hook that is not written costs nothing
+hyperparameters  the arguments a module or its data were made with
 interface        what a module, its hooks and its callbacks may use of the Trainer that runs them
 layers           which layers a module has, by path: those that are gone, and those that are one with others, in
                  training

@@ -1,13 +1,13 @@
 """What a user writes: a module that trains, and the data it trains on. Names follow Lightning's."""
 
-import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
+from midstride.engine.modules.hyperparameters import Hyperparameters, HyperparametersMixin, accepted_arguments
 from midstride.engine.modules.module_hooks import ModuleHooks
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 
 
-class TrainingModule(ModuleHooks, nn.Module):
+class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
     """An `nn.Module` that knows how to train itself.
 
     Write `training_step` and `configure_optimizers`; `validation_step`, `test_step` and `predict_step`
@@ -47,7 +47,7 @@ class TrainingModule(ModuleHooks, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hparams: dict[str, Any] = {}
+        self.hparams = Hyperparameters()
         self.device = torch.device("cpu")
         self._trainer: list[TrainerInterface] = []  # in a list, so that nn.Module leaves it alone
 
@@ -171,28 +171,6 @@ class TrainingModule(ModuleHooks, nn.Module):
         """
         self.trainer.backward(loss, **options)
 
-    def save_hyperparameters(self, *names: str, ignore: str | Collection[str] = ()) -> None:
-        """Keep this module's constructor arguments as `self.hparams`; call it in `__init__`.
-
-        `load_from_checkpoint` builds the module from them.
-
-        Args:
-            names: which; all if none is named. Those that `**` took count as named each.
-            ignore: a name or several that are not kept.
-
-        Raises:
-            UserError: there is no argument of a name that is given.
-        """
-        frame = inspect.currentframe()
-        caller = frame.f_back if frame else None
-        if caller is None:
-            raise RuntimeError("save_hyperparameters must be called in a module's __init__")
-        given = _arguments(type(self).__init__, caller.f_locals)
-        ignored = {ignore} if isinstance(ignore, str) else {*ignore}
-        if unknown := [name for name in names if name not in given]:
-            raise UserError(f"save_hyperparameters: {unknown[0]!r} is no argument here; there are: {', '.join(given)}")
-        self.hparams = {name: given[name] for name in names or given if name not in ignored}
-
     @classmethod
     def load_from_checkpoint(cls, path: str, **arguments: Any) -> Self:
         """Return a module with the weights in `path` (a run's `best` or `last` folder, any fsspec URL).
@@ -204,15 +182,15 @@ class TrainingModule(ModuleHooks, nn.Module):
         from midstride.engine.snapshots.weights import weights_at
 
         weights = weights_at(path)
-        missing = [name for name in weights.facts.get("hparams_left_out", []) if name not in arguments]
-        if missing:
+        left_out = accepted_arguments(cls, dict.fromkeys(weights.facts.get("hparams_left_out", [])))
+        if missing := [name for name in left_out if name not in arguments]:
             raise UserError(f"{path} could not keep the arguments {missing} of {cls.__name__}: pass them here.")
-        module = cls(**{**weights.facts.get("hparams", {}), **arguments})
+        module = cls(**{**accepted_arguments(cls, weights.facts.get("hparams", {})), **arguments})
         module.load_state_dict(weights.state_dict)
         return module
 
 
-class DataModule:
+class DataModule(HyperparametersMixin):
     """The data of a run: where they come from and how they are read.
 
     `prepare_data` runs once, in one process; `setup` runs in every rank.
@@ -242,16 +220,6 @@ class DataModule:
     def predict_dataloader(self) -> Any:
         """Return the loader to predict on, or a list of them."""
         return None
-
-
-def _arguments(initializer: Callable[..., None], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by name the arguments that `initializer` was called with, as far as they are among the locals `found`."""
-    arguments: dict[str, Any] = {}
-    for name, parameter in [*inspect.signature(initializer).parameters.items()][1:]:  # the first is the module
-        if name not in found or parameter.kind is parameter.VAR_POSITIONAL:
-            continue
-        arguments.update(found[name] if parameter.kind is parameter.VAR_KEYWORD else {name: found[name]})
-    return arguments
 
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:

@@ -28,6 +28,7 @@ NAMESPACES = frozenset(
         *("collections:UserString", "collections:ChainMap"),
         *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
+        "midstride.engine:Hyperparameters",
         *map(kind_name, TORCH_DATA),
     }
 )

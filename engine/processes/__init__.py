@@ -11,6 +11,8 @@ loopback            what a world of one machine listens on: the loopback, where 
 preload             imports of what is large, with the garbage collector paused or beside other work
 proc_entry          how a fork stands in `/proc`: there the kernel shows what its ancestor was started with, unless
                     that is written over
+process_identity    which process this is, on which machine and since when: by that it can be told later
+                    whether it lives
 registered_ranks    ranks that have said who they are: what a supervisor does for them where their launcher does it
                     badly
 supervised_process  a process and all it starts, as one thing that can be watched and ended

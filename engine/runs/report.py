@@ -128,7 +128,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
         job=job.name if job else facts.get("identity", {}).get("module", "script"),
         run=name,
         url=store.url,
-        outcome=state_of(last, progress),  # type: ignore[arg-type]  # validated
+        outcome=state_of(store, last, progress),  # type: ignore[arg-type]  # validated
         time=last_sign(last, newest),
         error=last.error if last and last.outcome != "done" else "",
         steps=progress.get("step", len(rows)),  # the row of the last one may be under way

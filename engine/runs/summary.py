@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstride.engine.errors import SnapshotError
+from midstride.engine.processes.process_identity import has_ended
 from midstride.engine.runs.run import job_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.lease import newest_process
 from midstride.engine.snapshots.weights_index import metrics_of
 from midstride.engine.storage.store import Store
 
@@ -22,7 +24,8 @@ class RunSummary:
         name: of the run.
         job: of which it is; empty where a script trains.
         state: how the last attempt ended: done, stopped, user_error, died or lost; "running" where no end has been
-            written: then the time of the last sign tells whether it is; "new" before the first attempt.
+            written and its process lives, or is on another machine: then the time of the last sign tells whether
+            it does; "new" before the first attempt.
         step: of the newest snapshot, or where the last attempt ended if that is known to be later.
         epoch: of the newest snapshot, from 0.
         best: name and value of the job's monitored metric for the best weights.
@@ -50,7 +53,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
     return RunSummary(
         name,
         job.name if job else "",
-        state_of(last, progress),
+        state_of(store, last, progress),
         step=max((step for step in steps if step is not None), default=None),
         epoch=progress.get("epoch"),
         best=_best(store, job.monitor.metric) if job and job.monitor else None,
@@ -67,16 +70,28 @@ def newest_snapshot(store: Store) -> Snapshot | None:
         return None
 
 
-def state_of(last: Attempt | None, progress: Mapping[str, Any]) -> str:
+def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) -> str:
     """Return how a run stands, as `RunSummary.state` says it.
 
     Args:
+        store: of the run.
         last: its newest attempt; None where a script trains, which writes none.
         progress: of its newest snapshot; empty where there is none.
     """
-    if last is None:
-        return "done" if progress.get("finished") else "running" if progress else "new"
-    return "running" if last.is_open else last.outcome
+    if last is None and (progress.get("finished") or not progress):
+        return "done" if progress else "new"
+    if last is not None and not last.is_open:
+        return last.outcome
+    return "lost" if _is_lost(store, last.started if last else 0.0) else "running"
+
+
+def _is_lost(store: Store, since: float) -> bool:
+    """Whether the process that advanced the run `since`, in seconds since the epoch, was here and has ended."""
+    try:
+        newest = newest_process(store)
+    except SnapshotError:
+        return False
+    return newest is not None and newest[1] >= since and has_ended(newest[0])
 
 
 def last_sign(last: Attempt | None, newest: Snapshot | None) -> float | None:

@@ -32,6 +32,7 @@ __all__ = [
     "lease_path",
     "leases",
     "newest",
+    "newest_process",
     "read_lease",
 ]
 
@@ -74,6 +75,18 @@ def newest(store: Store) -> Lease | None:
     """Return the lease that counts; None before the first."""
     numbers = generations(store)
     return read_lease(store, numbers[-1]) if numbers else None
+
+
+def newest_process(store: Store) -> tuple[dict[str, Any], float] | None:
+    """Return what was kept beside the newest lease, and when, in seconds since the epoch; None without any.
+
+    Raises:
+        SnapshotDamaged: it is not what was written.
+    """
+    for generation in generations(store)[-1:]:
+        document = _lease_at(store, generation)
+        return document.get("facts", {}), document.get("time", 0.0)
+    return None
 
 
 def acquire(store: Store, resumed_from: str | None, facts: dict[str, Any]) -> Lease:
@@ -191,6 +204,12 @@ def read_lease(store: Store, generation: int) -> Lease:
     Raises:
         SnapshotDamaged: it is missing or not what was written, so which snapshots count is unknown.
     """
+    document = _lease_at(store, generation)
+    ancestors = tuple(document.get("ancestors", ()))
+    return Lease(generation, document["resumed_from"], document["run_id"], ancestors)
+
+
+def _lease_at(store: Store, generation: int) -> dict[str, Any]:
     path = lease_path(generation)
     where = f"{store.url}/{path}"
     try:
@@ -202,8 +221,7 @@ def read_lease(store: Store, generation: int) -> Lease:
         raise SnapshotDamaged(f"{error}: {WAYS_OUT}") from error
     if document["generation"] != generation:
         raise SnapshotDamaged(f"{where} is the lease of generation {document['generation']}: {WAYS_OUT}")
-    ancestors = tuple(document.get("ancestors", ()))
-    return Lease(generation, document["resumed_from"], document["run_id"], ancestors)
+    return document
 
 
 def lease_path(generation: int) -> str:

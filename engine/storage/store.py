@@ -243,7 +243,7 @@ class Store(ABC):
 
     def _way_out(self, error: OSError) -> str:
         """What to do about `error`, which kept this store from being read or written."""
-        return "Allow it"
+        return "Name a folder" if isinstance(error, NotADirectoryError) else "Allow it"
 
 
 def holds_password(url: str) -> bool:

@@ -69,7 +69,7 @@ WORDS = {
         limit_train_batches limit_val_batches use_distributed_sampler rng precision strategy""",
     "run.json/bits": "threads cpu machine gpu cuda python torch numpy source",
     "lease.json": "generation resumed_from run_id ancestors facts time nonce checksum",
-    "lease.json/facts": "host pid",
+    "lease.json/facts": "host pid boot namespace began",
     "attempts.json": """
         number outcome code type error step rank generation resumed_from resumed_step snapshot started ended
         first_step_at slow""",

@@ -48,7 +48,7 @@ def join(address: str, wait_s: float, on_line: Callable[[str], object]) -> int:
     if faults:
         raise JobError.of("join", faults)
     while True:
-        _wait_for_launcher(address, wait_s)
+        _wait_for_launcher(address, wait_s, on_line)
         code = _take_part(address, on_line)
         if code != LAUNCHER_GONE:
             return code
@@ -106,18 +106,22 @@ def _remove_unused(folder: Path) -> None:
         os.close(lock)
 
 
-def _wait_for_launcher(address: str, wait_s: float) -> None:
+def _wait_for_launcher(address: str, wait_s: float, on_line: Callable[[str], object]) -> None:
     host, _, port = address.rpartition(":")
-    until = time.monotonic() + wait_s
+    until, told = time.monotonic() + wait_s, ""
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=max(1.0, until - time.monotonic())).close()
         except OSError as error:
+            why = str(error.strerror or error)
             if time.monotonic() > until:
                 raise WorldError(
-                    f"no launcher answers at {address} ({error.strerror or error}), for {wait_s:g} s: start midstride "
+                    f"no launcher answers at {address} ({why}), for {wait_s:g} s: start midstride "
                     "fit or train there, with this address in world.rendezvous of the job"
                 ) from error
+            if why != told:
+                on_line(f"no launcher answers at {address} yet ({why}): waiting for it, {wait_s:g} s at most")
+                told = why
             time.sleep(0.5)
         else:
             return

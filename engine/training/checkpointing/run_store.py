@@ -1,7 +1,6 @@
 """A run as one fit sees it: its folder, where it resumes, its snapshots, its weights, its metric log."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent
 from midstride.engine.formatting import url_name
+from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
@@ -133,7 +133,7 @@ class RunStore:
 
     def begin(self, resumed_from: Snapshot | None) -> Lease:
         """Take the next generation: from now on older worlds of this run are superseded."""
-        facts = {"host": os.uname().nodename, "pid": os.getpid()}
+        facts = process_identity()
         name = resumed_from.name if resumed_from else None
         if self.store.options.lease == "none" and self._strategy.world.is_first:
             log.warning(

@@ -78,6 +78,24 @@ def test_a_damaged_run_json_is_named(tmp_path: Path, content: bytes, capsys: pyt
     assert f"{tmp_path}/run.json is not what this version writes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("", "--to", "nope"), "--to: there is no logger 'nope'; there are: tensorboard, mlflow"),
+        (("", "--to", "tensorboard", "--set", "dir"), "--set dir: write it as key=value, such as log_dir=/tmp/tb"),
+        (("/run.json", "--to", "tensorboard"), "/run.json cannot be read: [Errno 20] Not a directory"),
+        (("/run.json", "--to", "tensorboard"), "run.json'. Name a folder."),
+        (("/none", "--to", "tensorboard"), "/none is no run: it has no run.json"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_in_the_words_of_the_command(
+    tmp_path: Path, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    assert run("export", f"{tmp_path}{arguments[0]}", *arguments[1:]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_project_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.py").write_text("mine")
     assert run("init", str(tmp_path)) == 2
@@ -103,6 +121,14 @@ def test_where_no_node_can_join_is_said_at_once(
 ) -> None:
     assert run("join", *arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_node_says_for_what_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("join", "nowhere.invalid:29400", "--wait", "0.6") == 1
+    said = capsys.readouterr()
+    assert said.out.count("no launcher answers at nowhere.invalid:29400 yet (") == 1
+    assert "waiting for it, 0.6 s at most" in said.out
+    assert "no launcher answers at nowhere.invalid:29400 (" in said.err
 
 
 def test_a_store_of_several_runs_has_no_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,11 @@ from torch.utils.data import DataLoader
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import UserError
+from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.runs.report import metric_rows, report_at
-from midstride.engine.runs.summary import summary_of
+from midstride.engine.runs.summary import newest_snapshot, summary_of
+from midstride.engine.session.attempts import AttemptLog
+from midstride.engine.snapshots.lease import acquire
 from midstride.engine.storage.store import Store
 
 
@@ -46,3 +49,19 @@ def test_the_report_of_a_run_that_failed_counts_the_steps_of_its_newest_snapshot
     assert (report.steps, report.epochs) == (kept, 1)
     assert summary_of("run", store).step == kept
     assert len(metric_rows(store)) == kept - 1, "the row of the last step is under way"
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_a_run_whose_process_has_ended_on_this_machine_is_lost(attempts: int, tmp_path: Path) -> None:
+    trainer = Trainer(max_epochs=1, snapshots=SnapshotOptions(every_steps=2), enable_progress_bar=False)
+    with pytest.raises(UserError, match="as it is asked to"):
+        trainer.fit(FailsAt(5), run=str(tmp_path / "run"))
+    store, ended = Store.open(tmp_path / "run"), {**process_identity(), "pid": 1 << 30}
+    assert (summary_of("run", store).state, report_at(store).outcome) == ("running", "running")
+    for _ in range(attempts):
+        AttemptLog(store).begin()
+        assert summary_of("run", store).state == "running", "it is being started: the lease is an earlier attempt's"
+    kept = newest_snapshot(store)
+    assert kept is not None
+    acquire(store, kept.name, ended)
+    assert (summary_of("run", store).state, report_at(store).outcome) == ("lost", "lost")

@@ -1,0 +1,77 @@
+"""The arguments a module or its data were made with, kept under the names their constructors give them."""
+
+import inspect
+from collections.abc import Collection, Mapping
+from types import FrameType
+from typing import Any
+
+from midstride.engine.errors import UserError
+
+__all__ = ["Hyperparameters", "HyperparametersMixin", "accepted_arguments"]
+
+
+class Hyperparameters(dict[str, Any]):
+    """A dict whose items are attributes as well: `hparams["lr"]` and `hparams.lr` are one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"no hyperparameter is called {name!r}; there are: {', '.join(self) or 'none'}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        self.__getattr__(name)
+        del self[name]
+
+
+class HyperparametersMixin:
+    """Something that may keep its constructor's arguments."""
+
+    #: what `save_hyperparameters` has kept
+    hparams: Hyperparameters
+
+    def save_hyperparameters(self, *names: str, ignore: str | Collection[str] = ()) -> None:
+        """Keep the arguments of this object's constructor as `self.hparams`; call it in `__init__`.
+
+        `load_from_checkpoint` builds a module from them. Where a derived class's `__init__` has called this one, its
+        arguments are kept as well, and its value of a name that both have.
+
+        Args:
+            names: which; all if none is named. Those that `**` took count as named each.
+            ignore: a name or several that are not kept.
+
+        Raises:
+            UserError: there is no argument of a name that is given.
+        """
+        given = _arguments(self, inspect.currentframe())
+        ignored = {ignore} if isinstance(ignore, str) else {*ignore}
+        if unknown := [name for name in names if name not in given]:
+            raise UserError(f"save_hyperparameters: {unknown[0]!r} is no argument here; there are: {', '.join(given)}")
+        self.hparams = Hyperparameters({name: given[name] for name in names or given if name not in ignored})
+
+
+def accepted_arguments(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `arguments` that the constructor of `kind` takes: a base class may have kept its own."""
+    parameters = inspect.signature(kind).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
+    """Return by name what the constructors of `owner` that are under way were called with."""
+    arguments: dict[str, Any] = {}
+    is_called = False
+    while frame is not None:
+        if frame.f_code.co_name == "__init__":
+            names, _, keywords, found = inspect.getargvalues(frame)
+            if names and found.get(names[0]) is owner:
+                is_called = True
+                arguments.update({name: found[name] for name in names[1:] if name in found})
+                arguments.update(found[keywords] if keywords else {})
+        frame = frame.f_back
+    if not is_called:
+        raise RuntimeError(f"save_hyperparameters must be called in the __init__ of {type(owner).__name__}")
+    return arguments

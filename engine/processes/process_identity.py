@@ -1,0 +1,43 @@
+"""Which process this is, on which machine and since when: by that it can be told later whether it lives."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["has_ended", "process_identity"]
+
+_PROC = Path("/proc")
+
+
+def process_identity() -> dict[str, Any]:
+    """Return what tells this process from any other, as JSON.
+
+    Returns:
+        `host`, `pid`; on Linux also `boot` of the kernel, the `namespace` in which `pid` counts, and when the process
+        `began`, in clock ticks since that boot.
+    """
+    found: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid()}
+    return {**found, **_here(), "began": _began(os.getpid())} if sys.platform == "linux" else found
+
+
+def has_ended(identity: Mapping[str, Any]) -> bool:
+    """Return whether the process that `identity` names has ended; False where that cannot be seen from here."""
+    if sys.platform != "linux" or any(identity.get(key) != value for key, value in _here().items()):
+        return False
+    return bool(_began(identity["pid"]) != identity["began"])
+
+
+def _here() -> dict[str, str]:
+    boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return {"boot": boot, "namespace": str((_PROC / "self/ns/pid").readlink())}
+
+
+def _began(pid: int) -> int | None:
+    """Return when the process began, in clock ticks since the boot; None of one that has ended."""
+    try:
+        state, *fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else int(fields[18])
