@@ -1,6 +1,7 @@
 """The event file, where the process that wrote it was killed, or the disk was full."""
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,33 @@ def test_what_a_kill_left_of_an_event_is_cut_off(left_bytes: int, tmp_path: Path
     assert in_tensorboard(tmp_path) == {
         step: {"epoch": 0.0, "loss": loss} for step, loss in enumerate([0.5, 0.25, 0.125, 0.0625], 1)
     }
+
+
+#: what a power cut or a broken disk makes of a file
+_HARMS: dict[str, Callable[[bytes], bytes]] = {
+    "zeros behind the last event": lambda whole: whole + bytes(4096),
+    "zeros from the middle of an event": lambda whole: whole[:-20] + bytes(4096),
+    "zeros from its checksum": lambda whole: whole[:-4] + bytes(4),
+    "zeros from the middle of its checksum": lambda whole: whole[:-2] + bytes(2),
+    "an event that is none": lambda whole: whole[:-30] + b"\xff" * 10 + whole[-20:],
+}
+
+
+@pytest.mark.parametrize("harm", _HARMS.values(), ids=_HARMS)
+def test_what_is_not_as_it_was_written_is_written_again(harm: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    run, rows = LoggedRun("a", str(tmp_path), "id", {"lr": 0.1}), CommittedRows(SEGMENTS)
+    logger = TensorBoardLogger()
+    logger.open(run, CommittedRows([]))
+    logger.log_rows([*rows])
+    logger.close()
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(harm(file.read_bytes()))
+
+    again = TensorBoardLogger()
+    has = again.open(run, rows)
+    again.log_rows([row for row in [*rows, Row(0, 4, {"loss": 0.0625})] if row.step > has])
+    again.close()
+    assert [*in_tensorboard(tmp_path)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("room_bytes", [0, 15])
