@@ -94,6 +94,7 @@ class Committer:
             UnsupportedState: the state of some rank cannot be written.
             Superseded: a newer generation advances the run.
             StoreSilent: the store did not answer some rank for as long as it was waited for.
+            StoreFull: there was no room for what some rank wrote.
             SnapshotError: some rank could not write.
         """
         name = self.name_of(request)
@@ -122,7 +123,8 @@ class Committer:
         try:
             mine = act()
         except Exception as raised:
-            cause = error = self._cause(raised)
+            cause = self._cause(raised)
+            error = self._store.full(cause) or cause
             kind = self._kind(error)
             failure = kind, str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
         try:

@@ -211,11 +211,17 @@ class Store(ABC):
         except OSError as error:
             if self.is_transient(error):
                 raise StoreSilent(f"{self.url} does not answer: {error}") from error
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                way_out = "Free some space: the same command then resumes the run"
-                raise StoreFull(f"{self.url} cannot be {done}: {error}. {way_out}.") from error
+            if full := self.full(error, done):
+                raise full from error
             elsewhere = ", or choose another place with snapshots.url." if done == "written" else "."
             raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
+
+    def full(self, error: BaseException, done: str = "written") -> StoreFull | None:
+        """Return what a person can use of `error`, which the store raised, where it says that there is no room."""
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return None
+        way_out = "Free some space: the same command then resumes the run"
+        return StoreFull(f"{self.url} cannot be {done}: {error}. {way_out}.")
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:

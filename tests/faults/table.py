@@ -223,7 +223,8 @@ ROWS = [
         "What was begun is removed again and the world ends; once there is room, the next attempt resumes.",
         FAILED,
         [Cell("at a later snapshot", disk_full)],
-        says="snapshot {name} was not taken, rank {number} says: OSError: [Errno {number}] {reason}",
+        says="snapshot {name} was not taken, rank {number} says: {url} cannot be written: [Errno {number}] {reason}. "
+        "Free some space: the same command then resumes the run.",
     ),
     Row(
         "The store may not be written",

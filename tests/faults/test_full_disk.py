@@ -89,7 +89,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(room_bytes: int, tmp_pa
     assert in_folder(tmp_path, "unshare", "-rm", "sh", "-c", story, sys.executable) == 0
     assert (tmp_path / "first.code").read_text() == "1\n"
     said = (tmp_path / "first.txt").read_text()
-    assert "No space left on device" in said
+    assert "No space left on device. Free some space: the same command then resumes the run." in said
     assert "Traceback" not in said
     (tmp_path / "kept").rename(tmp_path / "store" / "one")
     job = TrainingJob.load(tmp_path / "job.yaml")

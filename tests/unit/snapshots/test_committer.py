@@ -1,5 +1,6 @@
 """Snapshots of three ranks: all of them, or none."""
 
+import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from support.snapshot_writers import open_writer
 
 from midstride.engine.errors import (
     SnapshotError,
+    StoreFull,
     Superseded,
     UnsupportedState,
 )
@@ -104,10 +106,10 @@ def test_dealing_is_fair_and_repeatable():
     assert assign_ranks({}, 3) == {}
 
 
-def _fail(words: str, at: str = "snapshot_write") -> Callable[[str], None]:
+def _fail(words: str, at: str = "snapshot_write", number: int = errno.EIO) -> Callable[[str], None]:
     def probe(phase: str) -> None:
         if phase == at:
-            raise OSError(28, words)
+            raise OSError(number, words)
 
     return probe
 
@@ -115,13 +117,21 @@ def _fail(words: str, at: str = "snapshot_write") -> Callable[[str], None]:
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("phase", ["snapshot_write", "before_commit"])
 def test_an_error_of_one_rank_reaches_all(store: Store, rank: int, phase: str):
-    errors = take_with(store, acquire(store, None, {}), probes={rank: _fail("No space left", phase)})
+    errors = take_with(store, acquire(store, None, {}), probes={rank: _fail("Broken disk", phase)})
     for error in errors:
         assert type(error) is SnapshotError
-        assert f"rank {rank} says: OSError: [Errno 28] No space left" in str(error)
+        assert f"rank {rank} says: OSError: [Errno 5] Broken disk" in str(error)
     assert isinstance(errors[rank].__cause__, OSError)
     if phase == "snapshot_write" or rank == 0:
         assert SnapshotCatalog(store).snapshots() == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_that_there_is_no_room_comes_with_where_and_what_to_do(store: Store, number: int):
+    errors = take_with(store, acquire(store, None, {}), probes={1: _fail("No room", number=number)})
+    assert [type(error) for error in errors] == [StoreFull] * 3
+    said = f"rank 1 says: {store.url} cannot be written: [Errno {number}] No room. Free some space: the same command"
+    assert all(said in str(error) for error in errors)
 
 
 def test_an_error_after_the_commit_does_not_undo_it(store: Store):
