@@ -6,7 +6,7 @@ from typing import Any
 
 import xxhash
 
-__all__ = ["code_digest"]
+__all__ = ["code_digest", "digest_of_code"]
 
 
 def code_digest(function: types.FunctionType) -> str | None:
@@ -16,11 +16,12 @@ def code_digest(function: types.FunctionType) -> str | None:
     """
     if "<" not in function.__qualname__:
         return None
-    return _digest(function.__code__)
+    return digest_of_code(function.__code__)
 
 
 @lru_cache(maxsize=1024)  # asked at every snapshot
-def _digest(code: types.CodeType) -> str:
+def digest_of_code(code: types.CodeType) -> str:
+    """Return a digest of `code`, alike in every process and wherever in its file it stands."""
     return xxhash.xxh3_64_hexdigest(repr(_content(code)).encode())
 
 

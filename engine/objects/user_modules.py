@@ -9,7 +9,7 @@ from typing import Any
 from midstride.engine.code_origin import is_user_class, is_user_module
 from midstride.engine.state.nodes import kind_text
 
-__all__ = ["function_called", "names_in", "user_modules"]
+__all__ = ["function_called", "functions_of", "names_in", "user_modules"]
 
 #: modules of libraries whose functions do nothing but compute: no file can do harm by naming one
 _OF_TENSORS = frozenset({"torch.nn.functional", "torchmetrics.utilities.data"})
@@ -42,13 +42,14 @@ def _named_by(module: types.ModuleType) -> Iterator[str]:
             continue
         owner: Any = value if isinstance(value, (type, types.FunctionType)) else type(value)
         yield str(owner.__module__)
-        for function in _functions_of(owner):
+        for function in functions_of(owner):
             for name in names_in(function.__code__):  # imported where it is called
                 yield name
                 yield f"{package}.{name}"
 
 
-def _functions_of(owner: Any) -> Iterator[types.FunctionType]:
+def functions_of(owner: Any) -> Iterator[types.FunctionType]:
+    """Yield the functions of the user's in a class, or `owner` itself if it is one."""
     values = vars(owner).values() if isinstance(owner, type) and is_user_class(owner) else [owner]
     for value in values:
         function = getattr(value, "__func__", value)

@@ -4,6 +4,7 @@ from typing import Any, get_args
 
 from midstride.engine.config.options import IdentityOption
 from midstride.engine.training.checkpointing.identity import FREE_ARGUMENTS, environment_of, identity_of, is_json
+from midstride.engine.training.checkpointing.roots import classes_of
 from midstride.engine.training.checkpointing.text_order import text_order_facts
 from midstride.engine.training.context import FitContext
 
@@ -29,7 +30,7 @@ def run_facts(context: FitContext) -> dict[str, Any]:
         "precision": options.precision,
         "strategy": context.strategy.identity,
     }
-    bits = environment_of([type(context.module)], context.device)
+    bits = environment_of(classes_of(context), context.device)
     return {"identity": identity_of(identity), "bits": bits, **text_order_facts()}
 
 

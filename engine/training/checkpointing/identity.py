@@ -4,12 +4,12 @@ kind      what                                              when it differs
 identity  module, data, their arguments, seed, global       refused with both values, unless accepted by name
           batch size, precision, strategy, and what else
           decides which samples make a step
-bits      world size, threads, CPU, GPU, versions, source   a warning with both values
+bits      world size, threads, CPU, GPU, versions           a warning with both values
+source    files of the user's, cells of a notebook          a warning that names them
 free      workers, launcher, retries, snapshots, patience,  nothing
           a larger max_epochs or max_steps
 """
 
-import inspect
 import json
 import platform
 import sys
@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from midstride.engine.errors import IdentityChanged
+from midstride.engine.training.checkpointing.sources import source_changes, source_digests
 
 __all__ = [
     "FREE_ARGUMENTS",
@@ -60,7 +60,7 @@ def identity_of(value: object) -> Any:
 
 
 def environment_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:
-    """Return what may change the last bits of a sum without changing the run."""
+    """Return what may change the last bits of a sum without changing the run, and what `user_code` says."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     xla = sys.modules.get("torch_xla")
     return {
@@ -73,16 +73,8 @@ def environment_of(user_code: Collection[type], device: torch.device) -> dict[st
         "torch": torch.__version__,
         **({} if xla is None else {"torch_xla": xla.__version__}),
         "numpy": np.__version__,
-        "source": xxhash.xxh3_64_hexdigest("".join(_source(kind) for kind in user_code).encode()),
+        "source": source_digests(user_code),
     }
-
-
-def _source(kind: type) -> str:
-    module = inspect.getmodule(kind)
-    try:
-        return inspect.getsource(module) if module is not None else ""
-    except (OSError, TypeError):
-        return ""
 
 
 #: keys that older snapshots lack, with the values they had
@@ -149,9 +141,10 @@ def check_environment(
 
 
 def environment_changes(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
-    """Return a line for each thing that may make sums differ in their last bits from here on."""
-    return [
+    """Return a line for each thing that may make sums differ in their last bits from here on, and one for code."""
+    lines = [
         f"{key} was {saved.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"
         for key in running
-        if saved.get(key) != running[key]
+        if key != "source" and saved.get(key) != running[key]
     ]
+    return [*lines, *source_changes(saved.get("source"), running["source"])]

@@ -26,7 +26,7 @@ from midstride.engine.optim.optimizers import scheduler_objects
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
 from midstride.engine.training.context import EvaluationContext, FitContext
 
-__all__ = ["evaluated_objects", "objects_of", "unsaved_state_monitor"]
+__all__ = ["classes_of", "evaluated_objects", "objects_of", "unsaved_state_monitor"]
 
 #: of an optimizer: what its own state_dict holds, and what torch sets anew
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "step", "zero_grad"})
@@ -114,6 +114,12 @@ def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> I
     for name, loader in _loaders(context.loaders).items():
         if isinstance(loader, DataLoader) and not dict(data_owners(name, loader.dataset)):
             yield f"data.{name}.dataset", _known_of(loader.dataset)
+
+
+def classes_of(context: FitContext) -> set[type]:
+    """Return the classes of what a fit works with: of the module and what is in it, callbacks, data and samplers."""
+    data, loaders = _data_of(context.loaders, context.source), _loaders(context.loaders)
+    return {*map(type, (*context.module.modules(), *context.callbacks, *data.values(), *loaders.values()))}
 
 
 def _known_of(dataset: Any) -> object:

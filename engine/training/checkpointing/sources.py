@@ -1,0 +1,61 @@
+"""What the user's code said when a snapshot was taken: a digest of each file, and of what was typed in a notebook."""
+
+import inspect
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import xxhash
+
+from midstride.engine.objects.function_code import digest_of_code
+from midstride.engine.objects.user_modules import functions_of, names_in, user_modules
+
+__all__ = ["source_changes", "source_digests"]
+
+
+def source_digests(kinds: Collection[type]) -> dict[str, str]:
+    """Return a digest of each of the user's files around the classes `kinds`, by the file's name.
+
+    What has no file, as in a notebook, goes by class and function: those that training may come to.
+    """
+    parts: dict[str, list[str]] = {}
+    for module in user_modules(kinds):
+        try:
+            name, source = Path(inspect.getsourcefile(module) or "").name, inspect.getsource(module)
+        except (OSError, TypeError, ValueError, SyntaxError):  # typed, gone, or of no encoding that is known
+            for name, source in _typed(module, kinds):
+                parts.setdefault(name, []).append(source)
+        else:
+            parts.setdefault(name, []).append(source)
+    return {name: xxhash.xxh3_64_hexdigest("\n".join(found).encode()) for name, found in parts.items()}
+
+
+def _typed(module: types.ModuleType, kinds: Iterable[type]) -> Iterator[tuple[str, str]]:
+    """Yield the classes and functions of `module` that `kinds` name, and those that these name, with their code."""
+    here, found = vars(module), set[str]()
+    queue: list[type | types.FunctionType] = [*kinds]
+    while queue:
+        one = queue.pop()
+        if one.__module__ != module.__name__ or one.__qualname__ in found:
+            continue
+        found.add(one.__qualname__)
+        functions = [*functions_of(one)]
+        yield one.__qualname__, "".join(digest_of_code(function.__code__) for function in functions)
+        named = [here.get(name) for function in functions for name in names_in(function.__code__)]
+        queue += [value for value in named if isinstance(value, type | types.FunctionType)]
+        queue += one.__bases__ if isinstance(one, type) else ()
+
+
+def source_changes(saved: object, running: Mapping[str, str]) -> list[str]:
+    """Return what is to be said of code that is not as the snapshot has it; of what only one of them has, nothing.
+
+    A file that is new, or is not used any more, is named in one that has changed.
+    """
+    before = saved if isinstance(saved, Mapping) else {}  # older snapshots have one digest of one file
+    if not (changed := sorted(name for name in running if before.get(name, running[name]) != running[name])):
+        return []
+    be = "have" if len(changed) > 1 else "has"
+    return [
+        f"{', '.join(changed)} {be} changed since the snapshot was taken: from here on the code as it is now is "
+        "trained. If that is not meant, put it back, or start another run"
+    ]

@@ -1,0 +1,72 @@
+"""What is said when the user's code has changed since the snapshot: in each of its files, and in a notebook."""
+
+import importlib
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from midstride.engine.training.checkpointing.sources import source_changes, source_digests
+
+MODEL = "from {other} import loss_of\n\nclass Net:\n    def step(self):\n        return loss_of(1)\n"
+LOSS = "def loss_of(x):\n    return x + 1\n"
+CELLS = LOSS + "class Base:\n    def step(self):\n        return loss_of(1)\n\nclass Net(Base):\n    pass\n"
+REMEDY = "since the snapshot was taken: from here on the code as it is now is trained."
+
+
+def in_files(folder: Path, changed: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Digests of a model and the file it imports, `changed` of which has another comment."""
+    for name, source in {"a_model": MODEL.format(other="a_loss"), "a_loss": LOSS}.items():
+        (folder / f"{name}.py").write_text(source + ("# edited\n" if name == changed else ""))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(folder))
+    importlib.invalidate_caches()
+    return source_digests([importlib.import_module("a_model").Net])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"), [("", []), ("a_model", ["a_model.py has"]), ("a_loss", ["a_loss.py has"])]
+)
+def test_each_file_that_has_changed_is_named(
+    changed: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, now = (in_files(tmp_path, which, monkeypatch) for which in ("", changed))
+    lines = source_changes(before, now)
+    assert [line.split(" changed ")[0] for line in lines] == said
+    assert all(REMEDY in line for line in lines)
+
+
+def typed(source: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Digests of the class `Net` that is typed, with what it needs, where there is no file."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(compile(source, "<cell>", "exec"), vars(main))
+    return source_digests([main.Net])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("", "", []),
+        (
+            "def loss_of",
+            "import os\n\n\ndef plot():\n    pass\n\n\ndef loss_of",
+            [],
+        ),  # a cell that plots, run in between
+        ("x + 1", "x + 2", ["loss_of has"]),
+        ("loss_of(1)", "loss_of(2)", ["Base has"]),
+        ("    pass", "    def end(self):\n        pass", ["Net has"]),
+    ],
+)
+def test_what_was_typed_in_a_notebook_is_named_by_class_and_function(
+    old: str, new: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, now = typed(CELLS, monkeypatch), typed(CELLS.replace(old, new, 1), monkeypatch)
+    assert [line.split(" changed ")[0] for line in source_changes(before, now)] == said
+
+
+def test_what_an_older_snapshot_says_of_code_is_not_compared() -> None:
+    assert source_changes("dad220e4c0f570cc", {"a.py": "8e86de9330b2bc34"}) == []
+    assert source_changes({"a.py": "1"}, {"a.py": "2", "b.py": "3"})[0].startswith("a.py has changed")
+    assert source_changes({"a.py": "1", "b.py": "1"}, {"a.py": "2", "b.py": "3"})[0].startswith("a.py, b.py have")
