@@ -51,6 +51,10 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self.device = torch.device("cpu")
         self._trainer: list[TrainerInterface] = []  # in a list, so that nn.Module leaves it alone
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of, or a file: the module alone, without the Trainer it is with."""
+        return {**vars(self), "_trainer": []}
+
     # What a user writes -------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -1,13 +1,19 @@
-"""What a TrainingModule keeps of the arguments it was made with."""
+"""What a TrainingModule keeps of the arguments it was made with, and what a copy of one is."""
 
 import copy
+import io
 import pickle
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import DataModule, TrainingModule
+from midstride.engine import DataModule, Trainer, TrainingModule
 from midstride.engine.errors import UserError
 from midstride.engine.modules.hyperparameters import accepted_arguments
 
@@ -91,3 +97,37 @@ def test_a_hyperparameter_is_an_attribute_too() -> None:
 def test_arguments_are_kept_in_a_constructor_alone() -> None:
     with pytest.raises(RuntimeError, match="must be called in the __init__ of Net"):
         Net("a").save_hyperparameters()
+
+
+class Line(TrainingModule):
+    """Can be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def through_a_file(module: TrainingModule) -> Any:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_a_file])
+def test_what_was_fitted_can_be_copied_and_saved_without_its_trainer(
+    copied: Callable[[TrainingModule], Any], tmp_path: Path
+) -> None:
+    module, trainer = Line(), Trainer(max_epochs=1)
+    trainer.fit(module, DataLoader(TensorDataset(torch.ones(4, 2)), 2), run=tmp_path / "run")
+    other = copied(module)
+    assert torch.equal(other.layer.weight, module.layer.weight)
+    assert module.trainer is trainer
+    with pytest.raises(RuntimeError, match="Line is not with a Trainer"):
+        _ = other.trainer
