@@ -1,12 +1,13 @@
 """What a person sees of a flow run in Prefect's lists: its name, its tag, and the state it ends in."""
 
+from itertools import takewhile
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from prefect import get_client
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
@@ -17,6 +18,7 @@ __all__ = [
     "KEPT",
     "PROMOTED",
     "TAG",
+    "RunCancelled",
     "completed",
     "failed",
     "is_automatic_retry",
@@ -38,6 +40,10 @@ AUTOMATIC_RETRY = "It crashed; midstride's automation has it resume"
 _WAITS_ITS_TURN = "AwaitingConcurrencySlot"
 
 Result = TypeVar("Result")
+
+
+class RunCancelled(EngineError):
+    """The run was cancelled: it is not to train."""
 
 
 def train_name() -> str:
@@ -72,11 +78,20 @@ def is_automatic_retry() -> bool:
     """Whether the server's automation asked for this attempt of the flow run, and not a person or a schedule.
 
     While another run has its deployment's place, the server schedules it anew again and again, and asks for nothing.
+
+    Raises:
+        RunCancelled: the automation did, of a run that a person has cancelled: where a worker, late, told of the end as
+            of a crash, the server takes it for one.
     """
     with get_client(sync_client=True) as client:
         states = client.read_flow_run_states(UUID(str(flow_run.id)))
     asked = [state for state in states if state.is_scheduled() and state.name != _WAITS_ITS_TURN]
-    return bool(asked) and asked[-1].message == AUTOMATIC_RETRY
+    if not asked or asked[-1].message != AUTOMATIC_RETRY:
+        return False
+    before = takewhile(lambda state: not state.is_running(), reversed(states[: states.index(asked[-1])]))
+    if any(state.is_cancelling() for state in before):
+        raise RunCancelled("It was cancelled, and its worker told of that as of a crash. Retry resumes it.")
+    return True
 
 
 def completed(result: Result, name: str, message: str) -> Result:
@@ -87,8 +102,12 @@ def completed(result: Result, name: str, message: str) -> Result:
 def failed(error: EngineError) -> Any:
     """Return what a flow has to return to end Failed, the cause in the first line; its caller has `error` raised.
 
+    What was cancelled ends Cancelled.
+
     A flow with retries of Prefect's own has `error` raised here: it tries again after exceptions only.
     """
+    if isinstance(error, RunCancelled):
+        return Cancelled(message=str(error))
     context = FlowRunContext.get()
     if context is not None and context.flow is not None and context.flow.retries:
         raise error

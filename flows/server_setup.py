@@ -28,8 +28,9 @@ LOST_CANCEL = "midstride: a cancel that no worker heard is over"
 _BEATS_MISSED = 3
 _LONGEST_RUN = timedelta(days=90)
 _TAKEN_UP_WITHIN = timedelta(seconds=60)
-#: a worker that hears of it needs 30 s at most
-_CANCELLED_WITHIN = timedelta(minutes=3)
+#: a worker that hears of it needs 30 s at most; but where the server lost an event of a run (its SQLite was locked), it
+#: reads the later ones 15 min late, and Prefect lets a run that has ended since become Cancelled
+_CANCELLED_WITHIN = timedelta(minutes=20)
 #: not AwaitingRetry, in which a run waits in its process for retries that its flow has: nothing is undone there
 _AWAITS = "AwaitingAutomaticRetry"
 _HEARTBEAT = "prefect.flow-run.heartbeat"

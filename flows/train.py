@@ -71,6 +71,7 @@ def attempts_so_far(run: Run) -> int:
     What the server's automation started again no person has asked for: there none are.
 
     Raises:
+        RunCancelled: it was cancelled.
         WorldError: the automation would go on for ever with attempts that bring no newer snapshot.
     """
     automatic = is_automatic_retry()

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 from prefect import get_client
+from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.events.schemas.automations import Automation
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -20,7 +21,16 @@ from midstride.engine.runs.run import Run
 from midstride.engine.session.outcome import Outcome
 from midstride.flows.cli import app
 from midstride.flows.deployment import deploy
-from midstride.flows.run_states import AUTOMATIC_RETRY, KEPT, PROMOTED, TAG, completed, is_automatic_retry
+from midstride.flows.run_states import (
+    AUTOMATIC_RETRY,
+    KEPT,
+    PROMOTED,
+    TAG,
+    RunCancelled,
+    completed,
+    failed,
+    is_automatic_retry,
+)
 from midstride.flows.server import ServerError, need_server
 from midstride.flows.server_setup import CRASH_RETRY, LOST_CANCEL, LOST_RETRY, ZOMBIES, create_pool, ensure_automations
 from midstride.flows.train import attempts_so_far, train
@@ -166,6 +176,31 @@ def test_who_asked_for_a_retry_is_known_after_the_wait_for_another_night(
     with monkeypatch.context() as patch:  # which ends before what a test leaves behind is looked for
         patch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(run))
         assert is_automatic_retry() == automatic
+
+
+@pytest.mark.parametrize(
+    "since",
+    [[Crashed()], [Crashed(), Scheduled(message=AUTOMATIC_RETRY), Crashed()]],
+    ids=["once", "twice"],
+)
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_cancel_of_which_a_worker_told_as_of_a_crash_is_not_undone(
+    server: str, cancelled: bool, since: list[State], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [Running(), Cancelling(), Crashed(), Scheduled(message="Retry")]  # an earlier cancel counts no more
+    story = [*before, Running(), *([Cancelling()] if cancelled else []), *since, Scheduled(message=AUTOMATIC_RETRY)]
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(train, parameters={"job": {}}).id
+        for state in (*story, Pending(), Running()):
+            client.set_flow_run_state(run, state.model_copy(), force=True)
+    with monkeypatch.context() as patch:
+        patch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(run))
+        if not cancelled:
+            assert is_automatic_retry()
+            return
+        with pytest.raises(RunCancelled, match="Retry resumes it") as raised:
+            is_automatic_retry()
+    assert failed(raised.value).is_cancelled()
 
 
 @pytest.mark.parametrize("automatic", [True, False])

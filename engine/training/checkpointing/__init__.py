@@ -14,8 +14,8 @@ run_store      a run as one fit sees it: its folder, where it resumes, its snaps
                log
 settings       settings of a fit that a snapshot brings along: which of those that another attempt asks for take
                effect
-sources        what the user's code said when a snapshot was taken: a digest of each file, and of what was typed in a
-               notebook
+sources        what the user's code said when a snapshot was taken: a digest of each Python module, and of what was
+               typed in a notebook
 text_order     the order of sets of text: another in each interpreter, unless PYTHONHASHSEED fixes how text hashes
 unsaved_state  what no snapshot holds, and what user code could still keep a count in
 world_size     another number of ranks: the same global batches, cut otherwise, and every rank's state put

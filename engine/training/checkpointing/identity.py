@@ -5,7 +5,7 @@ identity  module, data, their arguments, seed, global       refused with both va
           batch size, precision, strategy, and what else
           decides which samples make a step
 bits      world size, threads, CPU, GPU, versions           a warning with both values
-source    files of the user's, cells of a notebook          a warning that names them
+source    the user's code, by Python module                 a warning that names them
 free      workers, launcher, retries, snapshots, patience,  nothing
           a larger max_epochs or max_steps
 """

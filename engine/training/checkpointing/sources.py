@@ -1,4 +1,4 @@
-"""What the user's code said when a snapshot was taken: a digest of each file, and of what was typed in a notebook."""
+"""What the user's code said when a snapshot was taken: a digest of each module, and of what was typed in a notebook."""
 
 import inspect
 import types
@@ -14,20 +14,22 @@ __all__ = ["source_changes", "source_digests"]
 
 
 def source_digests(kinds: Collection[type]) -> dict[str, str]:
-    """Return a digest of each of the user's files around the classes `kinds`, by the file's name.
+    """Return a digest of each of the user's modules around the classes `kinds`, by its name.
 
     What has no file, as in a notebook, goes by class and function: those that training may come to.
     """
-    parts: dict[str, list[str]] = {}
+    code: dict[str, str] = {}
     for module in user_modules(kinds):
         try:
-            name, source = Path(inspect.getsourcefile(module) or "").name, inspect.getsource(module)
+            code[_name(module)] = inspect.getsource(module)
         except (OSError, TypeError, ValueError, SyntaxError):  # typed, gone, or of no encoding that is known
-            for name, source in _typed(module, kinds):
-                parts.setdefault(name, []).append(source)
-        else:
-            parts.setdefault(name, []).append(source)
-    return {name: xxhash.xxh3_64_hexdigest("\n".join(found).encode()) for name, found in parts.items()}
+            code.update(_typed(module, kinds))
+    return {name: xxhash.xxh3_64_hexdigest(found.encode()) for name, found in code.items()}
+
+
+def _name(module: types.ModuleType) -> str:
+    """Return what a module is called where it is imported, also of one that was started."""
+    return Path(module.__file__ or "").stem if module.__name__ == "__main__" else module.__name__
 
 
 def _typed(module: types.ModuleType, kinds: Iterable[type]) -> Iterator[tuple[str, str]]:
@@ -49,9 +51,9 @@ def _typed(module: types.ModuleType, kinds: Iterable[type]) -> Iterator[tuple[st
 def source_changes(saved: object, running: Mapping[str, str]) -> list[str]:
     """Return what is to be said of code that is not as the snapshot has it; of what only one of them has, nothing.
 
-    A file that is new, or is not used any more, is named in one that has changed.
+    One that is new, or is not used any more, is named in one that has changed.
     """
-    before = saved if isinstance(saved, Mapping) else {}  # older snapshots have one digest of one file
+    before = saved if isinstance(saved, Mapping) else {}  # older snapshots have one digest of one module
     if not (changed := sorted(name for name in running if before.get(name, running[name]) != running[name])):
         return []
     be = "have" if len(changed) > 1 else "has"

@@ -1,4 +1,4 @@
-"""What is said when the user's code has changed since the snapshot: in each of its files, and in a notebook."""
+"""What is said when the user's code has changed since the snapshot: in each of its modules, and in a notebook."""
 
 import importlib
 import sys
@@ -25,10 +25,8 @@ def in_files(folder: Path, changed: str, monkeypatch: pytest.MonkeyPatch) -> dic
     return source_digests([importlib.import_module("a_model").Net])
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"), [("", []), ("a_model", ["a_model.py has"]), ("a_loss", ["a_loss.py has"])]
-)
-def test_each_file_that_has_changed_is_named(
+@pytest.mark.parametrize(("changed", "said"), [("", []), ("a_model", ["a_model has"]), ("a_loss", ["a_loss has"])])
+def test_each_module_that_has_changed_is_named(
     changed: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, now = (in_files(tmp_path, which, monkeypatch) for which in ("", changed))
@@ -51,9 +49,9 @@ def typed(source: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         ("", "", []),
         (
             "def loss_of",
-            "import os\n\n\ndef plot():\n    pass\n\n\ndef loss_of",
+            "import os\n\n\ndef plot():\n    pass\n\n\ndef loss_of",  # a cell that plots, run in between
             [],
-        ),  # a cell that plots, run in between
+        ),
         ("x + 1", "x + 2", ["loss_of has"]),
         ("loss_of(1)", "loss_of(2)", ["Base has"]),
         ("    pass", "    def end(self):\n        pass", ["Net has"]),
