@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import TrainingModule
 
-__all__ = ["BestCheckpoint", "Callback", "Callbacks", "EarlyStopping", "LearningRateMonitor"]
+__all__ = [
+    "BestCheckpoint",
+    "Callback",
+    "Callbacks",
+    "EarlyStopping",
+    "LearningRateMonitor",
+    "first_state",
+    "keep_first_state",
+]
 
 
 class Callback:
@@ -173,6 +182,23 @@ class Callback:
         self, trainer: "TrainerInterface", module: "TrainingModule", checkpoint: dict[str, Any]
     ) -> None:
         """Take back what `on_save_checkpoint` put in."""
+
+
+#: by address: a callback that was in a fit, and how it stood before its first
+_FIRST_STATES: dict[int, tuple["weakref.ref[Callback]", dict[str, Any]]] = {}
+
+
+def first_state(callback: Callback) -> dict[str, Any]:
+    """Return how `callback` stood before its first fit, which may have been another Trainer's; else how it stands."""
+    known = _FIRST_STATES.get(id(callback))
+    return known[1] if known else copy.deepcopy(callback.state_dict())
+
+
+def keep_first_state(callback: Callback, state: dict[str, Any]) -> None:
+    """Remember, for as long as `callback` lives, that it stood at `state` before its first fit."""
+    key = id(callback)
+    if key not in _FIRST_STATES:
+        _FIRST_STATES[key] = weakref.ref(callback, lambda _: _FIRST_STATES.pop(key, None)), state
 
 
 class Callbacks(AlikeOnRanks):

@@ -26,7 +26,7 @@ from midstride.engine.metrics.lane_logger import LaneLogger
 from midstride.engine.metrics.lane_metrics import LaneMetrics
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
-from midstride.engine.modules.callbacks import Callback
+from midstride.engine.modules.callbacks import Callback, first_state, keep_first_state
 from midstride.engine.modules.hooks import Hooks, own_hook
 from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, set_device
@@ -68,7 +68,7 @@ class TrainerState(TrainerInterface):
         #: callbacks that were given, and those of the module of the call under way, or else of the last one
         self.origins = self._given
         self.callbacks = _acting(self._given)
-        self._pristine = [copy.deepcopy(callback.state_dict()) for callback in self.callbacks]
+        self._pristine = [first_state(callback) for callback in self.callbacks]
         self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
         self.heartbeat = Heartbeat.of(strategy.world)
         self.reporter = Reporter(strategy.world, bar=settings.options.enable_progress_bar)
@@ -310,8 +310,9 @@ class TrainerState(TrainerInterface):
         return other
 
     def reset_callbacks(self) -> None:
-        """Let callbacks stand where they stood when they were given: nothing of an earlier fit goes on."""
+        """Let callbacks stand where they stood before their first fit: nothing of an earlier one goes on."""
         for callback, state in zip(_acting(self._given), self._pristine, strict=True):
+            keep_first_state(callback, state)
             callback.load_state_dict(copy.deepcopy(state))
 
     def take_callbacks(self, module: TrainingModule) -> None:

@@ -101,3 +101,18 @@ def test_a_callback_that_is_new_starts_afresh_and_one_that_is_gone_is_forgotten(
     running = Callbacks([BestCheckpoint("a")])
     running.load_state_dict(saved)
     assert saved == running.state_dict() == {"BestCheckpoint": {"best": math.inf, "best_step": -1}}
+
+
+def test_a_callback_that_another_trainer_had_begins_anew() -> None:
+    """Folds and grids are often given the same ones."""
+    stopping, best = EarlyStopping("value", patience=1), BestCheckpoint("value")
+    assert fit([3, 1, 2], stopping, best).progress.step == 3
+    assert fit([9, 8, 7, 8], stopping, best).progress.step == 4
+    assert (stopping.best, best.best) == (7, 7)
+
+
+def test_a_callback_that_is_set_before_its_first_fit_begins_so() -> None:
+    stopping = EarlyStopping("value", patience=1)
+    Trainer(callbacks=stopping)
+    stopping.load_state_dict({**stopping.state_dict(), "best": 2.0})
+    assert fit([3, 1], stopping).progress.step == 1
