@@ -49,7 +49,7 @@ def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
             raise SnapshotError(
                 f"snapshot {snapshot.name} of {store.url} has no part {name!r}: another version took it"
             )
-        return decode(document["tree"][name], {})
+        return decode({name: document["tree"][name]}, {})[name]
 
 
 def _document(store: Store, snapshot: Snapshot, rank: int) -> dict[str, Any]:

@@ -23,8 +23,10 @@ from midstride.engine.state.arrays import array_of, describe_dtype, dtype_of, sc
 from midstride.engine.state.differences import differences
 from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.hash_table import described_table, fill_set
+from midstride.engine.state.naming import joined, kind_of, unwritable
 from midstride.engine.state.nodes import Instance, Same, View, stable_kind
 from midstride.engine.state.row_shards import RowShard
+from midstride.engine.state.sharing import AGAIN, SharedContainers, node_at
 from midstride.engine.state.tensors import TensorEntry, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
@@ -60,7 +62,8 @@ def walk(tree: object) -> tuple[Any, list[TensorEntry]]:
     encoder = _Encoder()
     document = encoder.value(tree, "")
     if encoder.faults:
-        raise UnsupportedState(_wording(encoder.faults))
+        raise UnsupportedState(unwritable(encoder.faults))
+    encoder.shared.complete(document)
     return document, encoder.leaves
 
 
@@ -72,16 +75,7 @@ def encode(tree: object) -> Encoded:
 
 def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Return the tree that `encode` was given: same types, bits, strides and shared memory, tensors on the CPU."""
-    return _Decoder(tensors).value(document)
-
-
-def _wording(faults: list[str]) -> str:
-    count = "1 value" if len(faults) == 1 else f"{len(faults)} values"
-    shown = [*faults[:20], *([f"and {len(faults) - 20} more"] if len(faults) > 20 else [])]
-    return "\n  ".join([f"{count} of the state cannot be written:", *shown]) + (
-        "\nGive whatever holds such a value a state_dict() that returns tensors and plain values only, "
-        "and a load_state_dict() that rebuilds the rest."
-    )
+    return _Decoder(document, tensors).value(document)
 
 
 @dataclass
@@ -91,6 +85,7 @@ class _Encoder:
     leaves: list[TensorEntry] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     around: set[int] = field(default_factory=set)  # what the walk is inside of
+    shared: SharedContainers = field(default_factory=SharedContainers)
 
     def value(self, value: Any, path: str) -> Any:
         kind = type(value)
@@ -100,21 +95,24 @@ class _Encoder:
             return _write_tensor(self, value, path)
         write = _WRITERS.get(kind) or (_write_scalar if isinstance(value, np.generic) else None)
         if write is None:
-            return self.fault(path, _kind_of(value))
+            return self.fault(path, kind_of(value))
         if id(value) in self.around:
-            return self.fault(path, f"{_kind_of(value)} that contains itself")
+            return self.fault(path, f"{kind_of(value)} that contains itself")
+        if (again := self.shared.again(value)) is not None:
+            return again
         self.around.add(id(value))
         document = write(self, value, path)
         self.around.discard(id(value))
+        self.shared.note(value, document)
         return document
 
     def items(self, values: Collection[Any], path: str) -> list[Any]:
         if _PLAIN.issuperset(map(type, values)):  # long ones there are: the state of `random` has 625 numbers
             return list(values)
-        return [self.value(value, _join(path, index)) for index, value in enumerate(values)]
+        return [self.value(value, joined(path, index)) for index, value in enumerate(values)]
 
     def pairs(self, mapping: Mapping[Any, Any], path: str) -> list[list[Any]]:
-        return [[self.key(key, path), self.value(value, _join(path, key))] for key, value in mapping.items()]
+        return [[self.key(key, path), self.value(value, joined(path, key))] for key, value in mapping.items()]
 
     def key(self, key: Any, path: str) -> Any:
         if isinstance(key, Tensor):
@@ -133,20 +131,6 @@ class _Encoder:
 
     def fault(self, path: str, what: str) -> None:
         self.faults.append(f"{path or 'the whole'}: {what}")
-
-
-def _join(path: str, key: object) -> str:
-    text = str(key)
-    text = text if len(text) <= 80 else f"{text[:77]}..."
-    return f"{path}/{text}" if path else text
-
-
-def _kind_of(value: object) -> str:
-    """Return how a message calls a value, such as `function digits.<lambda>`."""
-    kind = type(value)
-    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    own = getattr(value, "__qualname__", None)
-    return f"{name} {getattr(value, '__module__', '?')}.{own}" if own else name
 
 
 @cache
@@ -170,8 +154,8 @@ def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
     if tensor.layout == torch.sparse_coo:
         entry: dict[str, Any] = {_TAG: "sparse", "shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
         indices, values = indices_and_values(tensor)
-        entry["indices"] = encoder.strided(indices, _join(path, "indices"))
-        entry["values"] = encoder.strided(values, _join(path, "values"))
+        entry["indices"] = encoder.strided(indices, joined(path, "indices"))
+        entry["values"] = encoder.strided(values, joined(path, "values"))
     else:
         entry = encoder.strided(tensor, path)
     if type(tensor) is nn.Parameter:
@@ -185,14 +169,14 @@ def _write_dict(encoder: _Encoder, value: dict[Any, Any], path: str) -> Any:
     if _TAG not in value and all(type(key) is str for key in value):
         if _PLAIN.issuperset(map(type, value.values())):
             return dict(value)
-        return {key: encoder.value(item, _join(path, key)) for key, item in value.items()}
+        return {key: encoder.value(item, joined(path, key)) for key, item in value.items()}
     return {_TAG: "dict", "pairs": encoder.pairs(value, path)}
 
 
 def _write_defaultdict(encoder: _Encoder, value: defaultdict[Any, Any], path: str) -> Any:
     known = [name for name, factory in FACTORIES.items() if factory is value.default_factory]
     if not known:
-        return encoder.fault(path, f"collections.defaultdict made by {_kind_of(value.default_factory)}")
+        return encoder.fault(path, f"collections.defaultdict made by {kind_of(value.default_factory)}")
     return {_TAG: "defaultdict", "factory": known[0], "pairs": encoder.pairs(value, path)}
 
 
@@ -212,7 +196,7 @@ def _write_array(encoder: _Encoder, value: np.ndarray[Any, Any], path: str) -> A
 def _write_scalar(encoder: _Encoder, value: np.generic, path: str) -> Any:
     dtype = describe_dtype(value.dtype)
     if dtype is None:
-        return encoder.fault(path, f"{_kind_of(value)} of {value.dtype}")
+        return encoder.fault(path, f"{kind_of(value)} of {value.dtype}")
     return {_TAG: "scalar", "dtype": encoder.value(dtype, path), "bytes": value.tobytes().hex()}
 
 
@@ -274,17 +258,23 @@ _WRITERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
 class _Decoder:
     """One walk over a document."""
 
+    root: Any
     tensors: Mapping[str, Tensor]
     memory: dict[str, Tensor] = field(default_factory=dict)
+    made: dict[int, Any] = field(default_factory=dict)  # of each node of the document, by its address
 
     def value(self, node: Any) -> Any:
+        made: Any
         if isinstance(node, list):
-            return [self.value(item) for item in node]
-        if not isinstance(node, dict):
+            made = [self.value(item) for item in node]
+        elif not isinstance(node, dict):
             return node
-        if _TAG not in node:
-            return {key: self.value(item) for key, item in node.items()}
-        return _READERS[node[_TAG]](self, node)
+        elif _TAG not in node:
+            made = {key: self.value(item) for key, item in node.items()}
+        else:
+            made = _READERS[node[_TAG]](self, node)
+        self.made[id(node)] = made
+        return made
 
     def items(self, node: dict[str, Any]) -> Iterable[Any]:
         return map(self.value, node["items"])
@@ -343,6 +333,7 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "sparse": _Decoder.sparse,
     "array": _Decoder.array,
     "piece": lambda decoder, node: RowShard(decoder.value(node["rows"]), node["start"], tuple(node["shape"])),
+    AGAIN: lambda decoder, node: decoder.made[id(node_at(decoder.root, node["at"]))],
     "same": lambda decoder, node: Same(node["as"]),
     "view": lambda decoder, node: View(node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"]),
     "instance": _Decoder.instance,

@@ -34,6 +34,24 @@ class Forgetful(Callback):
         trainer.optimizers[0].param_groups[0]["lr"] = 0.1 / (self.batches + sum(self.seen))
 
 
+class OpenRow(Callback):
+    """Acts on rows whose last one goes on to grow: its state has that one twice."""
+
+    def __init__(self) -> None:
+        self.row: dict[str, int] = {"batches": 0}
+        self.rows = [self.row]
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.row["batches"] += 1
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.1 / sum(row["batches"] for row in self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows, "row": self.row}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows, self.row = state_dict["rows"], state_dict["row"]
+
+
 class Curriculum(Callback):
     """Tells the data set what to give."""
 

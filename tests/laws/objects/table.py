@@ -113,6 +113,7 @@ from laws.objects.surroundings import (
     Curriculum,
     Forgetful,
     OfTensors,
+    OpenRow,
     Reordered,
     Telling,
     TellingWrapped,
@@ -278,6 +279,7 @@ KEPT: dict[str, Made] = {kind.__name__: (kind, None, list) for kind in _MODULES}
 
 KEPT |= {
     "callback": (Small, None, lambda: [Forgetful()]),
+    "a callback whose state has one row twice": (Small, None, lambda: [OpenRow()]),
     "the class of a callback": (Small, None, lambda: [Rising()]),
     "data of the module": (Watching, None, lambda: [Curriculum()]),
     "data": (Telling, Counting, list),

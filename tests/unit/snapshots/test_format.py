@@ -54,13 +54,18 @@ class Page:
             other = load_file(folder / f"{stem}.safetensors")
             self.tensors |= {name: other[name] for name in names}
         self.kinds: set[str] = set()
+        self.top, self.read = part["tree"], dict[int, Any]()
         self.tree = self.value(part["tree"])
 
     def value(self, node: Any) -> Any:
+        if not isinstance(node, (list, dict)):
+            return node
+        value = self.read[id(node)] = self.container(node)
+        return value
+
+    def container(self, node: Any) -> Any:
         if isinstance(node, list):
             return [self.value(item) for item in node]
-        if not isinstance(node, dict):
-            return node
         if "$" not in node:
             return {key: self.value(item) for key, item in node.items()}
         self.kinds.add(node["$"])
@@ -115,6 +120,12 @@ class Page:
         plain = np.frombuffer(self.value(node["data"]).numpy().tobytes(), dtype).reshape(shape)
         return plain.T if node["order"] == "F" else plain
 
+    def read_again(self, node: dict[str, Any]) -> Any:
+        place = self.top
+        for key in node["at"]:
+            place = place[key]
+        return self.read[id(place)]
+
     def read_same(self, node: dict[str, Any]) -> Same:
         return Same(node["as"])
 
@@ -133,6 +144,7 @@ class Page:
 
 
 WEIGHT = torch.arange(12.0).reshape(3, 4)
+ROW = {"sum": 1.0}
 #: something of every kind there is
 EVERYTHING: dict[str, Any] = {
     "progress": {"step": 3},
@@ -142,6 +154,8 @@ EVERYTHING: dict[str, Any] = {
     "bytes": [b"\x00\xff", bytearray(b"12")],
     "sets": [(1, (2,)), {3}, frozenset({4})],
     "deque": deque([1, 2], maxlen=4),
+    "rows": [{"sum": 0.0}, ROW],
+    "open row": ROW,
     "keys": {1: "one", (2, 3): "pair", "$": "dollar"},
     "dicts": [OrderedDict(a=1), Counter("aab"), defaultdict(int, x=1), defaultdict(None, y=2)],
     "torch": [torch.Size([2, 3]), torch.bfloat16, torch.device("cpu")],
@@ -180,6 +194,7 @@ def test_a_snapshot_is_read_by_the_words_of_the_page(folder: Path) -> None:
     page = Page(folder)
     assert differences(EVERYTHING, page.tree) == []
     assert page.kinds == set(codec._READERS)  # the page knows every kind there is
+    assert page.tree["open row"] is page.tree["rows"][1]
     tensors = page.tree["tensors"]
     assert tensors["turned"].stride() == EVERYTHING["tensors"]["turned"].stride()
     assert tensors["weight"].data_ptr() + 16 == tensors["row"].data_ptr()

@@ -1,6 +1,7 @@
 """The codec: what is encoded comes back, or is refused with its path."""
 
 import collections
+import copy
 import itertools
 import math
 import struct
@@ -78,6 +79,39 @@ def test_order_of_keys_and_memory_order_of_arrays_are_kept():
     assert back["a"].flags.f_contiguous
     assert back["t"].strides == np.arange(24).reshape(2, 3, 4).T.strides
     assert back["a"].flags.writeable
+
+
+#: a container, and what is done to it once it is back
+CONTAINERS: list[tuple[Any, Callable[[Any], object]]] = [
+    ([1, "a"], lambda it: it.append(2)),
+    ([(), 1.5], lambda it: it.append(2)),
+    ({"a": 1}, lambda it: it.update(b=2)),
+    ({1: [2]}, lambda it: it[1].append(3)),
+    ({1, 2}, lambda it: it.add(3)),
+    (deque([1]), lambda it: it.append(2)),
+    (bytearray(b"a"), lambda it: it.extend(b"b")),
+    (defaultdict(list, {"a": [1]}), lambda it: it["b"]),
+    (OrderedDict(a=1, b=2), lambda it: it.pop("a")),
+    (Counter({3: 1}), lambda it: it.update([3])),
+    (np.zeros(2), lambda it: it.fill(1)),
+]
+
+
+@pytest.mark.parametrize(("it", "change"), CONTAINERS, ids=lambda value: type(value).__name__)
+def test_a_container_that_stands_in_several_places_comes_back_as_one(it: Any, change: Callable[[Any], object]):
+    tree = {"first": {"a/b": [it]}, "alike": copy.deepcopy(it), "second": (0, {2: it}), "third": it}
+    back = through_files(tree)
+    assert differences(tree, back) == []
+    change(back["third"])
+    assert back["first"]["a/b"][0] is back["second"][1][2] is back["third"]
+    assert differences(tree["alike"], back["alike"]) == []
+    assert differences(tree["third"], back["third"])
+
+
+def test_containers_that_are_made_while_a_tree_is_walked_are_not_taken_for_each_other():
+    kinds = [np.dtype([(f"field {number}", "i4")]) for number in range(20)]
+    back = through_files({"arrays": [np.zeros(1, kind) for kind in kinds]})
+    assert [array.dtype for array in back["arrays"]] == kinds
 
 
 def test_random_generators_continue():

@@ -56,6 +56,14 @@ ATTACKS: dict[str, tuple[Callable[[Parts], object], str]] = {
         lambda parts: parts.part["tree"].update(x={"$": "scalar", "dtype": "|O", "bytes": "41" * 8}),
         "no dtype of plain values",
     ),
+    "a container that stands where none is": (
+        lambda parts: parts.part["tree"].update(x={"$": "again", "at": ["nowhere"]}),
+        "KeyError",
+    ),
+    "a container that stands in itself": (
+        lambda parts: parts.part["tree"].update(x=[{"$": "again", "at": ["x"]}]),
+        "KeyError",
+    ),
     "an array of pointers": (lambda parts: parts.part["tree"]["arrays"][0].update(dtype="|O"), "no dtype of plain"),
     "pointers in a field": (
         lambda parts: parts.part["tree"]["arrays"][0].update(dtype=[["a", "|O"]]),

@@ -1,0 +1,28 @@
+"""How messages call the values of a state, and where they stand."""
+
+__all__ = ["joined", "kind_of", "unwritable"]
+
+
+def unwritable(faults: list[str]) -> str:
+    """Return the message for values that cannot be written, each named with its path."""
+    count = "1 value" if len(faults) == 1 else f"{len(faults)} values"
+    shown = [*faults[:20], *([f"and {len(faults) - 20} more"] if len(faults) > 20 else [])]
+    return "\n  ".join([f"{count} of the state cannot be written:", *shown]) + (
+        "\nGive whatever holds such a value a state_dict() that returns tensors and plain values only, "
+        "and a load_state_dict() that rebuilds the rest."
+    )
+
+
+def joined(path: str, key: object) -> str:
+    """Return the path of what stands at `key` of what stands at `path`."""
+    text = str(key)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{path}/{text}" if path else text
+
+
+def kind_of(value: object) -> str:
+    """Return how a message calls a value, such as `function digits.<lambda>`."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    own = getattr(value, "__qualname__", None)
+    return f"{name} {getattr(value, '__module__', '?')}.{own}" if own else name
