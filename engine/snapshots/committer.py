@@ -133,7 +133,10 @@ class Committer:
             raise WorldError(f"snapshot {name} was not taken, a rank was lost while it was written: {error}") from error
         for rank, (_, failed) in enumerate(answers):
             if failed is not None:
-                raise failed[0](f"snapshot {name} was not taken, rank {rank} says: {failed[1]}") from cause
+                kind, said = failed
+                # Nothing is wrong with the store where another world has taken over.
+                where = "" if kind is Superseded else f"snapshot {name} was not taken, rank {rank} says: "
+                raise kind(f"{where}{said}") from cause
         return [answer for answer, _ in answers]
 
     def _cause(self, error: Exception) -> Exception:
