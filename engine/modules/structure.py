@@ -23,6 +23,7 @@ from midstride.engine.objects.roots import module_anchors
 from midstride.engine.objects.unwritable import few, shown
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.nodes import Instance
+from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
 
 __all__ = ["ModuleStructure", "is_expanded"]
 
@@ -137,6 +138,9 @@ class ModuleStructure:
         value = torch.zeros(form["shape"], dtype=form["dtype"], device=device)
         if "strides" in form:
             value = value.new_empty_strided(form["shape"], form["strides"]).zero_()
+        if form.get("cut"):
+            like = next(filter(is_distributed, self._module.parameters()))
+            value = distributed_tensor(shard_rows(value, *shards_of(like)), like)
         tensor = _tensors(self._module).get(name)
         if tensor is not None and _form(tensor) == _form(value, form["kind"]):
             return
@@ -195,12 +199,14 @@ class ModuleStructure:
         return nodes
 
     def _described_tensor(self, tensor: Tensor) -> dict[str, Any]:
-        kind, shape, dtype, strides = _form(tensor)
+        kind, shape, dtype, strides, is_cut = _form(tensor)
         form = {"kind": kind, "shape": list(shape), "dtype": dtype, "requires_grad": tensor.requires_grad}
         if strides is not None:
             form["strides"] = list(strides)
         if tensor.is_cpu and self._device.type != "cpu":
             form["on_host"] = True
+        if is_cut:
+            form["cut"] = True
         return form
 
     def _walk(self) -> GraphWalk:
@@ -283,7 +289,7 @@ def _same(tensors: dict[str, Tensor]) -> list[list[str]]:
 
 def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:
     kind = kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer")
-    return kind, tensor.shape, tensor.dtype, _strides(tensor)
+    return kind, tensor.shape, tensor.dtype, _strides(tensor), is_distributed(tensor)
 
 
 def is_expanded(tensor: Tensor) -> bool:

@@ -288,6 +288,15 @@ class Finetuned(Tangled):
         return torch.optim.AdamW(self.last.parameters(), lr=1e-2)
 
 
+class Averaging(Tangled):
+    """Averages its last layer in a buffer that comes up in training."""
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        if not hasattr(self, "average"):
+            self.register_buffer("average", self.last.weight.detach().clone())
+        self.average.lerp_(self.last.weight.detach(), 0.5)
+
+
 class Worsening(Tangled):
     """Is best at its first validation, and worse at every one after."""
 
@@ -333,6 +342,7 @@ MODULES: dict[str, tuple[type[TrainingModule], int]] = {
     "training_step_end": (Handed, 2),
     "blocks": (Stacked, 2),
     "more to train later": (Finetuned, 2),
+    "averages in a late buffer": (Averaging, 2),
     "steps by a closure": (Curved, 2),
     "layers in a row": (Piped, 2),
     "worse and worse": (Worsening, 3),

@@ -128,7 +128,9 @@ ROWS: dict[str, Row] = {
     "horovod": Row((3, 2), {"strategy": "horovod"}, ("", "torchmetrics", "two optimizers", "manual")),
     "horovod, 16 bits": Row((3,), {"strategy": "horovod", "precision": "16", "gradient_clip_val": 0.5}),
     "sharded": Row(
-        (3, 2), {"strategy": "sharded"}, ("", "torchmetrics", "blocks", "training_step_end", "more to train later")
+        (3, 2),
+        {"strategy": "sharded"},
+        ("", "torchmetrics", "blocks", "training_step_end", "more to train later", "averages in a late buffer"),
     ),
     "fully_sharded": Row((3, 2), {"strategy": "fully_sharded"}, ("", "blocks")),
     "sharded, 16 bits": Row((3,), {"strategy": "sharded", "precision": "16", "gradient_clip_val": 0.5}),
