@@ -136,7 +136,7 @@ ROWS: dict[str, Row] = {
     "sharded, 16 bits": Row((3,), {"strategy": "sharded", "precision": "16", "gradient_clip_val": 0.5}),
     "fully_sharded, windows": Row(
         (3,),
-        {"strategy": "fully_sharded", "precision": "bf16", "accumulate_grad_batches": 4, "max_epochs": 4},
+        {"strategy": "fully_sharded", "precision": "bf16", "accumulate_grad_batches": 4, "max_epochs": 6},
     ),
     "pipeline": Row((2,), {"strategy": "pipeline"}, _ROW, readers=1),
     "pipeline, checkpoints": Row(
