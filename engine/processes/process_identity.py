@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["has_ended", "process_identity"]
+__all__ = ["began", "has_ended", "process_identity"]
 
 _PROC = Path("/proc")
 
@@ -19,14 +19,14 @@ def process_identity() -> dict[str, Any]:
         `began`, in clock ticks since that boot.
     """
     found: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid()}
-    return {**found, **_here(), "began": _began(os.getpid())} if sys.platform == "linux" else found
+    return {**found, **_here(), "began": began(os.getpid())} if sys.platform == "linux" else found
 
 
 def has_ended(identity: Mapping[str, Any]) -> bool:
     """Return whether the process that `identity` names has ended; False where that cannot be seen from here."""
     if sys.platform != "linux" or any(identity.get(key) != value for key, value in _here().items()):
         return False
-    return bool(_began(identity["pid"]) != identity["began"])
+    return bool(began(identity["pid"]) != identity["began"])
 
 
 def _here() -> dict[str, str]:
@@ -34,7 +34,7 @@ def _here() -> dict[str, str]:
     return {"boot": boot, "namespace": str((_PROC / "self/ns/pid").readlink())}
 
 
-def _began(pid: int) -> int | None:
+def began(pid: int) -> int | None:
     """Return when the process began, in clock ticks since the boot; None of one that has ended."""
     try:
         state, *fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from midstride.engine.processes.process_identity import began
 from midstride.engine.strategies.torch_internals import is_in_bad_fork
 
 __all__ = ["fork_cannot_use_cuda", "free_gpus_of_world", "gpus_here", "parse_devices", "parse_gpus"]
@@ -148,8 +149,7 @@ def fork_cannot_use_cuda() -> bool:
 def _world_here() -> str:
     """What the processes of one world on this machine have in common, and those of no other world."""
     parent = os.getppid()
-    began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # in clock ticks since the boot
-    return f"{parent}-{began}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return f"{parent}-{began(parent)}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _free_gpus() -> list[int]:

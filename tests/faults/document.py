@@ -27,7 +27,7 @@ def text() -> str:
     for row in ROWS:
         tried = ", ".join(dict.fromkeys(f"{cell.name} ({cell.store})" for cell in row.cells))
         lines.append(f"| {row.fault} | {row.then} | {CODES[row.code]} | {tried} |")
-    said = [f"{row.fault}:\n\n    {row.says.replace('{perhaps}', '')}\n" for row in ROWS if row.says]
+    said = [f"{row.fault}:\n\n    {row.says}\n" for row in ROWS if row.says]
     return "\n".join([HEAD.rstrip(), "", *lines, "", "## What a person reads", "", *said])
 
 

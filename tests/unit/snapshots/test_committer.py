@@ -176,4 +176,6 @@ def test_a_store_that_ranks_do_not_share_is_refused(store: Store, tmp_path: Path
 def test_superseded_reaches_every_rank(store: Store):
     lease = acquire(store, None, {})
     acquire(store, None, {})
-    assert [type(error) for error in take_with(store, lease)] == [Superseded] * 3
+    errors = take_with(store, lease)
+    assert [type(error) for error in errors] == [Superseded] * 3
+    assert all(str(error).startswith("generation ") for error in errors), "nothing is wrong with the store"
