@@ -104,6 +104,29 @@ class UserCodeError(UserError):
             link.stack = StackSummary.from_list(theirs or others)
         return cls(f"{format_message(''.join(shown.format()))}raised in {where}")
 
+    def as_instance_of_cause(self) -> "UserCodeError":
+        """Return this error as one that `except` also finds by the class of its cause; itself where there is none.
+
+        So an exception that ends a trial of a search goes through a fit. After Ray's
+        `RayTaskError.as_instanceof_cause`: `exit_code`, the message and where it came from stay.
+
+        >>> error = UserCodeError("raised in Module.training_step")
+        >>> error.__cause__ = KeyError("colour")
+        >>> isinstance(error.as_instance_of_cause(), KeyError)
+        True
+        """
+        cause = self.__cause__
+        if not isinstance(cause, Exception):
+            return self
+        plain = {name: getattr(UserCodeError, name) for name in ("__module__", "__qualname__", "__init__", "__str__")}
+        try:
+            both = type("UserCodeError", (UserCodeError, type(cause)), {**plain, "__reduce__": _reduced})
+            error: UserCodeError = both(str(self))
+        except Exception:  # a class that cannot be derived from, or made with a message alone
+            return self
+        vars(error).update({**vars(cause), "__notes__": []} | vars(self))
+        return error
+
 
 class NotExact(UserError):
     """Something that cannot be resumed exactly, found before training starts."""
@@ -187,6 +210,11 @@ class StoreUnsafe(SnapshotError):
     """The store cannot promise what was asked of it, such as exclusive creation; ends with 2."""
 
     exit_code = 2
+
+
+def _reduced(error: UserCodeError) -> tuple[type[UserCodeError], tuple[str]]:
+    """How an error with the class of its cause travels to another process, which may not know that class."""
+    return UserCodeError, (str(error),)
 
 
 _HERE = f"{Path(__file__).parent}{os.sep}"

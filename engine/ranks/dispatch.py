@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.errors import EngineError
+from midstride.engine.errors import EngineError, UserCodeError
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
@@ -70,6 +70,9 @@ def on_all_ranks(verb: Verb) -> Verb:
         call = _CALLS[trainer.placement.start]
         try:
             return call(verb, trainer, module, data, arguments)
+        except UserCodeError as error:
+            end_by_exit_codes()
+            raise error.as_instance_of_cause() from error.__cause__
         except EngineError:
             end_by_exit_codes()
             raise

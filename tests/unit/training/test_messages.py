@@ -1,5 +1,6 @@
 """What is said when a fit fails, or when something of it takes no part."""
 
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -68,6 +69,37 @@ def test_an_exception_without_words_or_with_a_million_is_the_users(tmp_path: Pat
     text = str(caught.value)
     assert said in text
     assert len(text) < 25_000
+
+
+class TrialPruned(Exception):
+    def __init__(self, trial: int, score: float) -> None:
+        super().__init__(f"trial {trial} has {score}")
+        self.trial = trial
+
+
+@pytest.mark.parametrize(
+    "error", [TrialPruned(3, 0.5), KeyError("colour"), FileNotFoundError(2, "No such file"), StopIteration("no more")]
+)
+def test_an_exception_of_the_user_is_found_by_its_class(tmp_path: Path, error: Exception) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        fit(tmp_path / "run", module=Module(fail))
+    assert isinstance(caught.value, UserCodeError)
+    assert caught.value.__cause__ is error
+    assert str(caught.value).startswith("Traceback")
+    assert getattr(caught.value, "trial", 3) == 3
+    assert Outcome.of(caught.value).type == "midstride.engine.errors.UserCodeError"
+    assert type(pickle.loads(pickle.dumps(caught.value))) is UserCodeError
+
+
+def test_an_exception_of_a_class_that_takes_no_message_is_the_users(tmp_path: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise ExceptionGroup("two", [ValueError("one")])
+
+    with pytest.raises(UserCodeError, match="ValueError: one"):
+        fit(tmp_path / "run", module=Module(fail))
 
 
 def test_a_fault_of_the_gpu_in_a_step_is_not_the_users(tmp_path: Path) -> None:
