@@ -7,7 +7,7 @@ from typing import Any
 
 from midstride.engine.errors import UserError
 
-__all__ = ["Hyperparameters", "HyperparametersMixin", "accepted_arguments"]
+__all__ = ["Hyperparameters", "HyperparametersMixin", "accepted_arguments", "ensure_accepted"]
 
 
 class Hyperparameters(dict[str, Any]):
@@ -58,6 +58,18 @@ def accepted_arguments(kind: type, arguments: Mapping[str, Any]) -> dict[str, An
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def ensure_accepted(kind: type, arguments: Mapping[str, Any], path: object) -> None:
+    """Raise UserError if `kind` cannot be made with `arguments`, those that weights at `path` keep among them."""
+    try:
+        inspect.signature(kind).bind(**arguments)
+    except TypeError as error:
+        names = ", ".join(arguments) or "none"
+        raise UserError(
+            f"{kind.__name__} takes other arguments than those that {path} keeps and that are given ({names}): "
+            f"{error}.\nPass what is missing, or load into the class that was trained"
+        ) from error
 
 
 def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a user writes: a module that trains, and the data it trains on. Names follow Lightning's."""
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -7,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
-from midstride.engine.modules.hyperparameters import Hyperparameters, HyperparametersMixin, accepted_arguments
+from midstride.engine.modules.hyperparameters import (
+    Hyperparameters,
+    HyperparametersMixin,
+    accepted_arguments,
+    ensure_accepted,
+)
 from midstride.engine.modules.module_hooks import ModuleHooks
 
 if TYPE_CHECKING:
@@ -176,12 +182,16 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self.trainer.backward(loss, **options)
 
     @classmethod
-    def load_from_checkpoint(cls, path: str, **arguments: Any) -> Self:
-        """Return a module with the weights in `path` (a run's `best` or `last` folder, any fsspec URL).
+    def load_from_checkpoint(cls, path: str | os.PathLike[str], **arguments: Any) -> Self:
+        """Return a module with the weights at `path`.
 
         Args:
-            path: the folder of weights.
+            path: a run's `best` or `last` folder, any fsspec URL, or a file that `save_checkpoint` wrote.
             arguments: constructor arguments that override the saved ones.
+
+        Raises:
+            UserError: the class cannot be made with the arguments that were saved and given.
+            SnapshotError: there are no weights, or damaged ones.
         """
         from midstride.engine.snapshots.weights import weights_at
 
@@ -189,7 +199,9 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         left_out = accepted_arguments(cls, dict.fromkeys(weights.facts.get("hparams_left_out", [])))
         if missing := [name for name in left_out if name not in arguments]:
             raise UserError(f"{path} could not keep the arguments {missing} of {cls.__name__}: pass them here.")
-        module = cls(**{**accepted_arguments(cls, weights.facts.get("hparams", {})), **arguments})
+        given = {**accepted_arguments(cls, weights.facts.get("hparams", {})), **arguments}
+        ensure_accepted(cls, given, path)
+        module = cls(**given)
         module.load_state_dict(weights.state_dict)
         return module
 

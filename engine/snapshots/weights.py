@@ -1,10 +1,14 @@
 """Weights alone: the best and the last of a run, with the metrics they reached."""
 
+import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
 from midstride.engine.snapshots.buffer_pool import Buffer
@@ -179,7 +183,29 @@ def load_weights(store: Store, folder: str) -> Weights:
     raise SnapshotMissing(f"no weights were saved in {store.url}/{folder}")
 
 
-def weights_at(path: str) -> Weights:
-    """Return the weights in a run's `best` or `last` folder, given its path or URL; raises as `load_weights`."""
+def weights_at(path: str | os.PathLike[str]) -> Weights:
+    """Return the weights at `path`: a run's `best` or `last` folder, its URL, or a file that `save_checkpoint` wrote.
+
+    Raises:
+        SnapshotMissing: none were saved there.
+        SnapshotDamaged: a file is missing or differs from its manifest, or is no checkpoint.
+    """
+    path = os.fspath(path)
+    if Path(path).is_file():
+        return _of_checkpoint(path)
     url, _, folder = path.rstrip("/").rpartition("/")
     return load_weights(Store.open(url or "."), folder)
+
+
+def _of_checkpoint(path: str) -> Weights:
+    """Return what Lightning's format keeps in the file at `path`; objects are never made of a file's bytes."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise SnapshotDamaged(
+            f"{path} is damaged, or no file of tensors and plain values alone. If you trust who wrote it, load the "
+            f'weights yourself: module.load_state_dict(torch.load("{path}", weights_only=False)["state_dict"])'
+        ) from error
+    if not isinstance(found, Mapping) or "state_dict" not in found:
+        raise SnapshotDamaged(f"{path} has no state_dict in it: a file that trainer.save_checkpoint wrote has one")
+    return Weights(found["state_dict"], {}, {"hparams": dict(found.get("hyper_parameters", {}))})

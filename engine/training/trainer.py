@@ -213,8 +213,8 @@ class Trainer(TrainerState):
         Args:
             module: what to test.
             data: a DataModule, or one or several DataLoaders to test on; None if the module has them itself.
-            ckpt_path: "best" or "last" of the run just fitted, or the path of such a folder; None for the
-                module as it is.
+            ckpt_path: "best" or "last" of the run just fitted, or the path of such a folder or of a file that
+                `save_checkpoint` wrote; None for the module as it is.
         """
         return self._evaluate("test", module, data, ckpt_path)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import DataModule, Trainer, TrainingModule
-from midstride.engine.errors import UserError
+from midstride.engine.errors import SnapshotError, UserError
 from midstride.engine.modules.hyperparameters import accepted_arguments
 
 
@@ -131,3 +131,50 @@ def test_what_was_fitted_can_be_copied_and_saved_without_its_trainer(
     assert module.trainer is trainer
     with pytest.raises(RuntimeError, match="Line is not with a Trainer"):
         _ = other.trainer
+
+
+class Sized(Line):
+    """Is made with an argument."""
+
+    def __init__(self, rate: float, note: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class Banded(Line):
+    """Is made with an argument that `Sized` has not."""
+
+    def __init__(self, bands: int) -> None:
+        super().__init__()
+
+
+def test_a_file_that_was_saved_is_loaded_by_its_path(tmp_path: Path) -> None:
+    module, trainer, file = Sized(0.5), Trainer(max_epochs=1), tmp_path / "new" / "weights.ckpt"
+    trainer.fit(module, DataLoader(TensorDataset(torch.ones(4, 2)), 2), run=tmp_path / "run")
+    trainer.save_checkpoint(file)
+    for path in (file, str(file), tmp_path / "run" / "last"):
+        loaded = Sized.load_from_checkpoint(path)
+        assert loaded.hparams == {"rate": 0.5, "note": None}
+        assert torch.equal(loaded.layer.weight, module.layer.weight)
+    with pytest.raises(UserError, match=r"Banded takes other .* keeps and that are given \(none\): .* 'bands'"):
+        Banded.load_from_checkpoint(file)
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        (None, "no weights were saved in"),
+        (b"0", "is damaged, or no file of tensors and plain values alone"),
+        ({"state_dict": {}, "hyper_parameters": {"note": Line}}, r"load the weights yourself: .*weights_only=False"),
+        (Line().state_dict(), "has no state_dict in it: a file that trainer.save_checkpoint wrote has one"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named(tmp_path: Path, saved: Any, said: str) -> None:
+    path = tmp_path / "weights.ckpt"
+    if isinstance(saved, bytes):
+        path.write_bytes(saved)
+    elif saved is not None:
+        torch.save(saved, path)
+    with pytest.raises(SnapshotError, match=said) as caught:
+        Sized.load_from_checkpoint(path)
+    assert str(path) in str(caught.value)
