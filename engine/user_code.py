@@ -1,5 +1,6 @@
 """Calls of the user's code: an exception in it is the user's, and says where."""
 
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ import torch.distributed
 from midstride.engine.errors import EngineError, UserCodeError
 from midstride.engine.fault_injection import InjectedFault
 
-__all__ = ["call_user_code"]
+__all__ = ["call_user_code", "is_of_communication"]
 
-_COMMUNICATION = str(Path(torch.distributed.__file__).parent)
+_DISTRIBUTED = str(Path(torch.distributed.__file__).parent)
+#: code there computes: that a tensor which is cut has no such operation is the user's
+_TENSORS = f"{_DISTRIBUTED}{os.sep}tensor{os.sep}"
 
 
 def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -27,12 +30,25 @@ def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) ->
     except (EngineError, InjectedFault):
         raise
     except Exception as error:
-        if isinstance(error, torch.AcceleratorError) or _is_of_communication(error):
+        if isinstance(error, torch.AcceleratorError) or is_of_communication(error):
             raise
         raise UserCodeError.of(where, error) from error
 
 
-def _is_of_communication(error: Exception) -> bool:
-    """Whether `error` came out of torch's communication: a rank that died shows there as the others' exception."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, RuntimeError) and frames[-1].f_code.co_filename.startswith(_COMMUNICATION)
+def is_of_communication(error: BaseException) -> bool:
+    """Whether `error` came out of an exchange with other ranks, or out of such an error: one that died shows there."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, RuntimeError) and _is_exchange(link):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+def _is_exchange(error: RuntimeError) -> bool:
+    if isinstance(error, torch.distributed.DistError) or type(error).__name__ == "HorovodInternalError":
+        return True
+    if "gloo/transport/" in str(error):  # it starts with gloo's file; whose call waited is who asks for the result
+        return True
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(files) and files[-1].startswith(_DISTRIBUTED) and not files[-1].startswith(_TENSORS)

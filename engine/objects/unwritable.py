@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: names in a path that is shown whole
 _LONG = 12
+#: what to keep instead of an object of a class, by its name
+_KEPT_AS = {"DTensor": "what its full_tensor() returns instead, called on every rank"}
 
 
 class Unwritable:
@@ -56,10 +58,10 @@ class Unwritable:
             )
         for kind, names in found.items():
             log.warning(
-                "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep it by "
-                "on_save_checkpoint and on_load_checkpoint",
+                "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep %s",
                 few(names),
                 _class(kind),
+                _KEPT_AS.get(_class(kind), "it by on_save_checkpoint and on_load_checkpoint"),
             )
         if deep := [path for path in walk.deep if _add(self._reported, path)]:
             log.warning(

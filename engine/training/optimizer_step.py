@@ -15,7 +15,6 @@ from midstride.engine.modules.torch_internals import is_hooked
 from midstride.engine.strategies.mixins import (
     BackwardSync,
     MergesOutputs,
-    ModelParallel,
     RunsBackward,
     RunsLanes,
     gradient_buckets,
@@ -231,8 +230,6 @@ class OptimizerStep:
         """Return what steps an optimizer that needs no closure."""
         precision, progress = self.context.precision, self.context.progress
         if (step := self._calls.own.get("optimizer_step")) is None:
-            if isinstance(self.context.strategy, ModelParallel):  # a lost rank may show in it
-                return precision.step
             return lambda optimizer: call_user_code(f"{type(optimizer).__name__}.step", precision.step, optimizer)
         # The batch is computed by now: what its closure returns is there.
         return lambda optimizer: step(progress.epoch, progress.batch, optimizer, lambda: self._loss_now)

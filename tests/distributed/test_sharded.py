@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from midstride.engine.storage.store import Store
 from midstride.engine.strategies import sharded
 from midstride.engine.testing import run_ranks
 from midstride.engine.trees import is_state_leaf, map_leaves
+from midstride.engine.world import World
 
 
 def trainer_of(strategy: str, **options: Any) -> Trainer:
@@ -245,3 +248,45 @@ def test_what_cannot_be_cut_is_named(case: str, tmp_path: Path) -> None:
     for word in words:
         assert word in text
     assert not list(tmp_path.glob("run/snapshots/*"))
+
+
+class Clipped(Tangled):
+    """Clips by hand, which sums over the ranks in the user's own code; rank 1 dies before it."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        if (self.global_rank, self.global_step) == (1, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.log("norm", nn.utils.clip_grad_norm_(self.parameters(), 1.0).full_tensor())
+
+
+class Resilient(Tangled):
+    """Has an optimizer that torch has not taught to step tensors that are cut."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Rprop(self.parameters())
+
+
+def ends(folder: str, strategy: str, module: type[TrainingModule]) -> None:
+    try:
+        trainer_of(strategy).fit(module(), SampleData(8, 0), run=f"{folder}/run")
+    except EngineError as error:
+        Path(folder, f"{World.from_environment().rank}.txt").write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "fully_sharded"])
+@pytest.mark.parametrize(
+    ("module", "codes", "said"),
+    [
+        (Clipped, [1, -signal.SIGKILL, 1], "WorldError: rank {rank} lost another rank after step 3"),
+        (Resilient, [2, 2, 2], "UserCodeError: Traceback .*raised in Rprop.step"),
+    ],
+)
+def test_a_retry_follows_a_lost_rank_and_no_fault_of_the_users(
+    module: type[TrainingModule], codes: list[int], said: str, strategy: str, tmp_path: Path
+) -> None:
+    assert run_ranks(ends, str(tmp_path), strategy, module, processes=3) == codes
+    heard = {path.stem: path.read_text() for path in tmp_path.glob("*.txt")}
+    assert len(heard) == sum(code > 0 for code in codes)
+    for rank, words in heard.items():
+        assert re.match(said.format(rank=rank), words, re.DOTALL), words

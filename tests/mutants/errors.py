@@ -34,6 +34,20 @@ ERRORS = [
         "unit/training/test_messages.py::test_a_fault_of_the_gpu_in_a_step_is_not_the_users",
     ),
     Mutant(
+        "a rank that is lost in an exchange of the user's own is taken for their error",
+        "engine/user_code.py",
+        'if "gloo/transport/" in str(error):',
+        'if "gloo/transports/" in str(error):',
+        "unit/test_user_code.py",
+    ),
+    Mutant(
+        "that a tensor which is cut has no such operation is taken for a lost rank",
+        "engine/user_code.py",
+        " and not files[-1].startswith(_TENSORS)",
+        "",
+        "unit/test_user_code.py",
+    ),
+    Mutant(
         "hooks of torch's change which hook of the user's is which",
         "engine/objects/registered_hooks.py",
         "enumerate(theirs)}",
