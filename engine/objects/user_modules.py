@@ -12,7 +12,9 @@ from midstride.engine.state.nodes import kind_text
 __all__ = ["function_called", "functions_of", "names_in", "user_modules"]
 
 #: modules of libraries whose functions do nothing but compute: no file can do harm by naming one
-_OF_TENSORS = frozenset({"torch.nn.functional", "torchmetrics.utilities.data"})
+_OF_TENSORS = frozenset(
+    {"torch.nn.functional", "torch.optim.lr_scheduler", "torch.optim.swa_utils", "torchmetrics.utilities.data"}
+)
 
 
 def user_modules(kinds: Iterable[type]) -> list[types.ModuleType]:

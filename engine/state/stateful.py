@@ -104,7 +104,14 @@ def _load(name: str, part: Stateful, saved: Any) -> None:
 
 
 def _compare(name: str, saved: Mapping[str, Any], parts: Mapping[str, Stateful]) -> None:
-    if paths := differences(saved[name], parts[name].state_dict()):
+    try:
+        now = parts[name].state_dict()
+    except (AttributeError, TypeError) as error:  # an object stands there as None, which a warning has named
+        raise ReadBackDiffers(
+            f"{name} cannot give a state any more, now that the snapshot's is back: {type(error).__name__}: {error}. "
+            "The warning before names what did not come back: build it in __init__ or setup, or in on_load_checkpoint."
+        ) from error
+    if paths := differences(saved[name], now):
         raise ReadBackDiffers(
             f"{name} did not take back the state it gave: {_shown(paths)}. "
             "What a state_dict returns must be all that load_state_dict needs, bit for bit."

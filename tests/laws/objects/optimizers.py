@@ -7,6 +7,7 @@ import torch
 import torch.nn.utils.prune
 from laws.objects.small import Small
 from torch import Tensor, nn
+from torch.optim.swa_utils import SWALR, AveragedModel
 
 
 class Replaced(Small):
@@ -252,3 +253,15 @@ class SkipsGradients(Small):
     def on_after_backward(self) -> None:
         if self.global_step == 2:
             self.zero_grad()
+
+
+class BeginsToAverage(Small):
+    """Begins, after the first step, to average weights, with a schedule of its own: both hold functions of torch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.averages = [AveragedModel(self.layer)]
+            self.rates = SWALR(self.trainer.optimizers[0], 0.05, anneal_epochs=4)
+        else:
+            self.averages[0].update_parameters(self.layer)
+            self.rates.step()

@@ -57,6 +57,7 @@ from laws.objects.metrics import (
     Tracks,
 )
 from laws.objects.optimizers import (
+    BeginsToAverage,
     Cyclic,
     Cyclic2,
     CyclicCounted,
@@ -249,6 +250,7 @@ _MODULES: list[type[Small]] = [
         MeasuresMidway,
         Tracks,
         ActsLate,
+        BeginsToAverage,
         Defaulting,
         SkipsGradients,
         TakesAway,

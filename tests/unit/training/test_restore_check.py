@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
@@ -91,3 +92,24 @@ def test_attributes_that_do_not_come_back_are_named_before_users_set_theirs() ->
     with pytest.raises(ReadBackDiffers, match="objects did not take back the state it gave: a "):
         restore_parts(parts, {"objects": {"a": torch.ones(1)}, "user": {"said": torch.ones(1)}})
     assert user.state == {}
+
+
+class Appends(Told):
+    """Gives its schedule a function that no snapshot can hold, as for a parameter group that it adds."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [LambdaLR(optimizer, lambda epoch: 1.0)]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.schedulers[0].scheduler.lr_lambdas.append(lambda epoch: 0.5)
+
+
+def test_a_part_that_gives_no_state_without_what_did_not_come_back_is_named(tmp_path: Path) -> None:
+    def fit(steps: int) -> None:
+        trainer = Trainer(max_steps=steps, snapshots={"every_steps": 1}, enable_progress_bar=False)
+        trainer.fit(Appends(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]
+
+    fit(2)
+    with pytest.raises(ReadBackDiffers, match=r"schedulers cannot give a state any more, .* in on_load_checkpoint"):
+        fit(3)
