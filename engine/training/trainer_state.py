@@ -253,8 +253,11 @@ class TrainerState(TrainerInterface):
         """Write the weights to one file that `load_from_checkpoint` of a LightningModule takes."""
         checkpoint = exported_checkpoint(self.module, full_state_dict(self.strategy, self.module))
         if self.world.is_first:
-            Path(filepath).parent.mkdir(parents=True, exist_ok=True)
-            torch.save(checkpoint, filepath)
+            path = Path(filepath)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(f".{path.name}.draft")  # under its name it is whole, or the one before
+            torch.save(checkpoint, draft)
+            draft.replace(path)
 
     def stop(self) -> None:
         """Let the fit come to its end at the next boundary; every rank calls this at the same point."""
