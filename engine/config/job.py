@@ -67,50 +67,65 @@ class TrainingJob(Options):
 
     model_config = ConfigDict(json_schema_extra=job_schema)
 
-    name: str = Field(title="Name", description="Of the job.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    module: ImportPath = Field(title="Module", description="package.module:attribute of the TrainingModule.")
-    module_args: Arguments = Field({}, title="Module arguments", description="Passed to the module by name.")
-    data: ImportPath = Field(title="Data", description="package.module:attribute of the DataModule.")
-    data_args: Arguments = Field({}, title="Data arguments", description="Passed to the data module by name.")
-    weights: str | None = Field(
-        None, title="Weights", description="With which a fresh run begins: the best or last folder of another; or none."
+    name: str = Field(
+        title="Name",
+        description="Identifies the job in Prefect, in trackers and among champions.",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
     )
-    seed: Seed = Field(0, title="Seed", description="Of everything random.")
+    module: ImportPath = Field(title="Module", description="The TrainingModule, as package.module:attribute.")
+    module_args: Arguments = Field({}, title="Module arguments", description="Keyword arguments of the module.")
+    data: ImportPath = Field(title="Data", description="The DataModule, as package.module:attribute.")
+    data_args: Arguments = Field({}, title="Data arguments", description="Keyword arguments of the data module.")
+    weights: str | None = Field(
+        None,
+        title="Weights",
+        description="Weights that a fresh run starts from: the best or last folder of another run.",
+    )
+    seed: Seed = Field(
+        0, title="Seed", description="Seeds Python, numpy and torch in every process, and the order of samples."
+    )
     world: WorldOptions = Field(
         WorldOptions.model_validate({}), title="World", description="Which processes train together."
     )
     trainer: Annotated[TrainerOptions, AfterValidator(_check_end)] = Field(
-        title="Training", description="How long and how."
+        title="Training", description="How long and how the module trains."
     )
     snapshots: SnapshotOptions | None = Field(
         SnapshotOptions.model_validate({}),
         title="Snapshots",
-        description="When the whole state is written; none are taken if empty.",
+        description="When and where the whole state is written; no snapshots are taken if empty.",
     )
-    monitor: MonitorOptions | None = Field(None, title="Monitor", description="Which value decides what is best.")
+    monitor: MonitorOptions | None = Field(
+        None, title="Monitor", description="Which logged value decides which weights are best."
+    )
     callbacks: tuple[CallbackOptions, ...] = Field(
-        (), title="Callbacks", description="What acts beside the module, in this order, with its state."
+        (),
+        title="Callbacks",
+        description="Callbacks, in the order in which they are called; snapshots hold their state.",
     )
     loggers: Loggers = Field(
-        (), title="Loggers", description="Trackers that get the metric log: a name, or a name with arguments, each."
+        (), title="Loggers", description="Trackers that get the metric log; each is a name, or a name with arguments."
     )
     nightly: NightlyOptions = Field(
         NightlyOptions.model_validate({}),
         title="Nightly",
-        description="When the challenger of a night takes the champion's place.",
+        description="When the challenger of a night replaces the champion.",
     )
     retries_without_progress: Annotated[int, Field(ge=0, strict=True)] = Field(
         3,
         title="Retries without progress",
-        description="How often in a row an attempt that brought no newer snapshot is followed by another.",
+        description="How often in a row to try again after an attempt that brought no newer snapshot.",
         validation_alias=AliasChoices("retries_without_progress", "retries"),  # its name until 0.1
     )
     accept_change: tuple[IdentityKey, ...] = Field(
         (),
         title="Accepted changes",
-        description="What may differ from the run's snapshot, although it decides the run.",
+        description="Parts of the run's identity that may differ from its snapshot.",
     )
-    folder: str = Field("", title="Code folder", description="Importable in every rank; the job file's own if empty.")
+    folder: str = Field(
+        "", title="Code folder", description="Folder to import from in every rank; the job file's own if empty."
+    )
 
     @model_validator(mode="after")
     def _logs_what_is_kept(self) -> "TrainingJob":

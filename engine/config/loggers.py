@@ -51,9 +51,9 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
         description="tensorboard, mlflow, wandb, or package.module:attribute of a Logger.",
         json_schema_extra={"pattern": f"^({'|'.join(LOGGERS)})$|{IMPORT_PATH}"},
     )
-    args: Arguments = Field({}, title="Arguments", description="Passed to it by name.")
+    args: Arguments = Field({}, title="Arguments", description="Keyword arguments of the logger.")
     wait_s: Annotated[float, Field(ge=0)] = Field(
-        60.0, title="Wait", description="Seconds at the end of the training for a tracker that lags or is away."
+        60.0, title="Wait", description="Seconds to wait at the end of the training for a tracker that is slow or away."
     )
 
     def in_project(self, name: str) -> Self:

@@ -99,18 +99,19 @@ class SnapshotOptions(Options):
     credentials: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9-]+$")] | None = Field(
         None,
         title="Credentials",
-        description="Prefect block that holds them: secret/NAME, aws-credentials/NAME; the environment if empty.",
+        description="Prefect block with the store's credentials: secret/NAME or aws-credentials/NAME. If empty, "
+        "they come from the environment.",
     )
     lease: Literal["exclusive", "none"] = Field(
         "exclusive",
         title="Lease",
-        description="exclusive: the store sees to it that one world has the run; none: you do, on any fsspec URL.",
+        description="exclusive: the store lets only one world advance a run. none: you see to that, on any fsspec URL.",
     )
     store_patience_s: Annotated[float, Field(ge=0)] = Field(
-        300.0, title="Patience", description="Seconds a store that stops answering is waited for."
+        300.0, title="Patience", description="Seconds to wait for a store that does not answer."
     )
     every_steps: Count | None = Field(
-        None, title="Every n steps", description="Steps between snapshots; in validation, batches between them."
+        None, title="Every n steps", description="Steps between snapshots; during a validation, batches."
     )
     every_seconds: Annotated[float, Field(gt=0)] | None = Field(
         None, title="Every t seconds", description="Seconds between snapshots."
@@ -118,9 +119,11 @@ class SnapshotOptions(Options):
     overhead: Fraction | None = Field(
         None,
         title="Overhead",
-        description="Largest share of the time that snapshots may cost; 0.01 if nothing is chosen.",
+        description="Largest share of the training time that snapshots may cost; 0.01 if no interval is chosen.",
     )
-    keep: Count = Field(3, title="Keep", description="How many snapshots are kept; older ones are removed.")
+    keep: Count = Field(
+        3, title="Keep", description="How many of the newest snapshots are kept; older ones are removed."
+    )
 
     @property
     def store_options(self) -> StoreOptions:
@@ -141,34 +144,36 @@ class MonitorOptions(Options):
     metric: str = Field(title="Metric", description="Name under which the value is logged, such as val/accuracy.")
     mode: Literal["min", "max"] = Field("min", title="Better is", description="min for a loss, max for a score.")
     patience: Count | None = Field(
-        None, title="Patience", description="Stop after so many validations without an improvement; never if empty."
+        None, title="Patience", description="Stop after this many validations without an improvement; never if empty."
     )
 
 
 class NightlyOptions(Options):
-    """When the challenger of a night takes the champion's place."""
+    """When the challenger of a night replaces the champion."""
 
     metric: str | None = Field(
-        None, title="Metric", description="Logged by the test; the monitor's if empty, as val/loss is test/loss."
+        None,
+        title="Metric",
+        description="Test value that is compared. If empty, the monitor's: test/loss where that is val/loss.",
     )
     margin: Annotated[float, Field(ge=0)] = Field(
-        0.0, title="Margin", description="By more than this must it be better, in units of the metric."
+        0.0, title="Margin", description="The challenger must be better by more than this, in units of the metric."
     )
-    warm_start: bool = Field(False, title="Warm start", description="Begin a night with the champion's weights.")
+    warm_start: bool = Field(False, title="Warm start", description="Start each night from the champion's weights.")
 
 
 class TrainerOptions(Options):
     """How long and how a module trains."""
 
-    max_epochs: Count | None = Field(None, title="Epochs", description="Stop after so many passes over the data.")
+    max_epochs: Count | None = Field(None, title="Epochs", description="Stop after this many passes over the data.")
     max_steps: Annotated[Count | None, BeforeValidator(_none_if_minus_one)] = Field(
-        None, title="Steps", description="Stop after so many optimizer steps."
+        None, title="Steps", description="Stop after this many optimizer steps."
     )
     min_epochs: Count | None = Field(
-        None, title="At least epochs", description="Early stopping waits for so many passes over the data."
+        None, title="At least epochs", description="Passes over the data before early stopping may end the training."
     )
     precision: Annotated[Literal["32", "bf16", "16", "64"], BeforeValidator(short_precision)] = Field(
-        "32", title="Precision", description="Of the arithmetic: 16 and bf16 are mixed."
+        "32", title="Precision", description="Floating-point precision; 16 and bf16 are mixed precision."
     )
     accumulate_grad_batches: Count = Field(1, title="Accumulate", description="Batches that make one optimizer step.")
     gradient_clip_val: Annotated[float, Field(gt=0)] | None = Field(
@@ -178,35 +183,41 @@ class TrainerOptions(Options):
     on_nan: Literal["fail", "skip"] = Field(
         "fail",
         title="A loss that is not finite",
-        description="Ends the run, or has its batch left out on every rank and listed in the report.",
+        description="fail: end the run. skip: leave the batch out on every rank and list it in the report.",
     )
     val_check_interval: Annotated[Count | Fraction, Field(union_mode="left_to_right")] = Field(
-        1.0, title="Validate every", description="A share of an epoch (0.5) or a number of batches (100)."
+        1.0,
+        title="Validate every",
+        description="Share of an epoch (0.5) or number of batches (100) between validations.",
     )
     check_val_every_n_epoch: Count = Field(
-        1, title="Validate in every n-th epoch", description="The others have no validation."
+        1, title="Validate in every n-th epoch", description="The epochs in between have no validation."
     )
-    limit_train_batches: Limit = Field(1.0, title="Limit training", description="A share of the batches or a number.")
-    limit_val_batches: Limit = Field(1.0, title="Limit validation", description="A share of the batches or a number.")
-    limit_test_batches: Limit = Field(1.0, title="Limit test", description="A share of the batches or a number.")
+    limit_train_batches: Limit = Field(
+        1.0, title="Limit training", description="Share of the batches (0.1) or number of them (10)."
+    )
+    limit_val_batches: Limit = Field(1.0, title="Limit validation", description="The same, of each validation loader.")
+    limit_test_batches: Limit = Field(1.0, title="Limit test", description="The same, of each test loader.")
     rng: Literal["lazy", "batch"] = Field(
-        "lazy", title="Random numbers in data", description="Of each sample (lazy), or one seed for a whole batch."
+        "lazy",
+        title="Random numbers in data",
+        description="lazy: a seed for each sample. batch: one for a whole batch.",
     )
     use_distributed_sampler: bool = Field(
         True,
         title="Shard samplers",
-        description="Give each rank its own samples.",
+        description="Give each rank its own share of the samples.",
         validation_alias=AliasChoices("use_distributed_sampler", "replace_sampler_ddp"),  # Lightning 1's name
     )
     deterministic: bool | None = Field(
-        None, title="Deterministic", description="Only repeatable algorithms; on when snapshots are on."
+        None, title="Deterministic", description="Use only deterministic algorithms; by default if snapshots are on."
     )
     collective_timeout_s: Annotated[float, Field(ge=1)] = Field(
         600.0,
-        title="Silence of a rank",
-        description="Seconds for which the ranks wait in training for one that does not answer; then they end.",
+        title="Collective time-out",
+        description="Seconds that the ranks wait for one that does not answer in training, before they end.",
     )
-    enable_progress_bar: bool = Field(True, title="Progress bar", description="Show one on a terminal.")
+    enable_progress_bar: bool = Field(True, title="Progress bar", description="Show a progress bar on a terminal.")
 
 
 def checked_options(

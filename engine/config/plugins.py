@@ -18,4 +18,4 @@ class CallbackOptions(Options, json_schema_extra=plugin_schema):
     """A callback of one's own, built in every rank; what its `state_dict` gives is part of the run's state."""
 
     path: ImportPath = Field(title="Callback", description="package.module:attribute of the Callback.")
-    args: Arguments = Field({}, title="Arguments", description="Passed to it by name.")
+    args: Arguments = Field({}, title="Arguments", description="Keyword arguments of the callback.")

@@ -86,91 +86,95 @@ class WorldOptions(Options):
         title="Strategy",
         description='How one module trains on many devices: single, ddp, ..., or your own as "package.module:Class".',
     )
-    strategy_args: Arguments = Field({}, title="Strategy arguments", description="Passed to the strategy by name.")
+    strategy_args: Arguments = Field({}, title="Strategy arguments", description="Keyword arguments of the strategy.")
     lanes: Count | None = Field(
         None,
         title="Lanes",
-        description="Equal parts of every batch, a power of two: the run is that of so many processes, bit for bit, "
-        "whatever number computes it. batch_size is a lane's.",
+        description="Cut every batch into this many equal parts, a power of two: any number of processes that divides "
+        "it then computes the same bits. batch_size counts the samples of one part.",
     )
     global_batch_size: Count | None = Field(
         None,
         title="Global batch size",
-        description="Samples of a training batch over all ranks, which share them equally: batch_size of the loader "
-        "gives way. Without lanes, this lets nodes come and go.",
+        description="Samples in a training batch over all ranks, which share them equally; it overrides the loader's "
+        "batch_size. A run without lanes needs it where nodes come and go.",
     )
     processes: Count = Field(1, title="Processes", description="Ranks on each node.")
     devices: Count | None = Field(
-        None, title="Devices", description="Over which each process splits its batches, with dp and ddp2."
+        None, title="Devices", description="Devices over which each process splits its batches, with dp and ddp2."
     )
     accelerator: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
         title="Accelerator",
-        description="auto: GPUs where there are any; a process has one, or devices of them.",
+        description="auto: GPUs if there are any. Each process has one, or as many as devices says.",
     )
     gpus: GpuCount | GpuIndices | None = Field(
         None,
         title="GPUs",
-        description="Of each machine, for all its processes: the first n, -1 for all, or a list of their indices.",
+        description="GPUs of each machine, for all its processes: the first n, -1 for all, or a list of indices.",
     )
     auto_select_gpus: bool = Field(
-        False, title="Free GPUs", description="Take GPUs that are not in use, as many as the processes need."
+        False, title="Free GPUs", description="Choose GPUs that are not in use, as many as the processes need."
     )
     nodes: Annotated[str, Field(pattern=_NODES), BeforeValidator(_text)] = Field(
         "1",
         title="Nodes",
-        description='How many machines: "4"; with lanes or global_batch_size also "1:4", from one to four.',
+        description='Number of machines: "4"; with lanes or global_batch_size also a range, "1:4".',
     )
     on: SchedulerName = Field(
         "join",
         title="Nodes from",
-        description="What starts the nodes: slurm, ray, kubernetes; join if they come by themselves.",
+        description="What starts the nodes: slurm, ray or kubernetes; join if you run `midstride join` on each.",
     )
     on_args: Arguments = Field(
-        {}, title="Arguments for them", description="Passed to what starts the nodes, such as partition and time."
+        {}, title="Arguments for them", description="Arguments of what starts the nodes, such as partition and time."
     )
     rendezvous: Annotated[str, Field(pattern=_ADDRESS)] | None = Field(
         None,
         title="Rendezvous",
-        description="HOST:PORT of the machine that launches, where the nodes meet: what `midstride join` is given. "
-        "With on, any free port of this machine's own address if empty.",
+        description="HOST:PORT of the machine that launches, where the nodes meet: the address for `midstride join`. "
+        "If empty and something starts the nodes, a free port of this machine.",
     )
     node_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        5.0, title="Node time-out", description="Seconds of silence after which a node is left out."
+        5.0, title="Node time-out", description="Seconds without a sign of life after which a node is left out."
     )
     grow_after_s: Annotated[float, Field(ge=0)] | None = Field(
         60.0,
         title="Grow after",
-        description="Seconds of training after which nodes that wait are let in, after a snapshot; never if empty.",
+        description="Seconds of training before nodes that wait are let in, after a snapshot; never if empty.",
     )
     hang_timeout_s: TimeoutS = Field(
-        600.0, title="Hang", description="Seconds without a batch after which the world is ended and retried."
+        600.0,
+        title="Hang",
+        description="Seconds without a batch before the world is ended and retried; no limit if empty.",
     )
     startup_timeout_s: TimeoutS = Field(
-        1800.0, title="Hang at the start", description="The same until the first step: imports, set-up, compilation."
+        1800.0,
+        title="Hang at the start",
+        description="The same limit until the first step: imports, set-up, compilation.",
     )
     validation_timeout_s: TimeoutS = Field(
         1800.0,
         title="Hang in validation",
-        description="The same for a batch of validation, and at the end of an epoch.",
+        description="The same limit for a batch of validation, and at the end of an epoch.",
     )
     preemption_notice: Literal["aws", "gcp", "azure"] | None = Field(
         None,
         title="Preemption notice",
-        description="The cloud whose spot machine this is: a snapshot is taken when it announces that it takes the "
-        "machine away.",
+        description="Cloud whose notices to watch on a spot machine: a snapshot is taken when it announces that it "
+        "will take the machine away.",
     )
     hosts: Annotated[str, Field(pattern=_HOSTS)] | None = Field(
         None,
         title="Hosts",
-        description="For horovodrun, host:slots of each, such as a:4,b:4; ranks fill them in this order. "
-        "Here alone if empty.",
+        description="Hosts for horovodrun, each as host:slots, such as a:4,b:4; ranks fill them in this order. "
+        "This machine alone if empty.",
     )
     launcher: LauncherName | None = Field(
         None,
         title="Launcher",
-        description="What starts the processes: torchrun, spawn, inline, horovodrun, join (others join), or your own "
-        'as "package.module:Class"; follows from nodes and the strategy if empty.',
+        description="What starts the processes: torchrun, spawn, inline, horovodrun, join (machines join), or your own "
+        'as "package.module:Class". If empty, it follows from nodes and strategy.',
     )
 
     @property
