@@ -27,11 +27,11 @@ from midstride.flows.rollback_event import emit_rollback
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
 
 Name = Annotated[str, Parameter(help="Name of the deployment; the same name again replaces it.")]
-Flow = Annotated[Literal["train", "nightly"], Parameter(help="What runs.")]
+Flow = Annotated[Literal["train", "nightly"], Parameter(help="Flow to deploy.")]
 Schedule = Annotated[
-    str | None, Parameter(name="--cron", help="When it runs, such as '0 2 * * *'; on request alone if empty.")
+    str | None, Parameter(name="--cron", help="Schedule, such as '0 2 * * *'; the flow runs on request only if empty.")
 ]
-TimeZone = Annotated[str | None, Parameter(name="--timezone", help="In which --cron is meant; UTC if empty.")]
+TimeZone = Annotated[str | None, Parameter(name="--timezone", help="Time zone of --cron; UTC if empty.")]
 
 _SIGNALS_HEEDED = 2  # the first stops the world in peace, the second at once
 
@@ -109,13 +109,13 @@ def deploy(
     job: JobFile,
     *,
     name: Name,
-    pool: Annotated[str, Parameter(help="The work pool whose workers run it.")],
+    pool: Annotated[str, Parameter(help="Work pool whose workers run the flow.")],
     flow: Flow = "train",
     cron: Schedule = None,
     timezone: TimeZone = None,
     overrides: Overrides | None = None,
     variables: Annotated[
-        list[str] | None, Parameter(name="--variable", help="A job variable of the pool: image=...", negative=())
+        list[str] | None, Parameter(name="--variable", help="Set a job variable of the pool: image=...", negative=())
     ] = None,
 ) -> int:
     """Deploy a job to a Prefect server, for the workers of a pool; on a schedule, if one is given."""
@@ -151,7 +151,7 @@ def serve(
 
 @app.command
 def setup_server(
-    *, pool: Annotated[str | None, Parameter(help="A process pool, made where it is missing.")] = None
+    *, pool: Annotated[str | None, Parameter(help="Name of a process work pool to make, if it is missing.")] = None
 ) -> int:
     """Give a self-hosted Prefect server what it lacks for unattended runs; again changes nothing."""
     with busy("asking Prefect's server"):

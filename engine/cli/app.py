@@ -35,16 +35,16 @@ JobFile = Annotated[Path, Parameter(help="The job, a YAML file.")]
 RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.", metavar="NAME")]
 Overrides = Annotated[
     list[str],
-    Parameter(name="--set", help="A choice set from outside: trainer.max_epochs=2", metavar="KEY=VALUE", negative=()),
+    Parameter(name="--set", help="Override a key of the job: trainer.max_epochs=2", metavar="KEY=VALUE", negative=()),
 ]
 Date = Annotated[
-    str | None, Parameter(help="Of a night's data, {date} in the job's arguments: 2026-03-01; today if empty.")
+    str | None, Parameter(help="Date of the data, for {date} in the job's arguments: 2026-03-01; today if empty.")
 ]
 Accepted = Annotated[
     list[str],
     Parameter(
         name="--accept-change",
-        help="What may differ from the snapshot: seed, data_args, ...",
+        help="Resume although this differs from the snapshot: seed, data_args, ...",
         metavar="KEY",
         negative=(),
     ),
@@ -52,7 +52,7 @@ Accepted = Annotated[
 
 Resumes = Annotated[
     bool,
-    Parameter(help="Also break a few steps off in several places, on the CPU, and compare the bits.", negative=()),
+    Parameter(help="Also interrupt and resume a few steps, on the CPU, and compare the bits.", negative=()),
 ]
 
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
@@ -104,10 +104,10 @@ def rank(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, a
 
 @app.command
 def join(
-    address: Annotated[str, Parameter(help="HOST:PORT, as world.rendezvous of the job that is trained there.")],
+    address: Annotated[str, Parameter(help="HOST:PORT of the launcher: world.rendezvous of its job.")],
     /,
     *,
-    wait: Annotated[float, Parameter(help="Seconds to wait for it, at first and between its attempts.")] = 300.0,
+    wait: Annotated[float, Parameter(help="Seconds to wait for the launcher, at first and between attempts.")] = 300.0,
 ) -> int:
     """Be one machine of a world on several: train what `midstride fit` or `train` says at that address.
 
@@ -199,8 +199,8 @@ def _usage_error(error: CycloptsError) -> str:
     """Say what is wrong with a command line, and where to read what is right."""
     message = str(error)
     if isinstance(error, UnusedCliTokensError):
-        message = f"What is {' '.join(error.unused_tokens or ())!r}? There is no place for it."
-    return f"{message}\n{' '.join(['midstride', *(error.command_chain or ()), '--help'])} tells what there is."
+        message = f"unexpected argument: {' '.join(error.unused_tokens or ())!r}"
+    return f"{message}\n{' '.join(['midstride', *(error.command_chain or ()), '--help'])} lists what can be given."
 
 
 def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None = None) -> NoReturn:

@@ -27,7 +27,7 @@ To = Annotated[
 ]
 Arguments = Annotated[
     list[str],
-    Parameter(name="--set", help="An argument of the logger: log_dir=/tmp/tb", metavar="KEY=VALUE", negative=()),
+    Parameter(name="--set", help="Set an argument of the logger: log_dir=/tmp/tb", metavar="KEY=VALUE", negative=()),
 ]
 
 

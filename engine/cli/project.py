@@ -11,7 +11,7 @@ from midstride.engine.errors import UserError
 
 __all__ = ["init"]
 
-Folder = Annotated[Path, Parameter(help="Where; it is made if it is missing.")]
+Folder = Annotated[Path, Parameter(help="Folder to write to; it is made if it is missing.")]
 
 _TEMPLATE = ("model.py", "job.yaml")
 

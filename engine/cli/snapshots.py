@@ -21,8 +21,8 @@ from midstride.engine.storage.store import Store
 __all__ = ["Url", "runs_at", "snapshots"]
 
 Url = Annotated[str, Parameter(help="A run, or a store of runs: a folder or an fsspec URL.")]
-Keep = Annotated[int, Parameter(help="How many stay, beside the one that the newest attempt of the run resumed from.")]
-Yes = Annotated[bool, Parameter(name="--yes", help="Do it.", negative=())]
+Keep = Annotated[int, Parameter(help="How many to keep, beside the one that the newest attempt resumed from.")]
+Yes = Annotated[bool, Parameter(name="--yes", help="Make the changes, instead of only listing them.", negative=())]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
 
 snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of all runs of a store.")
