@@ -55,47 +55,49 @@ def _given_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Trainer(TrainerState):
-    """Trains, validates, tests and predicts; resumes exactly.
+    """Trains, validates, tests and predicts. A fit with a `run` takes snapshots, and resumes exactly from them.
 
     Args:
-        strategy: a name such as "ddp", "package.module:Class" or an instance of your own; by default "ddp" on
-            several devices and "single" on one.
-        strategy_args: its options, such as {"static_graph": True}.
-        devices: on each machine: a number, "auto" for all GPUs or else the CPU, or a list of GPUs; by default one.
-        accelerator: "gpu", "cpu", or "auto" for GPUs where there are any.
-        gpus: GPUs by number, -1 for all, a list or text of indices; None and 0 are the CPU.
-        tpu_cores: 1, 8, or the index of one in a list; with strategy "xla", which it implies.
-        num_nodes: machines, to be checked against what the launcher started.
-        auto_select_gpus: take so many free GPUs.
-        lanes: equal parts that every batch is cut in, a power of two: the run is that of so many ranks, bit for bit,
-            whatever number computes it; `batch_size` is a lane's.
-        global_batch_size: samples of a training batch over all ranks, which share them equally, whatever `batch_size`
-            the loader has; not with lanes.
-        snapshots: when the whole state is written; None for never.
-        callbacks: what acts beside the module: one or several.
-        loggers: trackers that get the metric log: "tensorboard", {"mlflow": {"tracking_uri": ...}}, as in a job.
-        seed: of everything random. Build the Trainer before the module: it seeds every rank alike.
-        accept_change: keys of a run's identity that may differ from its snapshot's.
-        identity: what else makes this run this run, for callers that build the module themselves.
-        max_epochs: passes over the data; 1000 if neither this nor `max_steps` is given.
-        max_steps: optimizer steps.
-        min_epochs: passes over the data that early stopping waits for.
-        precision: of the arithmetic: "32", "64", or mixed "bf16" or "16".
+        strategy: the name of a strategy such as "ddp", "package.module:Class", or an instance of your own. By default
+            "ddp" on several devices and "single" on one.
+        strategy_args: keyword arguments of the strategy, such as {"static_graph": True}.
+        devices: devices to use on each machine: a number, "auto" for all GPUs (the CPU if there are none), or a list
+            of GPU indices. By default one.
+        accelerator: "gpu", "cpu", or "auto" for GPUs if there are any.
+        gpus: GPUs to use: the first n, -1 for all, or their indices as a list or text. None and 0 mean the CPU.
+        tpu_cores: 1, 8, or a list with the index of one core; selects strategy "xla".
+        num_nodes: number of machines, to be checked against what the launcher started.
+        auto_select_gpus: choose GPUs that are not in use, as many as `gpus` or `devices` says.
+        lanes: number of equal parts that every batch is cut into, a power of two: any number of ranks that divides it
+            computes the same bits. The loader's `batch_size` then counts the samples of one part.
+        global_batch_size: samples in a training batch over all ranks, which share them equally; it overrides the
+            loader's `batch_size`. Not with lanes.
+        snapshots: when the whole state is written, such as {"every_steps": 100}; None takes no snapshots.
+        callbacks: one callback, or several.
+        loggers: trackers that get the metric log, as in a job: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
+        seed: seeds Python, numpy and torch, alike on every rank. Build the Trainer before the module.
+        accept_change: keys of the run's identity that may differ from its snapshot, such as "seed".
+        identity: what else identifies the run, for callers that build the module themselves.
+        max_epochs: stop after this many passes over the data; 1000 if neither this nor `max_steps` is given.
+        max_steps: stop after this many optimizer steps.
+        min_epochs: passes over the data before early stopping may end the training.
+        precision: "32", "64", or mixed precision "bf16" or "16".
         accumulate_grad_batches: batches that make one optimizer step.
-        gradient_clip_val: largest norm (or value) of the gradients.
+        gradient_clip_val: largest norm (or value) of the gradients; None clips nothing.
         gradient_clip_algorithm: "norm" or "value".
-        on_nan: a loss that is not finite ends the run ("fail"), or its batch is left out on every rank ("skip").
-        val_check_interval: a share of an epoch (0.5) or a number of batches (100).
-        check_val_every_n_epoch: in which epochs there is a validation: every n-th.
-        limit_train_batches: a share of the batches (0.1) or a number (10); so are those of evaluations.
-        limit_val_batches: of each validation loader.
-        limit_test_batches: of each test loader.
-        rng: random numbers in the data: of each sample ("lazy"), or one seed for a whole "batch".
-        use_distributed_sampler: give each rank its own samples.
-        deterministic: only repeatable algorithms; on when snapshots are on.
-        collective_timeout_s: seconds for which ranks wait in training for one that does not answer; then they fail.
-        enable_progress_bar: show one on a terminal.
-        others: names of other frameworks and versions, which are answered by what they are here.
+        on_nan: what follows a loss that is not finite: "fail" ends the run, "skip" leaves the batch out on every rank.
+        val_check_interval: share of an epoch (0.5) or number of batches (100) between validations.
+        check_val_every_n_epoch: validate only in every n-th epoch.
+        limit_train_batches: share of the training batches (0.1) or number of them (10) to use.
+        limit_val_batches: the same, of each validation loader.
+        limit_test_batches: the same, of each test loader.
+        rng: "lazy" gives each sample random numbers of its own in the data, "batch" one seed to a whole batch.
+        use_distributed_sampler: give each rank its own share of the samples.
+        deterministic: use only deterministic algorithms; by default where snapshots are taken.
+        collective_timeout_s: seconds that the ranks wait for one that does not answer in training, before they fail.
+        enable_progress_bar: show a progress bar on a terminal.
+        others: arguments of Lightning's Trainer and of older versions: some are understood, the others are refused
+            with what to use here.
 
     Raises:
         JobError: with every fault of the arguments at once.
@@ -170,12 +172,12 @@ class Trainer(TrainerState):
         run: str | os.PathLike[str] | None = None,
         resume: Resume = "auto",
     ) -> None:
-        """Train `module` on `data` to the end, from the newest good snapshot of `run` if there is one.
+        """Train `module` on `data` to the end; resume from the newest good snapshot of `run` if there is one.
 
         Args:
             module: what to train.
             data: a DataModule, or a training DataLoader or nest of them; None if the module has the loaders itself.
-            val_dataloaders: to validate on, one or several; by default those of the DataModule, or of the module.
+            val_dataloaders: one or several validation loaders; by default those of the DataModule, or of the module.
             run: folder or fsspec URL of the run; the same one again resumes. None keeps nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
@@ -203,12 +205,12 @@ class Trainer(TrainerState):
 
     @on_all_ranks
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
-        """Return the reduced values of a validation; `ckpt_path` as in `test`."""
+        """Validate `module`; return what it logged, reduced over batches and ranks, by name. Arguments as of `test`."""
         return self._evaluate("validate", module, data, ckpt_path)
 
     @on_all_ranks
     def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
-        """Return the reduced values of a test.
+        """Test `module`; return what it logged, reduced over batches and ranks, by name.
 
         Args:
             module: what to test.
@@ -220,18 +222,18 @@ class Trainer(TrainerState):
 
     @on_all_ranks
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
-        """Return what `predict_step` returns for every batch of this rank; `ckpt_path` as in `test`.
+        """Return what `predict_step` returns for every batch of this rank. Arguments as of `test`.
 
-        With `ddp_spawn` and its kin, those of rank 0 come first, then those of rank 1, and so on.
+        With `ddp_spawn`, `ddp_fork` and `ddp_notebook` it returns those of all ranks, rank after rank.
         """
         preparing = self._prepare(module, data, "predict", ckpt_path)
         with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
             return predict(ready, loaders)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
-        """Return what would stop a fit on so many processes before its first step, tried in this one alone.
+        """Return what would stop a fit on that many processes before its first step; none if nothing would.
 
-        It is tried on a copy: this Trainer stays what it is, and may fit afterwards.
+        It is tried in this process alone, on a copy of this Trainer, which may fit afterwards.
         """
         adapt(module)
         adapt(data)
@@ -255,7 +257,7 @@ class Trainer(TrainerState):
     # Putting together -----------------------------------------------------------------------------
 
     def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
-        """Return messages on what `module` and `data` want and this Trainer cannot do."""
+        """Return messages on what `module` and `data` ask for and this Trainer cannot do."""
         by_hand = not module.automatic_optimization
         strange = unknown_hooks(module, self.callbacks, data)
         return [*strange, *self.strategy.module_errors(module), *self.precision.module_errors(by_hand=by_hand)]
@@ -272,7 +274,7 @@ class Trainer(TrainerState):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             if stage == "fit":
-                gc.collect()  # the module of a fit before hangs in cycles with it, and with it memory of the GPU
+                gc.collect()  # reference cycles keep the module of an earlier fit, and its GPU memory, alive
         self.reporter.emit("imported")
         self.strategy.init_process_group()
         ensure_own_gpus(self.strategy)
@@ -300,17 +302,17 @@ class Trainer(TrainerState):
             try:
                 return EvaluationLoop(self.context, stage, resumables).run()
             finally:
-                self.context = ready  # the fit before keeps its place
+                self.context = ready  # with the progress of the last fit
 
     def _owners(self, module: TrainingModule) -> list[Any]:
-        """Return what is set up before a stage, in that order."""
+        """Return what has `setup` and `teardown`, in the order in which they are called."""
         data = [] if self._datamodule is None else [self._datamodule]
         return [*data, *(BoundCallback(callback, self, module) for callback in self.callbacks), module]
 
     def _fit_of(self, ready: EvaluationContext, loaders: LoaderResolver, earlier: Mapping[str, Any]) -> Fit:
-        """Make a fit, of a run of which `earlier` is known.
+        """Return a fit; `earlier` are the facts of the run's newest snapshot.
 
-        What `configure_optimizers` asks for, such as the batches of an epoch, is known by then.
+        The loaders are made first: `configure_optimizers` may ask for the number of batches.
         """
         self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"), loaders.given)
         cut_as_begun(self.loaders, earlier, ready.world.size)
