@@ -206,7 +206,10 @@ class MapLoader(ResumableLoader):
             log.warning(
                 "the %s data set has %s samples now, and had %s at first: the order of samples stays one of %s. Begin "
                 "with all of them, and let a sampler of your own choose",
-                *(self._what, now, self._samples, self._samples),
+                self._what,
+                now,
+                self._samples,
+                self._samples,
             )
 
     def attach(self, module: nn.Module) -> None:

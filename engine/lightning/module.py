@@ -24,7 +24,10 @@ _LOG_ARGUMENTS = (
 _WITHOUT_EFFECT = frozenset({"logger", "enable_graph", "sync_dist_group", "metric_attribute", "rank_zero_only"})
 _REDUCTIONS: dict[Any, str] = {
     **{torch.mean: "mean", torch.sum: "sum", torch.max: "max", torch.min: "min"},
-    **{"avg": "mean", sum: "sum", max: "max", min: "min"},
+    "avg": "mean",
+    sum: "sum",
+    max: "max",
+    min: "min",
 }
 
 

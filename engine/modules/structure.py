@@ -192,7 +192,8 @@ class ModuleStructure:
             log.warning(
                 "%s came up in training and holds what no snapshot can (%s): a resumed run could not build it again. "
                 "Make it in __init__",
-                *(", ".join(modules), ", ".join(lost[:3])),
+                ", ".join(modules),
+                ", ".join(lost[:3]),
             )
         for node in nodes.values():
             _leave_kept_out(node)

@@ -68,8 +68,14 @@ class HeartbeatReading:
         if len(data) < _FIELDS:
             return cls()
         return cls(
-            *(data[_PID], data[_BEATS], Phase(data[_PHASE]), data[_STEP], data[_BATCHES], data[_WORKED] / 1e9),
-            *(bool(data[_WORKS]), bool(data[_SUSPENDED])),
+            pid=data[_PID],
+            beats=data[_BEATS],
+            phase=Phase(data[_PHASE]),
+            step=data[_STEP],
+            batches=data[_BATCHES],
+            worked_s=data[_WORKED] / 1e9,
+            works=bool(data[_WORKS]),
+            is_suspended=bool(data[_SUSPENDED]),
         )
 
     def write(self, path: Path) -> None:

@@ -194,7 +194,8 @@ def _write_again(store: Store, lease: Lease) -> None:
         log.warning(
             "%s/%s was removed while this world trained, and is written again. If the whole folder was removed, what "
             "older worlds wrote there is gone",
-            *(store.url, path),
+            store.url,
+            path,
         )
 
 

@@ -61,8 +61,13 @@ class StagedWeights:
         # The checksum in the name keeps weights of the same position apart.
         file = f"weights-{name}-{digest['xxh3_128'][:8]}.safetensors"
         manifest = {
-            **{"format": _FORMAT, "name": name, "run_id": run_id, "files": {file: digest}},
-            **{"metrics": self.metrics, "facts": self.facts, "state_dict": self.staged.document},
+            "format": _FORMAT,
+            "name": name,
+            "run_id": run_id,
+            "files": {file: digest},
+            "metrics": self.metrics,
+            "facts": self.facts,
+            "state_dict": self.staged.document,
             "time": time.time(),
         }
         return file, encode_document(manifest)

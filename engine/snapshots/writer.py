@@ -155,7 +155,14 @@ class Writer:
     ) -> None:
         """Copy weights and have them count as those of `folder` from `position` on; only one rank calls this.
 
-        No snapshot taken later is committed before they are written. Arguments as those of `save_weights`.
+        No snapshot taken later is committed before they are written.
+
+        Args:
+            folder: "best" or "last".
+            position: where the run stands.
+            state_dict: the weights; they may change once this returns.
+            metrics: logged values that the weights reached, by name.
+            facts: JSON values for the manifest.
         """
         self._weights_queue.put(folder, position, state_dict, metrics, facts)
         self._queue.put(self._flush_weights)
@@ -256,7 +263,8 @@ class Writer:
         except Exception as error:
             log.warning(
                 "weights were not written: %s: %s. They are kept, and written before the next snapshot is committed",
-                *(type(error).__name__, error),
+                type(error).__name__,
+                error,
             )
 
     @staticmethod

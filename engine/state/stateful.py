@@ -51,7 +51,9 @@ class AlikeOnRanks:
                 log.warning(
                     "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); every rank of this world "
                     "of another size goes on with rank 0's",
-                    *(self.in_words, other, ", ".join(paths[:3])),
+                    self.in_words,
+                    other,
+                    ", ".join(paths[:3]),
                 )
                 break
         return dict(states[0])

@@ -89,5 +89,8 @@ class Losses:
             log.warning(
                 "%s returned %s at epoch %d, batch %d: the batch is skipped, nothing is trained on it. If it "
                 "is not meant, a `return loss` is missing",
-                *(self._step, what, progress.epoch, progress.batch),
+                self._step,
+                what,
+                progress.epoch,
+                progress.batch,
             )

@@ -150,8 +150,16 @@ class Trainer(TrainerState):
         self.arguments |= {"loggers": loggers, "global_batch_size": global_batch_size}
         self.arguments |= {"snapshots": snapshots, **options}
         request = DeviceRequest(
-            *(strategy, strategy_args or {}, devices, gpus, num_nodes, auto_select_gpus),
-            *(short_precision(precision), tpu_cores, lanes, accelerator),
+            strategy=strategy,
+            strategy_args=strategy_args or {},
+            devices=devices,
+            gpus=gpus,
+            num_nodes=num_nodes,
+            auto_select_gpus=auto_select_gpus,
+            precision=short_precision(precision),
+            tpu_cores=tpu_cores,
+            lanes=lanes,
+            accelerator=accelerator,
         )
         self.placement, faults = resolve_placement(request, Hardware.here())
         asked, unknown = checked_loggers(loggers)

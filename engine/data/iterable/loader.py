@@ -199,8 +199,11 @@ class IterableLoader(ResumableLoader):
         is_known = state_dict.get("form") == FORM  # else an earlier version's digests, or none
         states = {  # JSON has made texts of the numbers of shards
             int(shard): ShardState(
-                *(saved["batch"], saved["due"], pickle.dumps(saved["state"])),
-                *((saved["digest"], saved["total"]) if is_known else (None, None)),
+                saved["batch"],
+                saved["due"],
+                pickle.dumps(saved["state"]),
+                saved["digest"] if is_known else None,
+                saved["total"] if is_known else None,
             )
             for shard, saved in state_dict["states"].items()
         }

@@ -112,7 +112,8 @@ class ShardReader(Dataset[Any]):
         except EngineError as error:
             log.warning(
                 "%s\nIts state does not bring it back to batch %d: all batches before that are read again.",
-                *(error, request.batch),
+                error,
+                request.batch,
             )
             return Shard(self, request, None, states=0)
 
@@ -133,14 +134,19 @@ class ShardReader(Dataset[Any]):
             log.warning(
                 "%s: it was not tried whether its state_dict brings it back to its place, or whether it gives the same "
                 "when it is read again: %d batches took %.2f s. When the run resumes, what is read again is compared.",
-                *(self.where, trial.batches, trial.seconds),
+                self.where,
+                trial.batches,
+                trial.seconds,
             )
         if trial.refused is not None and speaks:
             log.warning(
                 "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "
                 "was read of the epoch%s; here %d batches took %.2f s.",
-                *(self.where, trial.refused, f" after batch {trial.passed}" if trial.passed else ""),
-                *(trial.batches, trial.seconds),
+                self.where,
+                trial.refused,
+                f" after batch {trial.passed}" if trial.passed else "",
+                trial.batches,
+                trial.seconds,
             )
         return trial
 

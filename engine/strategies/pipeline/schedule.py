@@ -149,7 +149,10 @@ class PipelineSchedule:
             for made in [_empty(metas_, location.device)]
         )
         stage = PipelineStage(
-            *(self._stage, location.stage, stages, location.device),
+            self._stage,
+            location.stage,
+            stages,
+            location.device,
             input_args=ins,
             output_args=outs,
             group=location.link(),

@@ -228,7 +228,8 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
                 "balance: time has measured the layers and cuts them into %s. Later attempts of this run cut alike; "
                 "another run may measure other seconds, cut elsewhere, and end with other bits. "
                 "To cut it alike: balance: %s",
-                *(balance, balance),
+                balance,
+                balance,
             )
         return balance
 

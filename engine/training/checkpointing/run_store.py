@@ -144,8 +144,13 @@ class RunStore:
         self.lease = lease = self._on_rank0(lambda: acquire(self.store, name, facts))
         self._channel = channel = self._strategy.collective.side_channel()
         self._writer = Writer(
-            *(self.store, lease, self._strategy.world, channel.gather, self.name, self._keep),
-            self._strategy.is_replicated,
+            self.store,
+            lease,
+            self._strategy.world,
+            gather=channel.gather,
+            run=self.name,
+            keep=self._keep,
+            replicated=self._strategy.is_replicated,
         )
         return lease
 
