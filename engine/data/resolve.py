@@ -22,10 +22,11 @@ from midstride.engine.seeds import mix
 from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
-__all__ = ["LoaderResolver", "LoaderSettings", "RankAgreement"]
+__all__ = ["LOADER_METHODS", "LoaderResolver", "LoaderSettings", "RankAgreement"]
 
-_METHODS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
-_STAGES = tuple(_METHODS)
+#: stage of an evaluation -> the method that returns its loaders
+LOADER_METHODS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
+_STAGES = tuple(LOADER_METHODS)
 
 
 class RankAgreement(Protocol):
@@ -166,7 +167,7 @@ class LoaderResolver:
 
     def evaluation(self, stage: str) -> list[ResumableLoader]:
         """Return the loaders of `stage`, one for each `dataloader_idx`; none if there are none."""
-        given = self._call(_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
+        given = self._call(LOADER_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
         self.given[stage] = given
         option = f"limit_{'val' if stage == 'validate' else 'test'}_batches"
         limit = getattr(self._options, option)

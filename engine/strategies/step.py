@@ -14,9 +14,16 @@ from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["StepName", "StepScope", "TrainingStep", "loss_in"]
+__all__ = ["STEPS", "StepName", "StepScope", "TrainingStep", "loss_in"]
 
 StepName = Literal["training_step", "validation_step", "test_step", "predict_step"]
+#: stage -> the module's method that runs a batch of it
+STEPS: dict[str, StepName] = {
+    "train": "training_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
+}
 
 
 def loss_in(outputs: Any) -> Any:

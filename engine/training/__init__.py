@@ -8,7 +8,7 @@ closures        optimizers that evaluate a batch several times in one step, such
 context         what one call of a Trainer works with: made whole before its loop starts, and set from nowhere
                 else
 determinism     repeatable algorithms, for as long as a fit runs
-evaluation      evaluations on their own, outside a fit: of a module that is ready, on ranks that have met
+evaluation      what `Trainer.validate`, `test` and `predict` do once module and ranks are ready
 extra_steps     steps that a rank takes only so that other ranks can take theirs: nothing of them stays
 finite          losses that have to be finite: refused before anything is written after them
 fit             one fit: its parts put together, resumed from where the run stands, trained to the end

@@ -1,4 +1,4 @@
-"""Evaluations on their own, outside a fit: of a module that is ready, on ranks that have met."""
+"""Evaluations outside a fit: what `Trainer.validate`, `test` and `predict` do once module and ranks are ready."""
 
 from functools import partial
 from typing import Any, Literal
@@ -6,9 +6,10 @@ from typing import Any, Literal
 import torch
 
 from midstride.engine.data.loader import ResumableLoader
-from midstride.engine.data.resolve import LoaderResolver
+from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.strategies.step import STEPS
 from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.extra_steps import extra_step
 from midstride.engine.training.lane_scope import LaneScope
@@ -22,11 +23,11 @@ def setup_evaluation(
     context: EvaluationContext, stage: Literal["validate", "test"], loaders: LoaderResolver
 ) -> list[ResumableLoader]:
     """Set up the module where it is evaluated; return the loaders of `stage`."""
-    _ensure_written(context.module, f"{'validation' if stage == 'validate' else stage}_step")
+    _ensure_written(context.module, STEPS[stage])
     context.strategy.setup_module(context.module, context.scope)
     resumables = loaders.evaluation(stage)
     if not resumables:
-        raise UserError(f"there is no {stage} loader: write {'val' if stage == 'validate' else stage}_dataloader.")
+        raise UserError(f"there is no {stage} loader: write {LOADER_METHODS[stage]}.")
     return resumables
 
 
@@ -75,5 +76,5 @@ def _predict(context: EvaluationContext, batch: Any, index: int, *, number: int,
 
 
 def _step(context: EvaluationContext, batch: Any, index: int, *, number: int, extra: tuple[int, ...]) -> Any:
-    run = partial(context.strategy.run_step, context.scope, context.module, "predict_step")
+    run = partial(context.strategy.run_step, context.scope, context.module, STEPS["predict"])
     return context.scope.run(run, context.to_device(batch, number), index, *extra)

@@ -19,6 +19,7 @@ from midstride.engine.objects.roots import module_anchors, module_roots
 from midstride.engine.objects.side_effects import side_effects_reverted
 from midstride.engine.seeds import Generators, mix
 from midstride.engine.state.differences import differences
+from midstride.engine.strategies.step import STEPS
 from midstride.engine.strategies.torch_internals import version_of
 from midstride.engine.training.context import EvaluationContext
 
@@ -48,9 +49,7 @@ class LaneScope:
         assert isinstance(context.metric_logger, LaneLogger)
         self._context, self._lanes, self._logged = context, context.lanes, context.metric_logger
         self._seed = mix(context.settings.seed, _STAGES[stage])
-        self._name = (
-            f"{stage if stage in ('test', 'predict') else 'training' if stage == 'train' else 'validation'}_step"
-        )
+        self._name = STEPS[stage]
         self._restore_buffers = restore_buffers
         self._run = 0
         self._other: tuple[int, Any] | None = None  # a batch, and of which loader

@@ -14,7 +14,7 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.session.heartbeat import Phase
-from midstride.engine.strategies.step import StepName
+from midstride.engine.strategies.step import STEPS
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import EvaluationContext, FitContext
@@ -214,9 +214,9 @@ class EvaluationLoop:
         checkpointer: Checkpointer | None = None,
     ) -> None:
         self.context, self.stage, self.loaders = context, stage, loaders
-        self.prefix = {"validate": "validation", "test": "test"}[stage]
         self.boundary = StepBoundary(context, checkpointer)
-        name: StepName = "validation_step" if stage == "validate" else "test_step"
+        name = STEPS[stage]
+        self.prefix = name.removesuffix("_step")  # of its hooks' names: on_validation_start
         self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
         self.step_end = bind_step_end(context.module, name)
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
