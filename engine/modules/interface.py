@@ -53,7 +53,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def options(self) -> TrainerOptions:
-        """How is trained: `max_epochs`, `precision` and so on, as the Trainer was given them."""
+        """How long and how the module trains: `max_epochs`, `precision` and so on, as the Trainer was given them."""
 
     @property
     @abstractmethod

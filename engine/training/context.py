@@ -1,4 +1,4 @@
-"""What one call of a Trainer works with: made whole before its loop starts, and set from nowhere else."""
+"""The context of one call of a Trainer: every object its loop works with, complete before the loop starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,16 +42,16 @@ __all__ = ["EvaluationContext", "FitContext", "TrainerSettings"]
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """What a Trainer was given, checked.
+    """The validated arguments of a Trainer, but for those that place it on devices.
 
     Args:
-        options: how is trained.
-        snapshots: when the whole state is written; None for never.
-        seed: of everything random.
-        accept_change: keys of a run's identity that may differ from its snapshot's.
-        identity: what else makes a run this run.
+        options: how long and how the module trains.
+        snapshots: when the whole state is written; None takes no snapshots.
+        seed: of `seed_everything` and of the order of samples.
+        accept_change: keys of the run's identity that may differ from its snapshot.
+        identity: what else identifies the run.
         loggers: trackers that get the metric log.
-        global_batch_size: samples of a training batch over all ranks; None as the loaders have it.
+        global_batch_size: samples in a training batch over all ranks; None leaves it to the loader's `batch_size`.
     """
 
     options: TrainerOptions
@@ -65,26 +65,26 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What an evaluation or a prediction works with; a fit adds to it.
+    """The objects that one evaluation or prediction works with; `FitContext` adds those of a fit.
 
     Args:
-        trainer: what hooks and callbacks are given.
-        settings: of the Trainer.
-        strategy: which has met the other ranks.
-        device: that batches come to.
-        callbacks: of the Trainer.
-        heartbeat: by which the launcher sees this rank.
-        reporter: by which it hears of the run.
-        requests: to stop or to take a snapshot, from outside.
-        faults: that are injected here, in tests.
-        module: on its device, in its precision.
-        modes: of the module and those in it.
-        precision: that the module computes in.
-        metric_logger: what `self.log` is given.
-        scope: of the module's steps.
-        hooks: of the module and the callbacks.
-        progress: where the run, or an evaluation on its own, stands.
-        finite_losses: looks at the losses of training.
+        trainer: passed to hooks and callbacks.
+        settings: the Trainer's arguments.
+        strategy: how the module runs on its devices; its ranks have met.
+        device: where batches are moved to.
+        callbacks: those of the Trainer and of the module.
+        heartbeat: tells the launcher's watchdog that this rank makes progress.
+        reporter: tells the launcher, or the terminal, what happens.
+        requests: requests from outside to stop or to take a snapshot.
+        faults: faults that a test injects; None without any.
+        module: on its device and in its precision.
+        modes: `train()` or `eval()` of the module and each of its submodules.
+        precision: the arithmetic that the module computes in.
+        metric_logger: collects what `self.log` is given.
+        scope: what surrounds a step of the module: autocast and logging.
+        hooks: the hooks that module and callbacks have written.
+        progress: where the run stands; in an evaluation outside a fit, where that stands.
+        finite_losses: refuses training losses that are NaN or infinite.
     """
 
     trainer: TrainerInterface
@@ -107,43 +107,43 @@ class EvaluationContext:
 
     @property
     def options(self) -> TrainerOptions:
-        """How is trained."""
+        """How long and how the module trains."""
         return self.settings.options
 
     @property
     def world(self) -> World:
-        """Where this process stands among all ranks."""
+        """The rank of this process, and the number of all ranks."""
         return self.strategy.world
 
     @property
     def collective(self) -> Collective:
-        """What the ranks exchange values through."""
+        """How the ranks exchange values."""
         return self.strategy.collective
 
     @property
     def lanes(self) -> Lanes | None:
-        """The lanes in which batches are run; None without."""
+        """The lanes that batches are cut into; None for a run without lanes."""
         return lanes_of(self.strategy)
 
     @property
     def generator(self) -> DeviceGenerator | None:
-        """The device's generator, where torch's own functions do not reach it."""
+        """The random number generator of a device outside torch, such as XLA's; None for any other."""
         return device_generator(self.strategy)
 
     @property
     def forward_is_collective(self) -> bool:
-        """Whether a rank without a batch has to join in the steps of others."""
+        """Whether calling the module is a collective, which a rank without a batch must join."""
         return isinstance(self.strategy, ModelParallel) and self.strategy.forward_is_collective
 
     def mark_step(self) -> None:
-        """Have carried out what the device has collected, where it does."""
+        """Execute the operations that a lazy device, such as XLA's, has recorded; nothing on any other."""
         if isinstance(self.strategy, LazyDevice):
             self.strategy.mark_step()
 
     def batch_transfer(self, loader: int = 0) -> Callable[[Any], Any]:
-        """Return what brings batches, of the loader of that number, to this rank's device and the module's width.
+        """Return a function that moves a batch of loader number `loader` to this rank's device and precision.
 
-        The hooks are looked up here, once: a module that is asked for one that it lacks takes microseconds to say so.
+        The transfer hooks are looked up here, once: on a module, a failed lookup takes microseconds.
         """
         before, moved, after = (self._transfer_hook(name) for name in TRANSFER_HOOKS)
         device, converted = self.device, self.precision.batch
@@ -161,37 +161,37 @@ class EvaluationContext:
         return transfer
 
     def to_device(self, batch: Any, loader: int = 0) -> Any:
-        """Return `batch`, of the loader of that number, on this rank's device, in the width the module trains in."""
+        """Return `batch`, of loader number `loader`, on this rank's device and in the module's precision."""
         return self.batch_transfer(loader)(batch)
 
     def _transfer_hook(self, name: str) -> Callable[..., Any] | None:
-        """Return the hook called `name` of the data, or else of the module, if either has it."""
+        """Return the hook called `name` of the DataModule, or else of the module; None if neither has it."""
         for owner in (self.trainer.datamodule, self.module):
             if (hook := own_hook(owner, name)) is not None:
                 return hook
         return None
 
     def inject_fault(self, phase: str, step: int | None = None) -> None:
-        """Let an injected fault strike here; `step` if it is not that of the progress."""
+        """Let a fault that is planned for this phase strike; `step` is by default that of the progress."""
         if self.faults is not None:
             self.faults.at(self.world.rank, self.progress.step if step is None else step, phase)
 
     def faults_at(self, phase: str) -> Sequence[Callable[..., None]]:
-        """Return what a loop calls at `phase`, as it calls hooks: a fault that may be injected there, or nothing."""
+        """Return what a loop calls at `phase`, as it calls hooks; empty if no faults are injected."""
         return [] if self.faults is None else [lambda *_: self.inject_fault(phase)]
 
 
 @dataclass(frozen=True)
 class FitContext(EvaluationContext):
-    """What a fit works with.
+    """The objects that one fit works with.
 
     Args:
-        loaders: the training batches, and those of validation.
-        source: the DataModule, the module or the loaders that they are read from.
-        samples: what has been trained on.
-        optimizers: that `configure_optimizers` returned.
-        schedulers: of them.
-        step: the training step, wrapped by the strategy.
+        loaders: the training loader and the validation loaders.
+        source: where they come from: a DataModule, the module, or the loaders as they were given.
+        samples: the log of the samples that were trained on.
+        optimizers: those that `configure_optimizers` returned.
+        schedulers: learning rate schedulers, each with when it steps.
+        step: the training step as the strategy has wrapped it.
     """
 
     loaders: FitLoaders

@@ -140,7 +140,7 @@ class TrainerState(TrainerInterface):
 
     @property
     def options(self) -> TrainerOptions:
-        """How is trained."""
+        """How long and how the module trains."""
         return self.settings.options
 
     @property

@@ -1,23 +1,19 @@
-"""Checkpointing: what a fit's state consists of, and how it goes to snapshots and comes back.
+"""Checkpointing: what a fit's state consists of, and how it is saved in snapshots and restored.
 
-checkpointer   a fit's state kept in its run, and restored from there
-data_changes   whether training changes what it reads in the middle of an epoch: no run could go on from there
-facts          what manifests say of a fit: what makes its run this run, and what stands beside its weights
-identity       what may change between two attempts of a run, and what is said when it does
-state_parts    the parts of a fit's state: everything that decides how it goes on
-rank_warnings  warnings of all ranks, merged and logged by the first
-replica_check  whether ranks have alike what a snapshot holds once for all of them
-restore_check  what could not come back in the next attempt is found within seconds of this one's start
+checkpointer   takes the snapshots of a fit, and resumes from them
+data_changes   whether training changes its data in the middle of an epoch, where no snapshot could be resumed
+facts          what manifests record of a fit: the run's identity, and what belongs to its weights
+identity       what may change between two attempts of a run: refused, warned about, or free
+state_parts    the parts of a fit's state, in the order in which they are restored
+rank_warnings  warnings of all ranks, merged and logged by rank 0
+replica_check  whether tensors that a snapshot holds once are the same on all ranks
+restore_check  restores every part from its own state, to find early what could not be restored later
 roots          where a fit's objects are found: its module, callbacks, data, optimizers, schedulers, and
                generators in globals
-run_store      a run as one fit sees it: its folder, where it resumes, its snapshots, its weights, its metric
-               log
-settings       settings of a fit that a snapshot brings along: which of those that another attempt asks for take
-               effect
-sources        what the user's code said when a snapshot was taken: a digest of each Python module, and of what was
-               typed in a notebook
-text_order     the order of sets of text: another in each interpreter, unless PYTHONHASHSEED fixes how text hashes
-unsaved_state  what no snapshot holds, and what user code could still keep a count in
-world_size     another number of ranks: the same global batches, cut otherwise, and every rank's state put
-               together anew
+run_store      one run's folder as a fit uses it: snapshots, weights, metric log, lease
+settings       settings of optimizers and schedulers that a snapshot overrides, and warnings about them
+sources        digests of the user's source code, to warn when it has changed
+text_order     warns of sets of strings: without PYTHONHASHSEED their order differs in each interpreter
+unsaved_state  warns of user state that changes in training and that no snapshot holds
+world_size     resuming with another number of ranks: batches are cut anew, states put together
 """
