@@ -43,7 +43,7 @@ COPIES = [
     Mutant(
         "loaders are not told that a state is back",
         "engine/training/checkpointing/checkpointer.py",
-        "            self._context.loaders.restored()\n",
+        "        self._context.loaders.restored()\n",
         "",
         "laws/test_objects.py::test_workers_that_stay_have_what_they_began_with_where_an_epoch_ended",
     ),

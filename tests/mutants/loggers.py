@@ -21,7 +21,7 @@ LOGGERS = [
     Mutant(
         "hyperparameters that were logged before a death are lost",
         "engine/training/checkpointing/checkpointer.py",
-        'logged.hparams.update({**snapshot.manifest["facts"].get("hparams", {}), **logged.hparams})',
+        'logged.hparams.update({**facts.get("hparams", {}), **logged.hparams})',
         "pass",
         HYPERPARAMETERS,
     ),

@@ -1,4 +1,4 @@
-"""The checkpointer: a fit's state kept in its run, and restored from there."""
+"""The checkpointer: takes the snapshots of a fit, and resumes from them."""
 
 import json
 import logging
@@ -54,8 +54,8 @@ class Checkpointer:
     """Takes the snapshots of one fit and resumes from them.
 
     Args:
-        context: whose parts are kept, put together and ready to train.
-        url: folder or URL of the run.
+        context: the fit, ready to train.
+        url: folder or fsspec URL of the run.
         options: when snapshots are taken.
     """
 
@@ -88,32 +88,46 @@ class Checkpointer:
         check_restores(parts, "before the first step")
 
     def resume(self, resume: Resume) -> bool:
-        """Take the state back from the newest good snapshot; return whether there was one."""
+        """Restore the newest good snapshot, or the one asked for; return whether there was one."""
         with self._warnings.merge_ranks():
             return self._resume(resume)
 
     def _resume(self, resume: Resume) -> bool:
         found = self.run.resume(resume)
         if found is not None:
-            snapshot, tree = found[0], upgrade(found[1])
-            where = f"{self.run.store.url}/snapshots/{snapshot.name}"
-            self._resize_loaders(snapshot, tree, where)
-            self._check(snapshot.manifest, where)
-            self._settings.check(snapshot.manifest["facts"], where)
-            restore_parts(self.parts, self._resharded(snapshot, tree))
-            self._context.loaders.restored()
-            self._weights = dict(snapshot.manifest["facts"].get("weights", {}))
-            self._weights_facts = dict(snapshot.manifest["facts"].get("weights_facts", {}))
-            self._warn(self._settings.compare(snapshot.manifest["facts"], self._facts))
-            logged = self._context.metric_logger
-            logged.hparams.update({**snapshot.manifest["facts"].get("hparams", {}), **logged.hparams})
+            self._restore(*found)
         else:
             walk(state_of(self.parts))  # what cannot be written is refused now, not at the first snapshot
             check_restores(self.parts, "before the first step")
         self._is_verified = found is not None
         self._unsaved_state = unsaved_state_monitor(self._context, cast("Objects", self.parts["objects"]))
         self._warn_of_text_order(found[0].manifest["facts"] if found else {})
-        lease = self.run.begin(found[0] if found else None)
+        self._begin_generation(found[0] if found else None)
+        return found is not None
+
+    def _restore(self, snapshot: Snapshot, tree: dict[str, Any]) -> None:
+        """Restore every part of the fit from this rank's `tree` in `snapshot`.
+
+        Raises:
+            UserError: the snapshot is of another run, or cannot be resumed by this world.
+            ReadBackDiffers: a part did not become what was saved.
+        """
+        tree, facts = upgrade(tree), snapshot.manifest["facts"]
+        where = f"{self.run.store.url}/snapshots/{snapshot.name}"
+        self._resize_loaders(snapshot, tree, where)
+        self._check(snapshot.manifest, where)
+        self._settings.check(facts, where)
+        restore_parts(self.parts, self._resharded(snapshot, tree))
+        self._context.loaders.restored()
+        self._weights = dict(facts.get("weights", {}))
+        self._weights_facts = dict(facts.get("weights_facts", {}))
+        self._warn(self._settings.compare(facts, self._facts))
+        logged = self._context.metric_logger
+        logged.hparams.update({**facts.get("hparams", {}), **logged.hparams})
+
+    def _begin_generation(self, resumed_from: Snapshot | None) -> None:
+        """Take the run's next lease, write `run.json`, and start the processes of loggers."""
+        lease = self.run.begin(resumed_from)
         self._report_resume(lease.generation, lease.resumed_from)
         loggers = self._context.settings.loggers
         named = {"loggers": [options.model_dump(mode="json") for options in loggers]} if loggers else {}
@@ -121,7 +135,6 @@ class Checkpointer:
         self.run.write("run.json", json.dumps({"run": self.run.name, **facts}, indent=2))
         if loggers and self._context.world.is_first:
             self._loggers = LoggerProcesses(loggers, self.run.store, lease.generation)
-        return found is not None
 
     @property
     def generation(self) -> int | None:
@@ -129,7 +142,7 @@ class Checkpointer:
         return self.run.lease.generation if self.run.lease is not None else None
 
     def boundary(self) -> None:
-        """Raise what went wrong behind training; take a snapshot if one is due at this boundary."""
+        """Raise an error of the writing thread, if there was one; take a snapshot if one is due here."""
         self.run.check()
         progress = self._context.progress
         if not self._is_verified:
@@ -161,7 +174,7 @@ class Checkpointer:
             raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resume_message()}")
 
     def take(self) -> None:
-        """Take a snapshot here and now, to be committed behind training; every rank calls this at the same point."""
+        """Take a snapshot now; a thread commits it while training goes on. Every rank calls this at the same point."""
         context, progress, strategy = self._context, self._context.progress, self._context.strategy
         context.finite_losses.verify()
         self._is_due = False
@@ -230,19 +243,19 @@ class Checkpointer:
             ) from error
 
     def raise_cause(self, error: Exception) -> None:
-        """Raise what went wrong behind training, where `error` is but its echo: another rank met it first and left."""
+        """Raise the error of the writing thread, if `error` only follows from it: another rank met it and left."""
         failure = self.run.close()
         if isinstance(failure, EngineError) and failure is not error and not isinstance(error, EngineError):
             raise failure from error
 
     def close(self) -> None:
-        """Let what was taken be committed, if it still can be, and end the thread that does so, and the loggers."""
+        """Commit what was taken, if that is still possible; end the writing thread and the loggers."""
         self.run.close()
         if self._loggers is not None:
             self._loggers.close()
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Have the weights written to `folder`, behind training."""
+        """Copy the weights; a thread writes them to `folder` while training goes on."""
         context, progress = self._context, self._context.progress
         facts = weights_facts(self._context)
         weights = full_state_dict(context.strategy, context.module)
@@ -267,9 +280,8 @@ class Checkpointer:
             return
         if was != size:
             check_fixed_world(self._context.strategy, was, size, where)
-            self._context.loaders.training.load_state_dict(
-                tree["feeds"]["training"]
-            )  # it may know why it cannot be cut
+            # With its state, the loader may know why its batches cannot be cut for another number of ranks.
+            self._context.loaders.training.load_state_dict(tree["feeds"]["training"])
         resize_loaders(
             self._context.loaders, self._initial_sharding, was=was, size=size, validating=validating, where=where
         )
