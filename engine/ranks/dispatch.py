@@ -9,6 +9,7 @@ from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import EngineError, UserCodeError
 from midstride.engine.lightning.adapt import adapt
+from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
 from midstride.engine.ranks.subprocess_script import ended_early, ranks_watched, start_other_ranks
@@ -38,8 +39,8 @@ class StartsRanks(Protocol):
         """Let `module` go into the ranks without this Trainer; return the arguments of `verb` as ranks take them."""
         ...
 
-    def export_result(self) -> dict[str, Any]:
-        """Return what a call has changed, to be adopted by the Trainer that was called."""
+    def export_result(self, built: ModuleStructure) -> dict[str, Any]:
+        """Return what a call has changed, to be adopted by the Trainer that was called; `built`: the module before."""
         ...
 
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
