@@ -7,6 +7,7 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_message",
+    "format_names",
     "format_number",
     "format_run_name",
     "format_seconds",
@@ -33,6 +34,16 @@ def format_count(count: int, noun: str) -> str:
     ('1 epoch', '1,200 steps')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_names(names: Sequence[str], most: int = 5) -> str:
+    """Write the first `most` of some names, and how many more there are.
+
+    >>> format_names(["weight", "bias", "scale"]), format_names(["weight", "bias", "scale"], most=2)
+    ('weight, bias, scale', 'weight, bias and 1 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def format_seconds(value: float | None) -> str:

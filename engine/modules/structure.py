@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import UserError
+from midstride.engine.formatting import format_names
 from midstride.engine.metrics.torchmetrics_internals import begin_anew, without_seen
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.layers import change_layers, layer_changes, layers_of, own_layers, owner_of, set_layer
@@ -20,7 +21,7 @@ from midstride.engine.objects.distributed_tensors import reshard_nodes
 from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.roots import module_anchors
-from midstride.engine.objects.unwritable import few, shown
+from midstride.engine.objects.unwritable import shown
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
@@ -233,8 +234,8 @@ class ModuleStructure:
                 f"{shown(where.removeprefix('structure/'))} (was {was})" for where, was in filling.stale.items()
             ]:
                 raise UserError(
-                    f"the module {path} came up in training, and this attempt cannot build it as it was: {few(lost)}. "
-                    "Make it in __init__, setup or on_fit_start, which every attempt calls."
+                    f"the module {path} came up in training, and this attempt cannot build it as it was: "
+                    f"{format_names(lost)}. Make it in __init__, setup or on_fit_start, which every attempt calls."
                 )
             _complete(made)
             set_layer(owner, name, made)  # each of its tensors on the host or not, as it was

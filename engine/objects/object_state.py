@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_user_class
+from midstride.engine.formatting import format_names
 from midstride.engine.objects.attribute_restore import keep_order, set_class
 from midstride.engine.objects.attributes import delete_attribute
 from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
@@ -22,7 +23,7 @@ from midstride.engine.objects.node_writers import WATCHED
 from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks
 from midstride.engine.objects.roots import Root, module_anchors, module_roots
-from midstride.engine.objects.unwritable import Unnamed, Unwritable, few, shown
+from midstride.engine.objects.unwritable import Unnamed, Unwritable, shown
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance, Same
 from midstride.engine.state.stateful import AlikeOnRanks
@@ -223,7 +224,10 @@ class Objects(AlikeOnRanks):
 
     def _report(self, filling: GraphRestore) -> None:
         if filling.change.found:
-            lines = [f"{what}: {few([shown(path) for path in paths])}" for what, paths in filling.change.found.items()]
+            lines = [
+                f"{what}: {format_names([shown(path) for path in paths])}"
+                for what, paths in filling.change.found.items()
+            ]
             log.warning(
                 "the code builds other objects than those the snapshot is of: %s. To train with a new value where the "
                 "snapshot's holds, give the attribute another name",
@@ -234,13 +238,13 @@ class Objects(AlikeOnRanks):
             log.warning(
                 "what the snapshot's run had here cannot be brought back, and stays as it was built: %s. Build it in "
                 "__init__ or setup, or in on_load_checkpoint",
-                few(lines),
+                format_names(lines),
             )
         if filling.reordered:
             log.warning(
                 "these sets iterate in another order than when the snapshot was taken: %s. Where order matters, use "
                 "dict.fromkeys(...) or sorted(...)",
-                few([shown(path) for path in filling.reordered]),
+                format_names([shown(path) for path in filling.reordered]),
             )
 
 

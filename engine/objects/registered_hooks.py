@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstride.engine.code_origin import is_user_class, is_user_file
+from midstride.engine.formatting import format_names
 from midstride.engine.objects.plain_values import kind_name
 
 __all__ = ["RegisteredHooks", "user_hooks"]
@@ -55,7 +56,7 @@ class RegisteredHooks:
                 "training changed what hooks there are, and no snapshot holds that: %s. A resumed run has those it is "
                 "built with: register them in __init__ or setup and let an attribute decide what they do, or do it "
                 "again in on_load_checkpoint",
-                ", ".join(lines[:5]) + (f" and {len(lines) - 5} more" if len(lines) > 5 else ""),
+                format_names(lines),
             )
 
 

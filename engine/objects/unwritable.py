@@ -2,11 +2,12 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
+from midstride.engine.formatting import format_names
 from midstride.engine.objects.array_sharing import ArraySharing
 from midstride.engine.objects.graph import DEEPEST, GraphWalk
 from midstride.engine.objects.node_writers import DATA
@@ -14,7 +15,7 @@ from midstride.engine.objects.plain_values import kind_name
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.tensors import other_kind
 
-__all__ = ["Unnamed", "Unwritable", "few", "shown"]
+__all__ = ["Unnamed", "Unwritable", "shown"]
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +55,12 @@ class Unwritable:
             log.warning(
                 "not part of snapshots: %s. If training changes it, keep it by on_save_checkpoint and "
                 "on_load_checkpoint",
-                few(beside),
+                format_names(beside),
             )
         for kind, names in found.items():
             log.warning(
                 "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep %s",
-                few(names),
+                format_names(names),
                 _class(kind),
                 _KEPT_AS.get(_class(kind), "it by on_save_checkpoint and on_load_checkpoint"),
             )
@@ -67,7 +68,7 @@ class Unwritable:
             log.warning(
                 "nested deeper than %d levels, and from there on not part of snapshots: %s. Keep it flat, in a list",
                 DEEPEST,
-                few([shown(path) for path in deep]),
+                format_names([shown(path) for path in deep]),
             )
         self._tell_sharing(walk)
 
@@ -76,7 +77,7 @@ class Unwritable:
             log.warning(
                 "these came to share memory in training, which writes into it: %s. A resumed run has each array in "
                 "memory of its own: use tensors, or make them in __init__",
-                few([shown(path) for path in paths]),
+                format_names([shown(path) for path in paths]),
             )
 
     def tell_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
@@ -100,7 +101,7 @@ class Unwritable:
             log.warning(
                 "set in training to what no snapshot can hold: %s. A resumed run has there what it is built with: set "
                 "it in __init__ or setup, or again in on_load_checkpoint",
-                few(lines),
+                format_names(lines),
             )
 
 
@@ -151,8 +152,3 @@ def shown(path: str) -> str:
     """Return how code calls what stands at `path`; of a long one, its beginning and its end."""
     names = [name for name in path.split("/") if name]
     return ".".join(names if len(names) <= _LONG else [*names[: _LONG // 2], "...", *names[-2:]])
-
-
-def few(lines: Sequence[str]) -> str:
-    """Return the first lines, and how many more there are."""
-    return ", ".join(lines[:5]) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from midstride.engine.errors import UnsupportedState, UserError
+from midstride.engine.formatting import format_names
 from midstride.engine.optim.trained_parameters import TrainedParameters
 from midstride.engine.state.codec import walk
 from midstride.engine.state.stateful import AlikeOnRanks
@@ -282,12 +283,11 @@ def lazy_tensors(module: nn.Module) -> str:
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if not lazy:
         return ""
-    names = ", ".join(lazy[:3]) + (f" and {len(lazy) - 3} more" if len(lazy) > 3 else "")
     return (
-        f"{names} of {type(module).__name__} have no shape yet: a lazy module gets it from its first input, and the "
-        "optimizers, which come before, need it. Do one forward pass on an input of zeros at the end of __init__ or in "
-        "setup: with torch.no_grad(): self(torch.zeros(2, ...)); put normalising layers into eval() for it, as they "
-        "count what they see."
+        f"{format_names(lazy, 3)} of {type(module).__name__} have no shape yet: a lazy module gets it from its first "
+        "input, and the optimizers, which come before, need it. Do one forward pass on an input of zeros at the end of "
+        "__init__ or in setup: with torch.no_grad(): self(torch.zeros(2, ...)); put normalising layers into "
+        "eval() for it, as they count what they see."
     )
 
 

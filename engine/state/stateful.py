@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from midstride.engine.errors import EngineError, IdentityChanged, ReadBackDiffers
+from midstride.engine.formatting import format_names
 from midstride.engine.state.differences import differences
 
 __all__ = ["AlikeOnRanks", "Reshardable", "Stateful", "restore_parts", "state_of"]
@@ -89,7 +90,7 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
         log.warning(
             "on_load_checkpoint sets %s otherwise than in the snapshot: a resumed run has that, and one that never "
             "died has not. What training sets comes back without it",
-            _shown([path.replace("//", ".", 1) for path in paths]),
+            format_names([path.replace("//", ".", 1) for path in paths]),
         )
 
 
@@ -115,10 +116,6 @@ def _compare(name: str, saved: Mapping[str, Any], parts: Mapping[str, Stateful])
         ) from error
     if paths := differences(saved[name], now):
         raise ReadBackDiffers(
-            f"{name} did not take back the state it gave: {_shown(paths)}. "
+            f"{name} did not take back the state it gave: {format_names(paths)}. "
             "What a state_dict returns must be all that load_state_dict needs, bit for bit."
         )
-
-
-def _shown(paths: list[str]) -> str:
-    return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
+from midstride.engine.formatting import format_names
 from midstride.engine.strategies.gradient_buckets import GradientBuckets
 from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import AveragesInBuckets, BackwardSync, ReplicatesParameters, WatchesFrozen
@@ -195,11 +196,11 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
             UserError: naming them. DDP itself says so in the next forward pass, if there is one.
         """
         if left := [name for name, parameter in self._needed if parameter.grad is None]:
-            shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
             raise UserError(
-                f"{shown} took no part in the loss of this batch, and strategy ddp waits for the gradients of all "
-                "parameters that trained when it was set up. Use them, freeze them before the fit, or choose "
-                'strategy_args={"find_unused_parameters": True}; to freeze some later, put them in a group with lr=0.'
+                f"{format_names(left, 3)} took no part in the loss of this batch, and strategy ddp waits for the "
+                "gradients of all parameters that trained when it was set up. Use them, freeze them before the fit, or "
+                'choose strategy_args={"find_unused_parameters": True}; to freeze some later, put them '
+                "in a group with lr=0."
             )
 
     def _record(self, wrapped: DistributedDataParallel, step: TrainingStep) -> None:

@@ -6,6 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError
+from midstride.engine.formatting import format_names
 from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
 from midstride.engine.modules.module import TrainingModule
 
@@ -26,10 +27,9 @@ def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> 
         )
     trains = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if left := [path for path, parameter in trains.items() if id(parameter) not in given]:
-        shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
         lines.append(
             f"{len(left)} of {len(trains)} parameters of {name} that collect gradients are in no optimizer: they do "
-            f"not change: {shown}. If that is meant, requires_grad_(False) saves their gradients"
+            f"not change: {format_names(left, 3)}. If that is meant, requires_grad_(False) saves their gradients"
         )
     return lines
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from midstride.engine.errors import UnsupportedState
-from midstride.engine.objects.unwritable import few
+from midstride.engine.formatting import format_names
 from midstride.engine.state.codec import walk
 from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.strategies.base import Strategy
@@ -54,7 +54,7 @@ class ReplicaCheck:
                 "A resumed run has on every rank what one of them had. Write the same on every rank, or keep what is "
                 "each rank's own in an attribute",
                 self._strategy.name,
-                few([path.replace("/", ".") for path in found]),
+                format_names([path.replace("/", ".") for path in found]),
             )
 
     def _digests(self, state: object) -> dict[str, str]:

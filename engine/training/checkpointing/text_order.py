@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from midstride.engine.code_origin import is_user_module
+from midstride.engine.formatting import format_names
 from midstride.engine.objects.user_modules import user_modules
 
 __all__ = ["text_order_facts", "text_order_warnings"]
@@ -47,10 +48,9 @@ def text_order_warnings(
     ]
     if not others or not (places := [*_places(kinds)]):
         return []
-    more = f" and {len(places) - _MOST} more" if len(places) > _MOST else ""
     return [
         f"strings hash differently {' and '.join(others)}, so sets of strings have another order; "
-        f"{', '.join(places[:_MOST])}{more} make sets. Where their order decides what is trained, sort them, or start "
+        f"{format_names(places, _MOST)} make sets. Where their order decides what is trained, sort them, or start "
         "the script with PYTHONHASHSEED=0 each time"
     ]
 

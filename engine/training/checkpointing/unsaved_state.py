@@ -7,6 +7,7 @@ snapshots and then ever more rarely. What has changed by then is named, once: a 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
+from midstride.engine.formatting import format_names
 from midstride.engine.objects.digest import digest_lines
 
 __all__ = ["UnsavedStateMonitor", "is_looked_at"]
@@ -44,13 +45,11 @@ class UnsavedStateMonitor:
             if name not in self._reported and (line := _change(self._before.get(name, {}), now.get(name, {})))
         }
         if changed:
-            names = [*changed][:MOST]
-            self._reported.update(names)  # the next look names what is left out here
+            self._reported.update([*changed][:MOST])  # the next look names what is left out here
             log.warning(
                 "changed in training, and is part of no snapshot: %s. If it decides what is trained, keep it in an "
                 "attribute of the module, or by on_save_checkpoint and on_load_checkpoint",
-                ", ".join(changed[name] for name in names)
-                + (f" and {left} more" if (left := len(changed) - MOST) > 0 else ""),
+                format_names([*changed.values()], MOST),
             )
 
     def _is_of_new_code(self, name: str) -> bool:
