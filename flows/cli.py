@@ -74,7 +74,7 @@ def nightly(
     overrides: Overrides | None = None,
     accepted: Accepted | None = None,
 ) -> int:
-    """Train on the data of a date, here and now; what comes of it replaces the champion if it is better."""
+    """Train on the data of a date, here and now; the result replaces the champion if it is better."""
     from midstride.flows.terminal import FlowView, quiet_prefect, show_nightly_report
 
     loaded = load(job, overrides, accepted)
@@ -118,7 +118,7 @@ def deploy(
         list[str] | None, Parameter(name="--variable", help="Set a job variable of the pool: image=...", negative=())
     ] = None,
 ) -> int:
-    """Deploy a job to a Prefect server, for the workers of a pool; on a schedule, if one is given."""
+    """Deploy a job to a Prefect server, to be run by the workers of a pool, on a schedule if one is given."""
     from midstride.flows.terminal import quiet_prefect
 
     loaded = _load_portable(job, overrides, flow)
@@ -141,7 +141,7 @@ def serve(
     timezone: TimeZone = None,
     overrides: Overrides | None = None,
 ) -> int:
-    """Deploy a job and run what is due right here, until Ctrl-C: one machine, no pool, no worker."""
+    """Deploy a job and run it on this machine when it is due, until Ctrl-C: no pool and no worker are needed."""
     loaded = _load_portable(job, overrides, flow)
     from midstride.flows.deployment import serve as until_stopped
 
@@ -153,7 +153,7 @@ def serve(
 def setup_server(
     *, pool: Annotated[str | None, Parameter(help="Name of a process work pool to make, if it is missing.")] = None
 ) -> int:
-    """Give a self-hosted Prefect server what it lacks for unattended runs; again changes nothing."""
+    """Add to a self-hosted Prefect server what unattended runs need. Running it again changes nothing."""
     with busy("asking Prefect's server"):
         from midstride.flows.server import need_server
         from midstride.flows.server_setup import create_pool, ensure_automations

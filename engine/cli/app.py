@@ -85,7 +85,7 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
 
 @app.command
 def rank(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
-    """Be one process of a run in a world that torchrun, srun or mpirun has started, and may restart or resize.
+    """Train as one rank of a world that torchrun, srun or mpirun has started, and may restart or resize.
 
     As in: torchrun --nnodes=1:4 --nproc-per-node=2 --max-restarts=3 --no-python -- midstride rank job.yaml --run first
     """
@@ -109,10 +109,10 @@ def join(
     *,
     wait: Annotated[float, Parameter(help="Seconds to wait for the launcher, at first and between attempts.")] = 300.0,
 ) -> int:
-    """Be one machine of a world on several: train what `midstride fit` or `train` says at that address.
+    """Train as one of several machines: join the run that `midstride fit` or `train` has started at that address.
 
-    It ends with the run: 0 done, 2 the job or the code is wrong, 75 stopped. Stopped itself, it has the world take a
-    snapshot and go on without it. Started again, it is let in again.
+    It ends with the run: 0 done, 2 the job or the code is wrong, 75 stopped. If this command alone is stopped, the
+    others take a snapshot and train on without this machine; start it again to rejoin.
     """
     from midstride.engine.launch.nodes.join import join as take_part
 
@@ -159,7 +159,7 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
 
 @app.command
 def audit(url: Url, /) -> int:
-    """Show what each epoch of a run used, over all attempts: every sample once; end with 1 if that does not hold."""
+    """Show how often each epoch of a run used its samples, over all attempts; end with 1 if not each exactly once."""
     with busy(f"reading {url}"), runs_at(url) as runs:
         from midstride.engine.runs.audit import audit as audit_of  # with torch, which takes seconds
 

@@ -52,7 +52,7 @@ def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int
 
 @champion.command
 def show(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
-    """Show the champion, why it is, and where its weights are."""
+    """Show the champion, why it was promoted, and where its weights are."""
     registry = _only_registry(url, job)
     fields = _described(registry, _current(registry))
     if as_json:

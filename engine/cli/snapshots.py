@@ -30,7 +30,7 @@ snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of al
 
 @snapshots.command(name="list")
 def list_snapshots(url: Url, /, *, as_json: AsJson = False) -> int:
-    """List the snapshots, by their manifests."""
+    """List the snapshots and their state; only manifests are read."""
     with busy(f"looking at {url}"), runs_at(url) as runs:
         found = {name: inspect_run(store) for name, store in runs}
     _show(found, as_json)
@@ -48,7 +48,7 @@ def verify(url: Url, /, *, as_json: AsJson = False) -> int:
 
 @snapshots.command
 def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
-    """Remove older snapshots beyond the newest ones of each run, and what was never committed before them."""
+    """Remove all but the newest snapshots of each run, and older files that were never committed."""
     if keep < 1:
         raise JobError.of("prune", [f"--keep: at least 1 is needed, not {keep}: a run without a snapshot starts over"])
     with busy(f"looking at {url}"), runs_at(url) as runs:
@@ -63,7 +63,7 @@ def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
 
 @snapshots.command
 def repair(url: Url, /, *, yes: Yes = False) -> int:
-    """Say what of each run is damaged and can be made anew; with --yes, do it, while no world advances the run."""
+    """List what is damaged in each run and can be rebuilt; with --yes, rebuild it. The run must not be training."""
     left = 0
     with busy(f"reading all of {url}"), runs_at(url) as runs:
         for name, store in runs:
