@@ -1,18 +1,15 @@
 """What a user writes, and what the engine reads of it.
 
-callbacks        what acts beside a module at its hooks, with state of its own
-hooks            who wants to be called when, found once, so that a hook that is not written costs nothing
-hyperparameters  the arguments a module or its data were made with
-interface        what a module, its hooks and its callbacks may use of the Trainer that runs them
-layers           which layers a module has, by path: those that are gone, and those that are one with others, in
-                 training
-module           what a user writes: a module that trains, and the data it trains on
-module_hooks     the hooks of a module, called at set points of a fit, a validation, a test and a prediction
-module_state     what a user's module carries besides weights and attributes: other buffers, and which parts
-                 of it train
-progress         where a run stands
-returned_weights  weights from another process, where hooks and training gave the module other layers
-structure        what a module has come to consist of since it was built: layers, parameters and buffers that
-                 came up in training
+callbacks        `Callback`, and the callbacks that are built in
+hooks            the hooks that a module and its callbacks have written, looked up once
+hyperparameters  `save_hyperparameters`: the arguments that a module or its data were made with
+interface        `TrainerInterface`: what a module, its hooks and its callbacks may use of the Trainer
+layers           layers of a module that were removed, or became the same object as others, in training
+module           `TrainingModule` and `DataModule`
+module_hooks     the hooks of a module, which do nothing until they are overridden
+module_state     state of a module besides weights and attributes: other buffers, train or eval mode, frozen parts
+progress         `Progress`: the counts that say where a run stands
+returned_weights  weights that come back from a rank in another process, also into changed layers
+structure        layers, parameters and buffers that training adds, removes or replaces
 torch_internals  privates of `torch.nn`, named here alone
 """

@@ -1,42 +1,34 @@
-"""The object graph: what Python objects hold, taken once by identity and put back in place.
+"""The objects of a run: a graph of what user code holds, described by identity and restored in place.
 
-array_sharing      arrays that come to share memory in training: a file holds each of them alone, so they are named
-attribute_restore  the attributes of a live object, put back as a node says, and the class it is of
-attributes         the attributes of an object, wherever its class keeps them
-code_changes       what the code of an attempt builds, beside what that of the snapshot's attempt built: it may have
-                   been mended since
-code_state         what user code keeps beside objects: on its classes, in globals of its modules, in its functions
-container_writers  how containers are described, and what nothing is known of but its class: their writers
-containers         how values, tensors and containers are put back: a filler for each type of node
-data_sets          data sets: which hold nothing but attributes, so that these are all of their state
-digest             A digest of what a module, its data, their classes and their files' globals hold at the end of a
-                   training
+array_sharing      warns of arrays that come to share memory in training, which no snapshot can express
+attribute_restore  restores the attributes of a live object, and its class
+attributes         reads and sets the attributes of an object, in `__dict__` or in slots
+code_changes       differences between the objects that this attempt's code builds and those of the snapshot's code
+code_state         state that user code keeps outside objects: on classes, in globals, in functions
+container_writers  describe containers, and objects of which only the class is known
+containers         restore values, tensors and containers: one filler for each type of node
+data_sets          data sets whose attributes are all of their state
+digest             a digest of everything that module, data, their classes and globals hold, for tests
 distributed_tensors  tensors that are cut over the ranks, such as copies of weights: each rank keeps its rows
-function_cache     functions that cache their results (`functools.cache`, `lru_cache`): no snapshot holds these
-function_code      what tells functions of one name apart, such as two lambdas that one method makes: their code
-functions          how functions, methods, partials and weak references are put back
-generators         generators that an object holds: found where a reader of its code would find them, seeded like the
-                   main ones
-graph              what a run's state is made of beyond weights, taken once, by identity
-graph_restore      the nodes that a `GraphWalk` made, put back into live objects
-hashed_items       keys of dicts and items of sets that are objects: what is equal, or at another address, in the next
-                   attempt
-instances          how instances are put back: a filler for each form of node
-node_writers       how each kind of object is described: a writer for each class, which returns its node
-object_state       what a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers and
-                   schedulers
-plain_values       what is written as it is or made from a few arguments, and what is too large to be state
+function_cache     functions that cache results (`functools.cache`, `lru_cache`): no snapshot holds these
+function_code      a digest of a function's code, which tells functions of one name apart, such as two lambdas
+functions          restore functions, methods, partials and weak references
+generators         the random number generators that an object holds, found and seeded
+graph              walks the object graph once and makes a node of each object
+graph_restore      puts the nodes that a `GraphWalk` made back into live objects
+hashed_items       objects that are keys of dicts or items of sets, whose hash may differ in the next attempt
+instances          restore instances: one filler for each form of node
+node_writers       describe instances, functions and generators: one writer for each kind of object
+object_state       `Objects`: everything of the above as one part of a run's state
+plain_values       values that are written as they are, and which of them are too large to be state
 process_state      what user code sets for the whole process: settings of torch, variables of the environment
-python_objects     iterators, arrays and shared values of Python's own: how they are described, and how they are put
-                   back
-registered_hooks   the hooks that user code registers on modules and optimizers: what they hold is state, which there
-                   are is not
-reseed_hook        what an object with a method `reseed(seed)` draws from: whatever that method sets
-restored_memory    which memory stands for which: that of tensors in a snapshot, and that of the tensors which take
-                   their values
-roots              the roots of a walk over objects: attributes of a module and of what is in it, and the hooks on these
-shared_memory      memory that processes share: what one of them writes to it, the others see
-side_effects       a step of a module that leaves nothing behind
-unwritable         what of a run's objects no file can hold: named, once
-user_modules       the files that the classes of a training stand in, and those that these import
+python_objects     describe and restore iterators, arrays and shared values of the standard library
+registered_hooks   warns of hooks that training registers or removes; what a hook holds is state
+reseed_hook        data with a method `reseed(seed)`: which generators that method sets
+restored_memory    maps the memory of tensors in a snapshot to that of the tensors that take their values
+roots              where a walk begins: the attributes of a module and its submodules, and their hooks
+shared_memory      memory that several processes share
+side_effects       runs a step of a module and reverts everything it changed
+unwritable         warns, once, of objects that no file can hold
+user_modules       the Python modules of the user's classes, and those that they import
 """

@@ -1,21 +1,17 @@
-"""Process trees that end together. Needs no torch.
+"""Trees of processes that end together. Needs no torch.
 
-child_processes     processes that this one starts from a function, signals, reaps, and never leaves behind
-environment         the environment of a program of ours: what is part of its bits is said, not left to chance
+child_processes     processes started from a function of this one: started, signalled, reaped
+environment         the environment variables of our own programs, those that decide bits included
 fork_server         a process that has imported torch, and forks the worlds of a run: `... .fork_server PARENT
                     SOCKET MODULE...`
-forked_program      a program that runs in a fork of this process: a session, an environment and an end of its own,
-                    no imports
-lifetime            processes that do not outlive the one that started them, and how to find those that did
-loopback            what a world of one machine listens on: the loopback, where no other machine reaches it
-preload             imports of what is large, with the garbage collector paused or beside other work
-proc_entry          how a fork stands in `/proc`: there the kernel shows what its ancestor was started with, unless
-                    that is written over
-process_identity    which process this is, on which machine and since when: by that it can be told later
-                    whether it lives
-registered_ranks    ranks that have said who they are: what a supervisor does for them where their launcher does it
-                    badly
-supervised_process  a process and all it starts, as one thing that can be watched and ended
+forked_program      runs a program in a fork of this process, with a session and an environment of its own
+lifetime            processes that end with their parent, and how to find those that did not
+loopback            the loopback address that a world on one machine listens on
+preload             imports large libraries with the garbage collector paused, or beside other work
+proc_entry          writes a fork's command line and variables into `/proc`, which else shows those of its ancestor
+process_identity    identifies a process by machine, number and start, to tell later whether it lives
+registered_ranks    ranks known by their heartbeats, which the supervisor stops itself where horovodrun does it badly
+supervised_process  a process and all that it starts, watched and ended as one
 supervisor          the supervisor of a world: `python -m midstride.engine.processes.supervisor PARENT GRACE_S
                     COMMAND...`
 """
