@@ -6,7 +6,7 @@ from typing import Any
 
 from midstride.engine.lanes import Lanes
 from midstride.engine.metrics.lane_metrics import LaneMetrics
-from midstride.engine.metrics.logger import LogRequest, MetricLogger
+from midstride.engine.metrics.logger import LoggingStage, LogRequest, MetricLogger
 from midstride.engine.metrics.metric_log import MetricLog
 
 __all__ = ["LaneLogger"]
@@ -74,7 +74,7 @@ class LaneLogger(MetricLogger):
                 own[lane] = share()
         return self._lanes.by_lane(self._gather(own))
 
-    def _forget(self, stage: str) -> None:
+    def _forget(self, stage: LoggingStage) -> None:
         for lane in self._lanes.own:
             with self._in(lane):
                 super()._forget(stage)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -22,7 +22,10 @@ from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_me
 from midstride.engine.metrics.values import number, numbers_in, of_batch
 from midstride.engine.trees import samples_in
 
-__all__ = ["MetricLogger"]
+__all__ = ["LoggingStage", "MetricLogger"]
+
+#: what is going on; "over" between the reduction of an evaluation's values and its end
+LoggingStage = Literal["train", "validate", "test", "predict", "over"]
 
 _TOO_LATE = {
     "over": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
@@ -59,7 +62,7 @@ class MetricLogger:
         self._gather, self.metrics, self._size = gather, metrics, size
         self.rows = MetricLog()
         #: what is going on; see `begin`
-        self.stage = "train"
+        self.stage: LoggingStage = "train"
         #: the batch in hand, for its number of samples; None between batches, in every attempt
         self.batch: Any = None
         #: the newest values by name, alike on every rank
@@ -82,11 +85,11 @@ class MetricLogger:
         self.is_recording = True
         self._plain = nullcontext[None]()
 
-    def begin(self, stage: str, loader: int | None = None) -> None:
-        """Take what is logged from now on for `stage`: "train", "validate" or "test"; "predict" and "over" refuse it.
+    def begin(self, stage: LoggingStage, loader: int | None = None) -> None:
+        """Count what is logged from now on to `stage`; "predict" and "over" refuse it.
 
         Args:
-            stage: what is going on; "over" once the values of an evaluation are put together.
+            stage: what is going on.
             loader: number of the loader being evaluated, where there are several.
         """
         self.stage, self._loader, self.batch = stage, loader, None
@@ -297,7 +300,7 @@ class MetricLogger:
         """Return what `share` gives on every rank, in the order of ranks."""
         return self._gather(share())
 
-    def _forget(self, stage: str) -> None:
+    def _forget(self, stage: LoggingStage) -> None:
         """Begin another epoch, or evaluation."""
         if stage == "train":
             self._running.clear()
