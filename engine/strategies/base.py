@@ -20,15 +20,15 @@ __all__ = ["Strategy"]
 
 
 class Strategy(ABC):
-    """How one module trains on many devices. Three methods are an author's to write, the others have defaults.
+    """How one module trains on many devices. An author writes three methods; the others have defaults.
 
-    A strategy never starts processes (that is a launcher), never writes files (that is a snapshot), never reads the
-    environment (that is `World`), and never asks for the Trainer (what it needs of it is a `StepScope`). What the
-    ranks exchange beside gradients is its `Collective`. `mixins` has what only some strategies need. Its constructor
-    takes `strategy_args`.
+    A strategy never starts processes (a launcher does), never writes files (snapshots do), never reads the environment
+    (`World` does), and knows no Trainer (a `StepScope` has what it needs of one). Its `Collective` exchanges everything
+    but gradients. Abilities that only some strategies have are classes in `mixins`. The constructor takes
+    `strategy_args`.
 
     Args:
-        collective: through which the ranks meet; by default there is one rank.
+        collective: how the ranks meet and exchange values; by default that of a single process.
     """
 
     #: its row in `midstride.engine.config.strategies.STRATEGIES`; what is made from a class keeps that class's row
@@ -40,80 +40,80 @@ class Strategy(ABC):
         self.devices: Sequence[torch.device] = [torch.device("cpu")]
 
     def attach(self, world: World, devices: Sequence[torch.device]) -> None:
-        """Belong to `world`; this rank has `devices`, more than one where a process splits its batches."""
+        """Set the world, and the devices of this rank: several where one process splits its batches."""
         self.world, self.devices = world, devices
 
     @property
     def device(self) -> torch.device:
-        """The device that batches come to and weights live on; some know it once they have met."""
+        """Where batches are moved to and weights live; some strategies know it only once the ranks have met."""
         return self.devices[0]
 
     @property
     def identity(self) -> str:
-        """What of the strategy decides a run's bits, as text; a class of a user's own goes by its import path."""
+        """What part of the strategy decides a run's bits, as text: its name, or the import path of a user's class."""
         kind = type(self)
         ours = kind.__module__.startswith("midstride.")
         return self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
 
     @property
     def data_world(self) -> World:
-        """The world that samples are dealt to: ranks that read the same ones have one rank in it."""
+        """The ranks among which samples are shared out; ranks that read the same samples have the same rank here."""
         return self.world
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return messages on what `module` wants and this strategy cannot do."""
+        """Return messages on what in `module` this strategy does not support."""
         samples_apart = self.data_world.size > 1
         sparse = sparse_tensor_errors(module) if samples_apart or self.world.size > 1 else []
         return sparse + (max_norm_errors(module) if samples_apart else [])
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Return messages on what of a fit that is put together this strategy cannot do.
+        """Return messages on what in a fit this strategy does not support.
 
         Args:
-            optimizers: that the engine steps.
-            options: of the Trainer.
-            batch_size: of training, on this rank; None where batches have no fixed size.
+            optimizers: those that `configure_optimizers` returned.
+            options: those of the Trainer.
+            batch_size: samples in a training batch of this rank; None where batches have no fixed size.
         """
         return []
 
     def init_process_group(self) -> None:
-        """Meet the other ranks; called once, before anything else. Calling it again does nothing."""
+        """Connect this rank to the others; called before anything else. Calling it again does nothing."""
         self.collective.init_process_group(self.world, self.device)
 
     def setup_module(
         self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
     ) -> None:
-        """Bring `module` to where it trains, or as much of it as this rank has; optimizers are made after it.
+        """Move `module`, or the part of it that this rank has, to its device; called before optimizers are made.
 
         Args:
-            module: whole, on the host; or as an earlier call left it.
-            scope: of its steps.
-            first_batch: reads the first training batch, for a strategy that measures; None where nothing is trained.
+            module: whole and on the host, or as an earlier call left it.
+            scope: what surrounds the module's steps.
+            first_batch: reads the first training batch, for a strategy that measures; None in an evaluation.
         """
         module.to(self.device)
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        """Change what `configure_optimizers` returned, torch's optimizers and schedulers; state is loaded after it."""
+        """Change the optimizers and schedulers that `configure_optimizers` returned; called before state is loaded."""
 
     @abstractmethod
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` ready for training; `step.module` is the user's, in its place.
+        """Return `step` wrapped for training; `step.module` stays the user's module.
 
         Args:
-            step: its forward is the user's `training_step`.
-            one_backward: one optimizer, stepped by the engine: gradients may be exchanged while the
-                backward pass runs. Otherwise `reduce_gradients` is called after each backward pass.
+            step: a module whose forward is the user's `training_step`.
+            one_backward: whether there is one optimizer, stepped by the engine. Gradients may then be exchanged while
+                the backward pass runs; otherwise `reduce_gradients` is called after each backward pass.
         """
 
     def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Return what the user's step called `name` returns; in training it is called within what `wrap` returned.
+        """Call the user's step and return its outputs; a training step is called inside of what `wrap` returned.
 
         Args:
             scope: calls the step.
-            module: whose step it is.
-            name: of the method.
-            batch: of this rank.
-            arguments: that the method is given after it.
+            module: the user's module.
+            name: which of its steps to call.
+            batch: this rank's batch.
+            arguments: further arguments of the step, such as `batch_idx`.
         """
         return scope.call(module, name, batch, *arguments)
 
@@ -123,15 +123,15 @@ class Strategy(ABC):
 
     @abstractmethod
     def is_replicated(self, path: str) -> bool:
-        """Return whether the tensor at `path` of the state tree has the same bits on every rank: one writes it."""
+        """Return whether the tensor at `path` of the state has the same bits on every rank: then one rank writes it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides the bits of the sums this strategy makes."""
+        """Return what decides the bits of the sums that this strategy makes."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take back what `state_dict` gave; called after `wrap` and before any other part is loaded."""
 
     def clone(self) -> Self:
-        """Return a strategy that can be given a state while this one trains, without an exchange."""
+        """Return a copy that a state can be loaded into while this one trains; loading it calls no collective."""
         return copy.copy(self)

@@ -66,7 +66,7 @@ class BackwardSync(ABC):
 
     @abstractmethod
     def no_backward_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Keep gradients on this rank while the block runs; `wrapped` is what `wrap` returned."""
+        """Return a context in which backward passes exchange no gradients; `wrapped` is what `wrap` returned."""
 
     @abstractmethod
     def sync_pending_gradients(self) -> None:
@@ -74,7 +74,7 @@ class BackwardSync(ABC):
 
 
 class AveragesInBuckets(ABC):
-    """Averages gradients in buckets, which may be sent in the backward pass that `reduce_gradients` follows."""
+    """Averages gradients in buckets, some of which may be sent while the backward pass still runs."""
 
     @property
     @abstractmethod
@@ -107,15 +107,15 @@ class RunsLanes(ABC):
 
     @abstractmethod
     def batch(self) -> AbstractContextManager[None]:
-        """Return the context of all lanes of a batch; after it, gradients and buffers are the means over all lanes."""
+        """Return the context in which a batch's lanes run; at its end gradients and buffers are averaged over lanes."""
 
     @abstractmethod
     def lane(self, lane: int) -> AbstractContextManager[None]:
-        """Return the context of forward and backward of one lane, within that of its batch; lanes have an order."""
+        """Return the context in which one lane runs forward and backward; inside that of its batch, in order."""
 
     @abstractmethod
     def restore_buffers(self) -> None:
-        """Put the module's buffers back to where the lanes of the batch at hand begin, as the next lane does."""
+        """Restore the module's buffers to their values before the current batch, from which each lane starts."""
 
 
 class MergesOutputs(ABC):
@@ -127,7 +127,7 @@ class MergesOutputs(ABC):
 
 
 class Measures(ABC):
-    """Measures something before the first step, by which every later attempt of the run goes as well."""
+    """Measures something before the first step, and uses the same measurements in every later attempt of the run."""
 
     @abstractmethod
     def measurements(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Measures(ABC):
 
 
 class LazyDevice(ABC):
-    """A device that collects operations, and carries them out as one graph.
+    """A device that records operations, and executes them as one graph.
 
     No optimizer evaluates a batch several times there, as LBFGS does.
     """
@@ -149,7 +149,7 @@ class LazyDevice(ABC):
 
     @abstractmethod
     def mark_step(self) -> None:
-        """Have carried out what was collected: at every boundary, and after each batch of an evaluation."""
+        """Execute what was recorded; called at every boundary, and after each batch of an evaluation."""
 
 
 class ModelParallel(ABC):
@@ -158,7 +158,7 @@ class ModelParallel(ABC):
     No optimizer evaluates a batch several times there, as LBFGS does.
     """
 
-    #: whether calling the module is an exchange, which every rank has to join: a rank without a batch repeats one
+    #: whether calling the module is a collective: a rank without a batch then repeats one
     forward_is_collective: ClassVar[bool] = False
     #: why a run cannot go on with another number of ranks, as text; None if it can
     fixed_world: ClassVar[str | None] = None
@@ -239,7 +239,7 @@ def _refuse_gradients(name: str, parameter: nn.Parameter) -> RemovableHandle:
 
 
 def watch_of(strategy: Strategy) -> Callable[[Optimizer, nn.Module], None] | None:
-    """Return what refuses to train parameters that `strategy` would not average, if there may be such."""
+    """Return a function that refuses parameters which `strategy` would not average; None if it averages all."""
     return strategy.refuse_new if isinstance(strategy, AveragesKnown) else None
 
 
