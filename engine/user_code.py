@@ -48,7 +48,8 @@ def is_of_communication(error: BaseException) -> bool:
 def _is_exchange(error: RuntimeError) -> bool:
     if isinstance(error, torch.distributed.DistError) or type(error).__name__ == "HorovodInternalError":
         return True
-    if "gloo/transport/" in str(error):  # it starts with gloo's file; whose call waited is who asks for the result
+    # Its text starts with gloo's file, and may come out where the user's code waits for a result.
+    if any("gloo/transport/" in text for text in error.args if isinstance(text, str)):
         return True
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(files) and files[-1].startswith(_DISTRIBUTED) and not files[-1].startswith(_TENSORS)

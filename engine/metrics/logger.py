@@ -24,13 +24,11 @@ from midstride.engine.trees import samples_in
 
 __all__ = ["LoggingStage", "MetricLogger"]
 
-#: what is going on; "over" between the reduction of an evaluation's values and its end
-LoggingStage = Literal["train", "validate", "test", "predict", "over"]
+#: what is going on
+LoggingStage = Literal["train", "validate", "test", "predict"]
 
-_TOO_LATE = {
-    "over": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
-    "predict": "in a prediction: there is nothing to log to. Return what you want to keep.",
-}
+_REDUCED = "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead."
+_PREDICTING = "in a prediction: there is nothing to log to. Return what you want to keep."
 
 
 #: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx: as `TrainingModule.log` was given them
@@ -57,6 +55,9 @@ class MetricLogger:
         metrics: the metrics of the module.
         size: ranks.
     """
+
+    #: whether the values of the evaluation that is going on are reduced; see `begin`
+    _is_reduced = False
 
     def __init__(self, gather: Callable[[object], list[Any]], metrics: TorchmetricsState, size: int) -> None:
         self._gather, self.metrics, self._size = gather, metrics, size
@@ -85,14 +86,15 @@ class MetricLogger:
         self.is_recording = True
         self._plain = nullcontext[None]()
 
-    def begin(self, stage: LoggingStage, loader: int | None = None) -> None:
-        """Count what is logged from now on to `stage`; "predict" and "over" refuse it.
+    def begin(self, stage: LoggingStage, loader: int | None = None, *, is_reduced: bool = False) -> None:
+        """Count what is logged from now on to `stage`.
 
         Args:
-            stage: what is going on.
+            stage: what is going on; "predict" takes no values.
             loader: number of the loader being evaluated, where there are several.
+            is_reduced: whether the values of this evaluation are reduced, and no more are taken.
         """
-        self.stage, self._loader, self.batch = stage, loader, None
+        self.stage, self._loader, self.batch, self._is_reduced = stage, loader, None, is_reduced
         self._targets.clear()
 
     def begin_batch(self, batch: Any) -> None:
@@ -133,8 +135,8 @@ class MetricLogger:
         reduce_fx: str,
         add_dataloader_idx: bool,
     ) -> _LogTarget:
-        if self.stage in _TOO_LATE:
-            raise UserError(f"self.log({name!r}) {_TOO_LATE[self.stage]}")
+        if self._is_reduced or self.stage == "predict":
+            raise UserError(f"self.log({name!r}) {_REDUCED if self._is_reduced else _PREDICTING}")
         if name in ("epoch", "step"):
             raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
         if reduce_fx not in REDUCTIONS:

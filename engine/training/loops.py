@@ -213,7 +213,8 @@ class EvaluationLoop:
         loaders: Sequence[ResumableLoader],
         checkpointer: Checkpointer | None = None,
     ) -> None:
-        self.context, self.stage, self.loaders = context, stage, loaders
+        self.context, self.loaders = context, loaders
+        self.stage: Literal["validate", "test"] = stage
         self.boundary = StepBoundary(context, checkpointer)
         name = STEPS[stage]
         self.prefix = name.removesuffix("_step")  # of its hooks' names: on_validation_start
@@ -239,7 +240,7 @@ class EvaluationLoop:
             context.metric_logger.preview_epoch()
         hooks.call(f"on_{self.prefix}_epoch_end")
         values = context.metric_logger.close_epoch()
-        context.metric_logger.begin("over")
+        context.metric_logger.begin(self.stage, is_reduced=True)
         progress.end_validation()
         hooks.call(f"on_{self.prefix}_end")
         if self.stage == "validate":

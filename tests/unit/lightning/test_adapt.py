@@ -153,6 +153,25 @@ def test_the_trainer_has_lightnings_names(name: str, value: Any) -> None:
     assert module.found == value
 
 
+class Noting(style.Classifier):
+    """Notes what its Trainer says is under way as an evaluation ends."""
+
+    def note(self) -> None:
+        trainer = self.trainer
+        self.found = (trainer.state.fn, trainer.state.stage, trainer.validating, trainer.testing, trainer.evaluating)
+
+    on_validation_end = on_test_end = note
+    test_step = style.Classifier.validation_step
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test"])
+def test_the_trainer_says_what_is_under_way_as_an_evaluation_ends(verb: str) -> None:
+    module, trainer = Noting(), Trainer(max_epochs=1)
+    getattr(trainer, verb)(module, style.loader(8), *([style.loader(8)] if verb == "fit" else []))
+    stage = "test" if verb == "test" else "validate"
+    assert module.found == (verb, stage, stage == "validate", stage == "test", True)
+
+
 class Stopped(style.Acting):
     """Is asked to stop in its second epoch, by which time training has changed what it reads."""
 
