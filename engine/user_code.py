@@ -11,7 +11,7 @@ import torch.distributed
 from midstride.engine.errors import EngineError, UserCodeError
 from midstride.engine.fault_injection import InjectedFault
 
-__all__ = ["call_user_code", "is_of_communication"]
+__all__ = ["call_user_code", "is_retryable"]
 
 _DISTRIBUTED = str(Path(torch.distributed.__file__).parent)
 #: code there computes: that a tensor which is cut has no such operation is the user's
@@ -30,12 +30,17 @@ def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) ->
     except (EngineError, InjectedFault):
         raise
     except Exception as error:
-        if isinstance(error, torch.AcceleratorError) or is_of_communication(error):
+        if is_retryable(error):
             raise
         raise UserCodeError.of(where, error) from error
 
 
-def is_of_communication(error: BaseException) -> bool:
+def is_retryable(error: Exception) -> bool:
+    """Whether `error`, raised in the user's code, is that of a GPU or of an exchange with other ranks."""
+    return isinstance(error, torch.AcceleratorError) or _is_of_communication(error)
+
+
+def _is_of_communication(error: BaseException) -> bool:
     """Whether `error` came out of an exchange with other ranks, or out of such an error: one that died shows there."""
     link: BaseException | None = error
     while link is not None:

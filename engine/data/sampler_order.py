@@ -20,7 +20,7 @@ from midstride.engine.data.sampler_state import SamplerState, samplers_in
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.seeds import mix
 from midstride.engine.state.codec import differences
-from midstride.engine.user_code import is_of_communication
+from midstride.engine.user_code import is_retryable
 
 __all__ = ["BatchSamplerOrder", "SamplerOrder"]
 
@@ -204,7 +204,7 @@ class SamplerOrder(SampleOrder):
                 given = islice(self._base_seed.iterate(sampler, epoch), self._most)
                 items = [copy.copy(item) if type(item) is list else item for item in given]
         except Exception as error:
-            if is_of_communication(error):
+            if is_retryable(error):
                 raise
             raise UserCodeError.of(f"{self._what}, epoch {epoch}", error) from error
         if len(items) == self._most:

@@ -19,7 +19,7 @@ from midstride.engine.data.torch_internals import make_worker_info, set_worker_i
 from midstride.engine.errors import EngineError, NotExact, UserCodeError
 from midstride.engine.objects.generators import seeder, shared_generators
 from midstride.engine.seeds import mix
-from midstride.engine.user_code import is_of_communication
+from midstride.engine.user_code import is_retryable
 
 __all__ = ["STATE_BYTES", "Shard"]
 
@@ -199,7 +199,7 @@ class Shard:
         except EngineError:
             raise
         except Exception as error:
-            if is_of_communication(error):
+            if is_retryable(error):
                 raise
             raise UserCodeError.of(f"{self._where()}, batch {self.position}, {what}", error) from error
 
