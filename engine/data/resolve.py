@@ -169,8 +169,7 @@ class LoaderResolver:
         """Return the loaders of `stage`, one for each `dataloader_idx`; none if there are none."""
         given = self._call(LOADER_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
         self.given[stage] = given
-        option = f"limit_{'val' if stage == 'validate' else 'test'}_batches"
-        limit = getattr(self._options, option)
+        option, limit = self._limit(stage)
         resumables = [] if given is None or given == [] else self._evaluation(given, stage, limit)
         counts = self._ranks.gather([len(resumable) if resumable.is_sized else None for resumable in resumables])
         if len({len(rank) for rank in counts}) > 1:
@@ -183,6 +182,12 @@ class LoaderResolver:
         if 0.0 < limit < 1.0:
             self._check_limit(resumables, stage, option, limit)
         return resumables
+
+    def _limit(self, stage: str) -> tuple[str, float]:
+        """Return the option that limits the batches of `stage`, and its value: predictions are never left out."""
+        options = self._options
+        limits = {"validate": options.limit_val_batches, "test": options.limit_test_batches, "predict": 1.0}
+        return f"limit_{'val' if stage == 'validate' else stage}_batches", limits[stage]
 
     def _check_limit(self, resumables: Sequence[ResumableLoader], stage: str, option: str, limit: float) -> None:
         """Refuse a share of a loader's batches that is less than one batch on every rank."""

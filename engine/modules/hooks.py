@@ -82,9 +82,10 @@ def _is_user_class(kind: type) -> bool:
 def bind_step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any] | None:
     """Return the module's `..._step_end`, called with a step's outputs and its batch; None if it has not written one.
 
-    It need not take the batch.
+    It need not take the batch. A prediction has none.
     """
-    if getattr(getattr(module, f"{step}_end"), "__func__", None) is getattr(TrainingModule, f"{step}_end"):
+    default = getattr(TrainingModule, f"{step}_end", None)
+    if default is None or getattr(getattr(module, f"{step}_end"), "__func__", None) is default:
         return None
     method, where = getattr(module, f"{step}_end"), f"{type(module).__name__}.{step}_end"
     if len(inspect.signature(method).parameters) > 1:

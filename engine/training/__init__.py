@@ -5,13 +5,13 @@ boundary        what happens between two batches: snapshots that are due, reques
 closures        optimizers whose step needs a closure, such as LBFGS, and what they cannot be combined with
 context         every object that one call of a Trainer works with, complete before its loop starts
 determinism     deterministic algorithms, switched on for as long as a fit runs
-evaluation      what `Trainer.validate`, `test` and `predict` do once module and ranks are ready
+evaluation      the loop over the batches of an evaluation, in a fit or outside
 extra_steps     steps without effect, which a rank takes only so that collectives of other ranks complete
 finite          refuses losses that are NaN or infinite, before anything is written after them
 fit             one fit: built, resumed from where the run stands, trained to the end
+fit_loop        the loop over the epochs and batches of a fit
 fit_warnings    parameters, validations and monitors that look as if they took part in a fit and do not
 lane_scope      runs one lane of a batch: seeds it, collects what it logs, checks that it leaves nothing else
-loops           the loop over training batches and the loop over batches of an evaluation
 losses          finds the loss in what `training_step` returns, and checks it
 nonfinite       `on_nan: skip`: leaves out a batch whose loss is not finite
 optimizer_step  how a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers

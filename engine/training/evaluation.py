@@ -1,5 +1,6 @@
-"""Evaluations outside a fit: what `Trainer.validate`, `test` and `predict` do once module and ranks are ready."""
+"""The loop of an evaluation: every batch of every loader once, in a fit or outside."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -8,22 +9,146 @@ import torch
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
+from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.strategies.step import STEPS
+from midstride.engine.training.boundary import StepBoundary
+from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.extra_steps import extra_step
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.uneven_ranks import lockstep_batches
 from midstride.engine.trees import to_host
 
-__all__ = ["predict", "setup_evaluation"]
+__all__ = ["EvaluationLoop", "EvaluationStage", "PredictionLoop", "setup_evaluation"]
+
+EvaluationStage = Literal["validate", "test", "predict"]
+
+
+class EvaluationLoop:
+    """Every batch of every loader once; ranks may have different numbers of them.
+
+    The engine puts no collective inside a step. Where the strategy does, ranks without a batch join in: see
+    `lockstep_batches`.
+
+    Args:
+        context: whose parts are used.
+        stage: of "validate" inside a fit, the position is part of progress, and snapshots may be taken in it.
+        loaders: one loop over each, in order.
+        checkpointer: of the fit that is validated; None if there is none, or it is not kept.
+    """
+
+    def __init__(
+        self,
+        context: EvaluationContext,
+        stage: EvaluationStage,
+        loaders: Sequence[ResumableLoader],
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        self.context, self.loaders = context, loaders
+        self.stage: EvaluationStage = stage
+        self.boundary = StepBoundary(context, checkpointer)
+        name = STEPS[stage]
+        self.prefix = name.removesuffix("_step")  # of its hooks' names: on_validation_start
+        self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
+        self.step_end = bind_step_end(context.module, name)
+        self.lanes = None if context.lanes is None else LaneScope(context, stage)
+
+    def run(self) -> dict[str, float]:
+        """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
+        context, progress, hooks = self.context, self.context.progress, self.context.hooks
+        context.metric_logger.begin(self.stage)
+        if not progress.validating:
+            progress.begin_validation()
+            hooks.call(f"on_{self.prefix}_start")
+            hooks.call(f"on_{self.prefix}_epoch_start")
+        with torch.no_grad(), context.modes.evaluating():
+            while progress.val_loader < len(self.loaders):
+                context.metric_logger.begin(self.stage, progress.val_loader if len(self.loaders) > 1 else None)
+                self.loader(progress.val_loader)
+                progress.next_validation_loader()
+        context.metric_logger.begin(self.stage)
+        if hooks.has(f"on_{self.prefix}_epoch_end"):
+            context.metric_logger.preview_epoch()
+        hooks.call(f"on_{self.prefix}_epoch_end")
+        values = context.metric_logger.close_epoch()
+        context.metric_logger.begin(self.stage, is_reduced=True)
+        progress.end_validation()
+        hooks.call(f"on_{self.prefix}_end")
+        if self.stage == "validate":
+            context.reporter.emit("validation", step=progress.step, epoch=progress.epoch, metrics=values)
+        context.metric_logger.begin("train")
+        return values
+
+    def loader(self, number: int) -> None:
+        """Evaluate one loader; a rank that has no batch left waits at the boundaries, or joins in others' steps."""
+        context, progress = self.context, self.context.progress
+        to_device = context.batch_transfer(number)
+        for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
+            if own:
+                self.batch(to_device(batch), progress.val_batch, number)
+            elif context.forward_is_collective:
+                with extra_step(context, self.loaders[number]):
+                    self.step(to_device(batch), progress.val_batch, number)
+            if self.lanes is not None:
+                self.lanes.leave(progress.step, number, progress.val_batch)
+            progress.validation_batch_done()
+            if self.stage == "validate":
+                self.boundary.after_batch()
+            else:
+                context.mark_step()
+
+    def batch(self, batch: Any, index: int, number: int) -> Any:
+        """Evaluate one batch of this rank's own; return what the step made of it."""
+        hooks, extra = self.context.hooks, self._extra(number)
+        self.context.metric_logger.begin_batch(batch)
+        hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
+        outputs = self.step(batch, index, number)
+        hooks.call(f"on_{self.prefix}_batch_end", outputs, batch, index, *extra)
+        return outputs
+
+    def step(self, batch: Any, index: int, number: int) -> Any:
+        """Return what the user's step makes of a batch, with the unwrapped module: DDP's forward shares buffers."""
+        if self.lanes is None:
+            return self._run(batch, index, number)
+
+        def step(lane_batch: Any) -> Any:
+            return self._run(lane_batch, index, number)
+
+        outputs = {}
+        for lane, lane_batch in batch.items():
+            with self.lanes.lane(lane, step, lane_batch, self.context.progress.step, number, index, loader=number):
+                outputs[lane] = step(lane_batch)
+        return outputs
+
+    def _run(self, batch: Any, index: int, number: int) -> Any:
+        return self.context.scope.run(self.forward, batch, index, *self._extra(number), end=self.step_end)
+
+    def _extra(self, number: int) -> tuple[int, ...]:
+        return (number,) if len(self.loaders) > 1 else ()
+
+
+class PredictionLoop(EvaluationLoop):
+    """An evaluation whose outputs are kept, in `predictions`, on the host: a device might not hold all."""
+
+    def __init__(self, context: EvaluationContext, loaders: Sequence[ResumableLoader]) -> None:
+        super().__init__(context, "predict", loaders)
+        self.predictions: list[Any] = []
+
+    def batch(self, batch: Any, index: int, number: int) -> Any:
+        """Predict one batch of this rank's own; with lanes, each of its lanes is a prediction."""
+        outputs = super().batch(batch, index, number)
+        kept = outputs if self.context.device.type == "cpu" else to_host(outputs)
+        self.predictions += [kept] if self.lanes is None else kept.values()
+        return outputs
 
 
 def setup_evaluation(
-    context: EvaluationContext, stage: Literal["validate", "test"], loaders: LoaderResolver
+    context: EvaluationContext, stage: EvaluationStage, loaders: LoaderResolver
 ) -> list[ResumableLoader]:
     """Set up the module where it is evaluated; return the loaders of `stage`."""
-    _ensure_written(context.module, STEPS[stage])
+    if stage != "predict":  # whose step is by default the module itself
+        _ensure_written(context.module, STEPS[stage])
     context.strategy.setup_module(context.module, context.scope)
     resumables = loaders.evaluation(stage)
     if not resumables:
@@ -35,46 +160,3 @@ def _ensure_written(module: TrainingModule, step: str) -> None:
     kind = type(module)
     if getattr(kind, step) is getattr(TrainingModule, step):
         raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Write it.")
-
-
-def predict(context: EvaluationContext, loaders: LoaderResolver) -> list[Any]:
-    """Return what `predict_step` returns for every batch of this rank, on the host: a device might not hold all."""
-    context.strategy.setup_module(context.module, context.scope)
-    context.metric_logger.begin("predict")
-    lanes = None if context.lanes is None else LaneScope(context, "predict")
-    context.hooks.call("on_predict_start")
-    context.hooks.call("on_predict_epoch_start")
-    predictions = []
-    resumables = loaders.evaluation("predict")
-    with torch.no_grad(), context.modes.evaluating():
-        for number, loader in enumerate(resumables):
-            extra = (number,) if len(resumables) > 1 else ()
-            predicted = partial(_predict, context, number=number, extra=extra)
-            for index, (batch, own) in enumerate(lockstep_batches(context, loader)):
-                if own and lanes is not None:
-                    step = partial(_step, context, index=index, number=number, extra=extra)
-                    for lane, lane_batch in batch.items():
-                        with lanes.lane(lane, step, lane_batch, number, index, loader=number):
-                            predictions.append(predicted(lane_batch, index))
-                elif own:
-                    predictions.append(predicted(batch, index))
-                elif context.forward_is_collective:
-                    with extra_step(context, loader):
-                        predicted(batch, index)
-                context.mark_step()
-    context.hooks.call("on_predict_epoch_end")
-    context.hooks.call("on_predict_end")
-    return predictions
-
-
-def _predict(context: EvaluationContext, batch: Any, index: int, *, number: int, extra: tuple[int, ...]) -> Any:
-    batch = context.to_device(batch, number)
-    context.hooks.call("on_predict_batch_start", batch, index, *extra)
-    outputs = _step(context, batch, index, number=number, extra=extra)
-    context.hooks.call("on_predict_batch_end", outputs, batch, index, *extra)
-    return outputs if context.device.type == "cpu" else to_host(outputs)
-
-
-def _step(context: EvaluationContext, batch: Any, index: int, *, number: int, extra: tuple[int, ...]) -> Any:
-    run = partial(context.strategy.run_step, context.scope, context.module, STEPS["predict"])
-    return context.scope.run(run, context.to_device(batch, number), index, *extra)

@@ -26,8 +26,8 @@ from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
+from midstride.engine.training.fit_loop import FitLoop
 from midstride.engine.training.fit_warnings import idle_evaluation, untrained_parameters
-from midstride.engine.training.loops import FitLoop
 from midstride.engine.training.sample_log import SampleLog
 from midstride.engine.user_code import call_user_code
 

@@ -12,7 +12,7 @@ import torch
 
 from midstride.engine.config.loggers import LoggerOptions, checked_loggers
 from midstride.engine.config.options import SnapshotOptions, TrainerOptions, checked_options, short_precision
-from midstride.engine.data.loader import FitLoaders
+from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.lightning.adapt import adapt
@@ -36,9 +36,8 @@ from midstride.engine.training.checkpointing.run_store import Resume
 from midstride.engine.training.checkpointing.world_size import cut_as_begun
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
-from midstride.engine.training.evaluation import predict, setup_evaluation
+from midstride.engine.training.evaluation import EvaluationLoop, EvaluationStage, PredictionLoop, setup_evaluation
 from midstride.engine.training.fit import Fit, earlier_facts
-from midstride.engine.training.loops import EvaluationLoop
 from midstride.engine.training.setup import BoundCallback, set_up
 from midstride.engine.training.trainer_state import TrainerState
 from midstride.engine.world import World
@@ -214,7 +213,8 @@ class Trainer(TrainerState):
     @on_all_ranks
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
         """Validate `module`; return what it logged, reduced over batches and ranks, by name. Arguments as of `test`."""
-        return self._evaluate("validate", module, data, ckpt_path)
+        with self._evaluation(module, data, "validate", ckpt_path) as resumables:
+            return EvaluationLoop(self.context, "validate", resumables).run()
 
     @on_all_ranks
     def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
@@ -226,7 +226,8 @@ class Trainer(TrainerState):
             ckpt_path: "best" or "last" of the run just fitted, or the path of such a folder or of a file that
                 `save_checkpoint` wrote; None for the module as it is.
         """
-        return self._evaluate("test", module, data, ckpt_path)
+        with self._evaluation(module, data, "test", ckpt_path) as resumables:
+            return EvaluationLoop(self.context, "test", resumables).run()
 
     @on_all_ranks
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
@@ -234,9 +235,10 @@ class Trainer(TrainerState):
 
         With `ddp_spawn`, `ddp_fork` and `ddp_notebook` it returns those of all ranks, rank after rank.
         """
-        preparing = self._prepare(module, data, "predict", ckpt_path)
-        with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
-            return predict(ready, loaders)
+        with self._evaluation(module, data, "predict", ckpt_path) as resumables:
+            loop = PredictionLoop(self.context, resumables)
+            loop.run()
+            return loop.predictions
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
         """Return what would stop a fit on that many processes before its first step; none if nothing would.
@@ -300,17 +302,19 @@ class Trainer(TrainerState):
                 load_full_state_dict(self.strategy, module, weights_at(self.weights_url(ckpt_path)).state_dict)
             yield self.context
 
-    def _evaluate(
-        self, stage: Literal["validate", "test"], module: TrainingModule, data: Any, ckpt_path: str | None
-    ) -> dict[str, float]:
+    @contextmanager
+    def _evaluation(
+        self, module: TrainingModule, data: Any, stage: EvaluationStage, ckpt_path: str | None
+    ) -> Iterator[list[ResumableLoader]]:
+        """Get ready for an evaluation, which counts its batches beside those of the last fit; yield its loaders."""
         preparing = self._prepare(module, data, stage, ckpt_path)
         with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
             resumables = setup_evaluation(ready, stage, loaders)
-            self.context = replace(ready, progress=Progress())
+            self.context = replace(ready, progress=replace(ready.progress, validating=False))
             try:
-                return EvaluationLoop(self.context, stage, resumables).run()
+                yield resumables
             finally:
-                self.context = ready  # with the progress of the last fit
+                self.context = ready
 
     def _owners(self, module: TrainingModule) -> list[Any]:
         """Return what has `setup` and `teardown`, in the order in which they are called."""

@@ -31,14 +31,14 @@ TRAINING = [
     ),
     Mutant(
         "every epoch has a validation",
-        "engine/training/loops.py",
+        "engine/training/fit_loop.py",
         "if (progress.epoch + 1) % self.context.options.check_val_every_n_epoch:",
         "if progress.epoch < 0:",
         "unit/training/test_trainer.py::test_only_every_nth_epoch_has_validations",
     ),
     Mutant(
         "early stopping waits for no epoch",
-        "engine/training/loops.py",
+        "engine/training/fit_loop.py",
         "(progress.stop and progress.epoch >= (options.min_epochs or 0))",
         "progress.stop",
         "unit/training/test_trainer.py::test_early_stopping_waits_for_the_least_number_of_epochs[7-7]",

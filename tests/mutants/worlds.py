@@ -295,7 +295,7 @@ WORLDS = [
     ),
     Mutant(
         "a loader that starts over inside an epoch is not compared over the ranks",
-        "engine/training/loops.py",
+        "engine/training/fit_loop.py",
         "            if progress.batch == 0 or self.loader.begins_pass:\n",
         "            if progress.batch == 0:\n",
         "laws/test_loaders.py::test_samplers_that_ranks_tell_otherwise_are_refused[laps-epoch 0]",

@@ -51,7 +51,7 @@ def test_an_exception_of_the_user_starts_with_their_traceback(tmp_path: Path) ->
     assert "in broken" in text
     assert "Module.training_step" in text
     assert "midstride/engine" not in text
-    assert "loops.py" not in text
+    assert "fit_loop.py" not in text
 
 
 class Wordless(RuntimeError):

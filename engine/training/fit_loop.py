@@ -1,31 +1,23 @@
-"""The loops: training and evaluation, a page each.
+"""The loop of a fit: epochs of batches, with validation in between.
 
 Between two batches everything that decides what comes next stands in the context's parts, so a
 snapshot taken at a boundary, in training or in the middle of a validation, is a position to go on from.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
-import torch
-
-from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import NotExact, UserError
-from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.session.heartbeat import Phase
-from midstride.engine.strategies.step import STEPS
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
-from midstride.engine.training.context import EvaluationContext, FitContext
-from midstride.engine.training.extra_steps import extra_step
-from midstride.engine.training.lane_scope import LaneScope
+from midstride.engine.training.context import FitContext
+from midstride.engine.training.evaluation import EvaluationLoop
 from midstride.engine.training.optimizer_step import OptimizerStep
 from midstride.engine.training.shared_order import ensure_shared_order
-from midstride.engine.training.uneven_ranks import lockstep_batches
 from midstride.engine.trees import samples_in
 
-__all__ = ["EvaluationLoop", "FitLoop"]
+__all__ = ["FitLoop"]
 
 
 class FitLoop:
@@ -191,105 +183,3 @@ class FitLoop:
         self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
         self.loader.stand_at_end(False)
-
-
-class EvaluationLoop:
-    """Every batch of every loader once; ranks may have different numbers of them.
-
-    The engine puts no collective inside a step. Where the strategy does, ranks without a batch join in: see
-    `lockstep_batches`.
-
-    Args:
-        context: whose parts are used.
-        stage: "validate" (inside a fit its position is part of progress, and snapshots may be taken in it) or "test".
-        loaders: one loop over each, in order.
-        checkpointer: of the fit that is validated; None if there is none, or it is not kept.
-    """
-
-    def __init__(
-        self,
-        context: EvaluationContext,
-        stage: Literal["validate", "test"],
-        loaders: Sequence[ResumableLoader],
-        checkpointer: Checkpointer | None = None,
-    ) -> None:
-        self.context, self.loaders = context, loaders
-        self.stage: Literal["validate", "test"] = stage
-        self.boundary = StepBoundary(context, checkpointer)
-        name = STEPS[stage]
-        self.prefix = name.removesuffix("_step")  # of its hooks' names: on_validation_start
-        self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
-        self.step_end = bind_step_end(context.module, name)
-        self.lanes = None if context.lanes is None else LaneScope(context, stage)
-
-    def run(self) -> dict[str, float]:
-        """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
-        context, progress, hooks = self.context, self.context.progress, self.context.hooks
-        context.metric_logger.begin(self.stage)
-        if not progress.validating:
-            progress.begin_validation()
-            hooks.call(f"on_{self.prefix}_start")
-            hooks.call(f"on_{self.prefix}_epoch_start")
-        with torch.no_grad(), context.modes.evaluating():
-            while progress.val_loader < len(self.loaders):
-                context.metric_logger.begin(self.stage, progress.val_loader if len(self.loaders) > 1 else None)
-                self.loader(progress.val_loader)
-                progress.next_validation_loader()
-        context.metric_logger.begin(self.stage)
-        if hooks.has(f"on_{self.prefix}_epoch_end"):
-            context.metric_logger.preview_epoch()
-        hooks.call(f"on_{self.prefix}_epoch_end")
-        values = context.metric_logger.close_epoch()
-        context.metric_logger.begin(self.stage, is_reduced=True)
-        progress.end_validation()
-        hooks.call(f"on_{self.prefix}_end")
-        if self.stage == "validate":
-            context.reporter.emit("validation", step=progress.step, epoch=progress.epoch, metrics=values)
-        context.metric_logger.begin("train")
-        return values
-
-    def loader(self, number: int) -> None:
-        """Evaluate one loader; a rank that has no batch left waits at the boundaries, or joins in others' steps."""
-        context, progress = self.context, self.context.progress
-        to_device = context.batch_transfer(number)
-        for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
-            if own:
-                self.batch(to_device(batch), progress.val_batch, number)
-            elif context.forward_is_collective:
-                with extra_step(context, self.loaders[number]):
-                    self.step(to_device(batch), progress.val_batch, number)
-            if self.lanes is not None:
-                self.lanes.leave(progress.step, number, progress.val_batch)
-            progress.validation_batch_done()
-            if self.stage == "validate":
-                self.boundary.after_batch()
-            else:
-                context.mark_step()
-
-    def batch(self, batch: Any, index: int, number: int) -> None:
-        """Evaluate one batch of this rank's own."""
-        hooks, extra = self.context.hooks, self._extra(number)
-        self.context.metric_logger.begin_batch(batch)
-        hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
-        outputs = self.step(batch, index, number)
-        hooks.call(f"on_{self.prefix}_batch_end", outputs, batch, index, *extra)
-
-    def step(self, batch: Any, index: int, number: int) -> Any:
-        """Return what the user's step makes of a batch, with the unwrapped module: DDP's forward shares buffers."""
-        if self.lanes is None:
-            return self._run(batch, index, number)
-
-        def step(lane_batch: Any) -> Any:
-            return self._run(lane_batch, index, number)
-
-        outputs = {}
-        for lane, lane_batch in batch.items():
-            with self.lanes.lane(lane, step, lane_batch, self.context.progress.step, number, index, loader=number):
-                outputs[lane] = step(lane_batch)
-        return outputs
-
-    def _run(self, batch: Any, index: int, number: int) -> Any:
-        return self.context.scope.run(self.forward, batch, index, *self._extra(number), end=self.step_end)
-
-    def _extra(self, number: int) -> tuple[int, ...]:
-        return (number,) if len(self.loaders) > 1 else ()
