@@ -1,22 +1,22 @@
 """Warnings of all ranks, merged and logged by the first."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from midstride.engine.modules import module_state, structure
-from midstride.engine.objects import object_state, registered_hooks, unwritable
-from midstride.engine.state import stateful
-from midstride.engine.training.checkpointing import unsaved_state
 from midstride.engine.world import World
 
 __all__ = ["RankWarnings"]
 
 log = logging.getLogger(__name__)
 
-#: where warnings of unsaved state come from
-_SOURCES = (module_state, structure, object_state, unwritable, registered_hooks, stateful, unsaved_state)
+#: the packages that look at state, and the module that looks at what is left out: any rank may warn there
+_SOURCES = [
+    logging.getLogger(f"midstride.engine.{name}")
+    for name in ("modules", "objects", "state", "training.checkpointing.unsaved_state")
+]
 
 
 class RankWarnings:
@@ -48,24 +48,33 @@ class RankWarnings:
             _warn(merge(everyone))
 
 
+class _Collector(logging.Handler):
+    """Keeps this thread's warnings; all else goes where it would go without."""
+
+    def __init__(self, messages: list[str], parent: logging.Logger) -> None:
+        super().__init__()
+        self._messages, self._parent, self._thread = messages, parent, threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record of any module below the logger."""
+        if record.levelno == logging.WARNING and record.thread == self._thread:
+            self._messages.append(record.getMessage())
+        else:
+            self._parent.callHandlers(record)
+
+
 @contextmanager
 def _collect_warnings(messages: list[str]) -> Iterator[None]:
-    """Let warnings go to `messages` alone."""
-
-    def take(record: logging.LogRecord) -> bool:
-        is_warning = record.levelno == logging.WARNING
-        if is_warning:
-            messages.append(record.getMessage())
-        return not is_warning
-
-    loggers = [logging.getLogger(source.__name__) for source in _SOURCES]
-    for logger in loggers:
-        logger.addFilter(take)
-    try:
+    """Let what this thread is warned of go to `messages` alone."""
+    with ExitStack() as stack:
+        for logger in _SOURCES:
+            assert logger.parent is not None
+            collector = _Collector(messages, logger.parent)
+            logger.addHandler(collector)
+            stack.callback(logger.removeHandler, collector)
+            stack.callback(setattr, logger, "propagate", logger.propagate)
+            logger.propagate = False
         yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(take)
 
 
 def _warn(messages: Iterable[str]) -> None:

@@ -1,5 +1,7 @@
-"""Warnings of unsaved state, where a rank fails."""
+"""Warnings of all ranks: which are merged, and what becomes of them where a rank fails."""
 
+import logging
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,3 +25,16 @@ def test_a_rank_that_fails_says_its_own(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.messages == ["a lock"]
     object_state.log.warning("another")
     assert caplog.messages == ["a lock", "another"]
+
+
+def test_warnings_of_state_are_merged_and_of_this_thread_alone(caplog: pytest.LogCaptureFixture) -> None:
+    engine, store = (logging.getLogger(f"midstride.engine.{name}") for name in ("objects.any", "storage.any"))
+    caplog.set_level(logging.INFO)
+    with RankWarnings(World(0, 2), lambda own: [own, []]).merge_ranks():
+        engine.warning("a lock")
+        engine.info("said at once")
+        store.warning("does not answer")  # now, and not when it has
+        other = Thread(target=engine.warning, args=["of a writer"])
+        other.start()
+        other.join()
+    assert caplog.messages == ["said at once", "does not answer", "of a writer", "a lock (on rank 0)"]
