@@ -10,6 +10,7 @@ pickling           what keeps something from being pickled, by its path: `module
                    pickle lambda"
 placement          where a Trainer trains: its strategy, its world, its devices, and who has to start the
                    ranks
+predictions        what `predict` returns: of several loaders, and of several ranks
 subprocess_script  the ranks of a plain script: the script runs again, once for each other rank, and this
                    process is rank 0
 tpus               which cores of a TPU are meant; without asking torch_xla

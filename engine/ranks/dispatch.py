@@ -12,6 +12,7 @@ from midstride.engine.lightning.adapt import adapt
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
+from midstride.engine.ranks.predictions import join_ranks
 from midstride.engine.ranks.subprocess_script import ended_early, ranks_watched, start_other_ranks
 from midstride.engine.session.script_exit import end_by_exit_codes
 
@@ -99,7 +100,7 @@ def _in_children(verb: Any, trainer: StartsRanks, module: Any, data: Any, argume
     ranks = run_in_children(call, placement.ranks, "spawn" if placement.start == "spawn" else "fork")
     trainer.adopt_result(module, ranks[0].state, fitted=verb.__name__ == "fit")
     if verb.__name__ == "predict":
-        return [prediction for rank in ranks for prediction in rank.value]
+        return join_ranks([rank.value for rank in ranks])
     return ranks[0].value
 
 

@@ -129,17 +129,18 @@ class EvaluationLoop:
 
 
 class PredictionLoop(EvaluationLoop):
-    """An evaluation whose outputs are kept, in `predictions`, on the host: a device might not hold all."""
+    """An evaluation whose outputs are kept on the host: a device might not hold all."""
 
     def __init__(self, context: EvaluationContext, loaders: Sequence[ResumableLoader]) -> None:
         super().__init__(context, "predict", loaders)
-        self.predictions: list[Any] = []
+        #: of every loader, those of its batches
+        self.predictions: list[list[Any]] = [[] for _ in loaders]
 
     def batch(self, batch: Any, index: int, number: int) -> Any:
         """Predict one batch of this rank's own; with lanes, each of its lanes is a prediction."""
         outputs = super().batch(batch, index, number)
         kept = outputs if self.context.device.type == "cpu" else to_host(outputs)
-        self.predictions += [kept] if self.lanes is None else kept.values()
+        self.predictions[number] += [kept] if self.lanes is None else kept.values()
         return outputs
 
 

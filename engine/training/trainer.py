@@ -27,6 +27,7 @@ from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_own_gpus
 from midstride.engine.ranks.dispatch import on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
+from midstride.engine.ranks.predictions import of_loaders
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies.base import Strategy
@@ -231,14 +232,14 @@ class Trainer(TrainerState):
 
     @on_all_ranks
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
-        """Return what `predict_step` returns for every batch of this rank. Arguments as of `test`.
+        """Return what `predict_step` returns for every batch of this rank; of several loaders, a list for each.
 
-        With `ddp_spawn`, `ddp_fork` and `ddp_notebook` it returns those of all ranks, rank after rank.
+        Arguments as of `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook` these are of all ranks, rank after rank.
         """
         with self._evaluation(module, data, "predict", ckpt_path) as resumables:
             loop = PredictionLoop(self.context, resumables)
             loop.run()
-            return loop.predictions
+            return of_loaders(loop.predictions)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
         """Return what would stop a fit on that many processes before its first step; none if nothing would.

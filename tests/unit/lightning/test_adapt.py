@@ -300,3 +300,18 @@ def test_predictions_are_those_of_lightning() -> None:
     ours = Trainer(max_epochs=1).predict(module, data)
     assert all(map(torch.equal, ours, theirs))
     assert module.calls == ["batch 0", "batch 1", "end"] * 2
+
+
+def test_predictions_of_several_loaders_are_a_list_for_each_as_in_lightning() -> None:
+    class Numbered(Predicting):
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:  # type: ignore[override]
+            return self(batch[0]) + dataloader_idx
+
+    module, loaders = Numbered(), [style.loader(8), style.loader(4)]
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    theirs = L.Trainer(accelerator="cpu", **quiet).predict(module, loaders)
+    assert theirs is not None
+    ours = Trainer(max_epochs=1).predict(module, loaders)
+    assert [len(loader) for loader in ours] == [len(loader) for loader in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(map(torch.equal, one, other))

@@ -105,7 +105,7 @@ def test_hooks_come_in_order(tmp_path: Path) -> None:
     assert module._calls == ["fit", *epoch, *epoch]
 
 
-@pytest.mark.parametrize(("loaders", "told"), [(1, [7] * 3), (2, [0] * 3 + [1] * 3)])
+@pytest.mark.parametrize(("loaders", "told"), [(1, [7] * 3), (2, [[0] * 3, [1] * 3])])
 def test_a_prediction_is_told_its_loader_where_there_are_several(loaders: int, told: list[int]) -> None:
     class Told(Line):
         def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 7) -> Any:
