@@ -20,7 +20,8 @@ class Doubling(TrainingModule):
         self._seen: list[Any] = []
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.layer(batch[:, None]).square().mean()
+        loss: Tensor = self.layer(batch[:, None]).square().mean()
+        return loss
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -39,10 +40,10 @@ def rows() -> DataLoader[Any]:
 @pytest.mark.parametrize("evaluate", ["test", "predict"])
 def test_an_evaluation_stands_where_the_fit_before_it_ended(evaluate: str) -> None:
     class Standing(Doubling):
-        def on_test_start(self) -> None:
+        def on_test_start(self, *_: Any) -> None:
             self._seen.append((self.current_epoch, self.global_step))
 
-        on_test_batch_end = on_predict_start = on_predict_batch_end = lambda self, *_: self.on_test_start()
+        on_test_batch_end = on_predict_start = on_predict_batch_end = on_test_start
 
     module, trainer = Standing(), Trainer(max_epochs=2, enable_progress_bar=False)
     trainer.fit(module, rows())
