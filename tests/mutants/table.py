@@ -7,6 +7,7 @@ from mutants.data import DATA
 from mutants.ddp import DDP
 from mutants.devices import DEVICES
 from mutants.errors import ERRORS
+from mutants.evaluations import EVALUATIONS
 from mutants.horovod import HOROVOD
 from mutants.lanes import LANES
 from mutants.loggers import LOGGERS
@@ -31,5 +32,6 @@ MUTANTS = [
     *WORLDS,
     *HOROVOD,
     *ERRORS,
+    *EVALUATIONS,
     *AROUND,
 ]

@@ -1,0 +1,36 @@
+"""Planted bugs of evaluations outside a fit."""
+
+from mutants.mutant import Mutant
+
+__all__ = ["EVALUATIONS"]
+
+EVALUATIONS = [
+    Mutant(
+        "predictions are left out where a test is limited",
+        "engine/data/resolve.py",
+        '"predict": 1.0}',
+        '"predict": options.limit_test_batches}',
+        "unit/training/test_evaluation.py::test_predictions_are_of_all_batches_whatever_a_test_is_limited_to",
+    ),
+    Mutant(
+        "an evaluation after a fit stands at step 0",
+        "engine/training/trainer.py",
+        "progress=replace(ready.progress, validating=False)",
+        "progress=Progress()",
+        "unit/training/test_evaluation.py::test_an_evaluation_stands_where_the_fit_before_it_ended",
+    ),
+    Mutant(
+        "the lanes of a batch are one prediction",
+        "engine/training/evaluation.py",
+        "[kept] if self.lanes is None else kept.values()",
+        "[kept]",
+        "unit/training/test_lane_refusals.py::test_lanes_predict_and_test_each_sample_once",
+    ),
+    Mutant(
+        "predictions of several loaders are all in the first list",
+        "engine/training/evaluation.py",
+        "self.predictions[number] +=",
+        "self.predictions[0] +=",
+        "unit/lightning/test_adapt.py::test_predictions_of_several_loaders_are_a_list_for_each_as_in_lightning",
+    ),
+]
