@@ -136,7 +136,8 @@ class MetricLogger:
         add_dataloader_idx: bool,
     ) -> _LogTarget:
         if self._is_reduced or self.stage == "predict":
-            raise UserError(f"self.log({name!r}) {_REDUCED if self._is_reduced else _PREDICTING}")
+            why = _PREDICTING if self.stage == "predict" else _REDUCED
+            raise UserError(f"self.log({name!r}) {why}")
         if name in ("epoch", "step"):
             raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
         if reduce_fx not in REDUCTIONS:

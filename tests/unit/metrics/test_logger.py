@@ -124,6 +124,18 @@ def test_what_nobody_would_see_is_refused(verb: str, message: str) -> None:
         getattr(Trainer(), verb)(LogsEverywhere(), data)
 
 
+def test_the_end_of_a_prediction_is_told_that_it_cannot_log() -> None:
+    class LogsAtTheEnd(Logs):
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            pass
+
+        def on_predict_end(self) -> None:
+            self.log("done", 1.0)
+
+    with pytest.raises(EngineError, match=r"self.log.'done'. in a prediction"):
+        Trainer().predict(LogsAtTheEnd(), DataOf(predict_dataloader=numbers))
+
+
 def test_one_name_has_one_reduction() -> None:
     class Torn(Logs):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
