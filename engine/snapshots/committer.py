@@ -124,7 +124,7 @@ class Committer:
             mine = act()
         except Exception as raised:
             cause = self._cause(raised)
-            error = self._store.full(cause) or cause
+            error = self._store.advice(cause) or cause
             kind = self._kind(error)
             failure = kind, str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
         try:

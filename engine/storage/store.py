@@ -16,7 +16,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from midstride.engine.errors import SnapshotUnreadable, StoreFull, StoreSilent, StoreUnsafe
+from midstride.engine.errors import SnapshotError, SnapshotUnreadable, StoreFull, StoreSilent, StoreUnsafe
 from midstride.engine.storage.retry import is_transient
 
 __all__ = ["EXCLUSIVE_HINT", "PASSWORD", "STORES", "Store", "StoreOptions", "holds_password"]
@@ -40,6 +40,18 @@ PASSWORD = (
     "the URL holds a password, which would stand in run.json, in logs and in the UI. Take it out of the URL, "
     'and give it by the environment: FSSPEC_SFTP_PASSWORD for sftp://, as fsspec calls it in "Configuration".'
 )
+
+_FULL = "Free some space: the same command then resumes the run"
+_READ_ONLY = (
+    "It is mounted read-only, as a disk is that failed: see the log of the kernel (dmesg). "
+    "Once it can be written again, the same command resumes the run"
+)
+#: what the operating system says -> its error, and the way out
+_ADVICE: dict[int, tuple[type[SnapshotError], str]] = {
+    errno.ENOSPC: (StoreFull, _FULL),
+    errno.EDQUOT: (StoreFull, _FULL),
+    errno.EROFS: (SnapshotError, _READ_ONLY),
+}
 
 
 def _ignore(waited_s: float, why: str) -> None:
@@ -211,17 +223,17 @@ class Store(ABC):
         except OSError as error:
             if self.is_transient(error):
                 raise StoreSilent(f"{self.url} does not answer: {error}") from error
-            if full := self.full(error, done):
+            if isinstance(full := self.advice(error, done), StoreFull):
                 raise full from error
             elsewhere = ", or choose another place with snapshots.url." if done == "written" else "."
             raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
 
-    def full(self, error: BaseException, done: str = "written") -> StoreFull | None:
-        """Return what a person can use of `error`, which the store raised, where it says that there is no room."""
-        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    def advice(self, error: BaseException, done: str = "written") -> SnapshotError | None:
+        """Return what a person can use of `error`, which the store raised; None where there is nothing to add."""
+        if not isinstance(error, OSError) or error.errno not in _ADVICE:
             return None
-        way_out = "Free some space: the same command then resumes the run"
-        return StoreFull(f"{self.url} cannot be {done}: {error}. {way_out}.")
+        kind, way_out = _ADVICE[error.errno]
+        return kind(f"{self.url} cannot be {done}: {error}. {way_out}.")
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:

@@ -248,7 +248,7 @@ class RunStore:
                 result = None, error
             except Exception as error:
                 kind = StoreSilent if self.store.is_transient(error) else SnapshotError
-                result = None, self.store.full(error) or kind(f"{self.store.url}: {type(error).__name__}: {error}")
+                result = None, self.store.advice(error) or kind(f"{self.store.url}: {type(error).__name__}: {error}")
                 if not isinstance(error, OSError):  # its words say all there is to know
                     log.exception("in %s", self.store.url)
         value: T

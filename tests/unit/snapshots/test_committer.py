@@ -126,11 +126,20 @@ def test_an_error_of_one_rank_reaches_all(store: Store, rank: int, phase: str):
         assert SnapshotCatalog(store).snapshots() == []
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_that_there_is_no_room_comes_with_where_and_what_to_do(store: Store, number: int):
+@pytest.mark.parametrize(
+    ("number", "kind", "way_out"),
+    [
+        (errno.ENOSPC, StoreFull, "Free some space: the same command then resumes the run"),
+        (errno.EDQUOT, StoreFull, "Free some space: the same command then resumes the run"),
+        (errno.EROFS, SnapshotError, "It is mounted read-only"),
+    ],
+)
+def test_that_a_disk_takes_no_more_comes_with_where_and_what_to_do(
+    store: Store, number: int, kind: type[Exception], way_out: str
+):
     errors = take_with(store, acquire(store, None, {}), probes={1: _fail("No room", number=number)})
-    assert [type(error) for error in errors] == [StoreFull] * 3
-    said = f"rank 1 says: {store.url} cannot be written: [Errno {number}] No room. Free some space: the same command"
+    assert [type(error) for error in errors] == [kind] * 3
+    said = f"rank 1 says: {store.url} cannot be written: [Errno {number}] No room. {way_out}"
     assert all(said in str(error) for error in errors)
 
 
