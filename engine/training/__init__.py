@@ -16,6 +16,7 @@ losses          finds the loss in what `training_step` returns, and checks it
 nonfinite       `on_nan: skip`: leaves out a batch whose loss is not finite
 optimizer_step  how a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers
 reporter        tells the launcher what happens; without one, the terminal
+running_call    the call of a Trainer that is under way, and what another may do in one of its hooks
 sample_log      the log of samples: which batches of which epochs reached the training step, over all attempts
                 of a run
 setup           calls `setup` and `teardown` of data, callbacks and module

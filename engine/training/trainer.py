@@ -28,7 +28,6 @@ from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensur
 from midstride.engine.ranks.dispatch import on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.ranks.predictions import of_loaders
-from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
@@ -39,6 +38,7 @@ from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
 from midstride.engine.training.evaluation import EvaluationLoop, EvaluationStage, PredictionLoop, setup_evaluation
 from midstride.engine.training.fit import Fit, earlier_facts
+from midstride.engine.training.running_call import ensure_not_running, running_call, seed_call
 from midstride.engine.training.setup import BoundCallback, set_up
 from midstride.engine.training.trainer_state import TrainerState
 from midstride.engine.world import World
@@ -166,7 +166,7 @@ class Trainer(TrainerState):
         checked = checked_options(options, snapshots, [*faults, *unknown, *logger_errors(asked)])
         settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}), asked, global_batch_size)
         super().__init__(self.placement.strategy, settings, callbacks)
-        seed_everything(seed)
+        seed_call(seed)
 
     # What a user calls --------------------------------------------------------------------------
 
@@ -279,6 +279,7 @@ class Trainer(TrainerState):
     ) -> Iterator[EvaluationContext]:
         """Meet the other ranks and get module and data ready for `stage`, with the weights at `ckpt_path` if given."""
         ensure_module(module, stage)
+        ensure_not_running(self, module, stage)
         self.take_callbacks(module)
         if refused := self._module_errors(module, data):
             raise JobError("\n".join(refused))
@@ -291,13 +292,16 @@ class Trainer(TrainerState):
         ensure_own_gpus(self.strategy)
         self.reporter.emit("met")
         # Whatever setup draws is the same on every rank and in every attempt.
-        seed_everything(self.settings.seed, device_generator(self.strategy))
+        seed_call(self.settings.seed, device_generator(self.strategy))
         attach(module, self)
         self.context = replace(self.context, module=module)
         self.loaders, self._datamodule = None, data if isinstance(data, DataModule) else None
         if isinstance(data, LightningData):
             attach(data, self)
-        with set_up(self._owners(module), stage, self.strategy, self.heartbeat):
+        with (
+            running_call(self, module, stage),
+            set_up(self._owners(module), stage, self.strategy, self.heartbeat),
+        ):
             self.context = self._context_of(module, Progress() if stage == "fit" else self.progress)
             if ckpt_path is not None:
                 load_full_state_dict(self.strategy, module, weights_at(self.weights_url(ckpt_path)).state_dict)

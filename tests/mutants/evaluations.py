@@ -33,4 +33,18 @@ EVALUATIONS = [
         "self.predictions[0] +=",
         "unit/lightning/test_adapt.py::test_predictions_of_several_loaders_are_a_list_for_each_as_in_lightning",
     ),
+    Mutant(
+        "a hook may test with the Trainer of its fit",
+        "engine/training/trainer.py",
+        "        ensure_not_running(self, module, stage)\n",
+        "",
+        "unit/training/test_evaluation.py::test_a_call_that_would_take_trainer_or_module_from_a_fit_is_refused",
+    ),
+    Mutant(
+        "another Trainer in a hook begins the fit's random numbers anew",
+        "engine/training/running_call.py",
+        "    if not _CALLS.get():\n",
+        "    if True:\n",
+        "unit/training/test_evaluation.py::test_another_trainer_evaluates_a_copy_in_a_fit_which_goes_on_as_it_was",
+    ),
 ]

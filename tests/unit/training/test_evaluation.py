@@ -1,13 +1,17 @@
 """Evaluations outside a fit: what they read, and what hooks see in them."""
 
+import copy
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import dropout
 from torch.utils.data import DataLoader
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Callback, Trainer, TrainerInterface, TrainingModule
 from midstride.engine.errors import UserError
 
 
@@ -75,3 +79,66 @@ def test_hooks_of_a_prediction_get_its_lanes_once_a_batch() -> None:
 def test_a_prediction_without_data_is_refused() -> None:
     with pytest.raises(UserError, match="there is no predict loader: write predict_dataloader"):
         Trainer(enable_progress_bar=False).predict(Doubling())
+
+
+class InTheFit(Callback):
+    """Calls a Trainer at the end of each epoch of a fit."""
+
+    def __init__(self, call: Callable[[TrainerInterface, Any], object]) -> None:
+        self._call = call
+
+    def on_train_epoch_end(self, trainer: TrainerInterface, module: TrainingModule) -> None:
+        self._call(trainer, module)
+
+
+class Dropping(Doubling):
+    """Draws in training, logs, and holds a module that could be tested alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Doubling()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(dropout(batch), batch_idx)
+        self.log("loss", loss)
+        return loss
+
+
+def quiet(**options: Any) -> Trainer:
+    return Trainer(enable_progress_bar=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "same"),
+    [
+        (lambda trainer, module: trainer.test(module, rows()), "Trainer"),
+        (lambda trainer, module: trainer.predict(Doubling(), rows()), "Trainer"),
+        (lambda trainer, module: trainer.fit(Doubling(), rows()), "Trainer"),
+        (lambda trainer, module: quiet().validate(module, rows()), "Dropping"),
+        (lambda trainer, module: quiet().test(module.inner, rows()), "Doubling"),
+    ],
+)
+def test_a_call_that_would_take_trainer_or_module_from_a_fit_is_refused(call: Any, same: str) -> None:
+    with pytest.raises(UserError, match=f"is called inside trainer.fit of the same {same}, which could not go on"):
+        quiet(max_epochs=1, callbacks=[InTheFit(call)]).fit(Dropping(), rows())
+
+
+def test_a_call_inside_an_evaluation_is_refused_too() -> None:
+    class Nesting(Doubling):
+        def on_test_start(self) -> None:
+            self.trainer.predict(Doubling(), rows())  # type: ignore[attr-defined]
+
+    with pytest.raises(UserError, match=r"trainer.predict is called inside trainer.test of the same Trainer"):
+        quiet().test(Nesting(), rows())
+
+
+def test_another_trainer_evaluates_a_copy_in_a_fit_which_goes_on_as_it_was(tmp_path: Path) -> None:
+    def logged(name: str, *callbacks: Callback) -> str:
+        trainer = quiet(max_epochs=3, callbacks=callbacks)
+        trainer.fit(Dropping(), rows(), run=tmp_path / name)
+        return (tmp_path / name / "metrics.csv").read_text()
+
+    seen: list[Any] = []
+    evaluates = InTheFit(lambda _, module: seen.append(quiet(seed=7).test(copy.deepcopy(module), rows())))
+    assert logged("evaluated", evaluates) == logged("alone")
+    assert seen == [{"test/rows": 6.0}] * 3
