@@ -4,10 +4,10 @@ import copy
 import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from midstride.engine.errors import UserError
-from midstride.engine.state.stateful import AlikeOnRanks
+from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:
@@ -23,9 +23,12 @@ __all__ = [
     "Callbacks",
     "EarlyStopping",
     "LearningRateMonitor",
+    "by_class_name",
     "first_state",
     "keep_first_state",
 ]
+
+T = TypeVar("T")
 
 
 class Callback:
@@ -201,25 +204,31 @@ def keep_first_state(callback: Callback, state: dict[str, Any]) -> None:
         _FIRST_STATES[key] = weakref.ref(callback, lambda _: _FIRST_STATES.pop(key, None)), state
 
 
+def by_class_name(owners: Sequence[T]) -> dict[str, T]:
+    """Return callbacks by the names of their classes; a second one of a class is `Name#1`."""
+    named: dict[str, T] = {}
+    for owner in owners:
+        name = type(owner).__name__
+        same = sum(1 for known in named if known.split("#")[0] == name)
+        named[f"{name}#{same}" if same else name] = owner
+    return named
+
+
 class Callbacks(AlikeOnRanks):
-    """All callbacks of a Trainer as one part of a run's state, each under its class's name."""
+    """All callbacks of a Trainer as one part of a run's state, and a DataModule that has a `state_dict`, by class."""
 
-    in_words = "what a callback keeps"
+    in_words = "what a callback or the DataModule keeps"
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.by_name: dict[str, Callback] = {}
-        for callback in callbacks:
-            name = type(callback).__name__
-            same = sum(1 for known in self.by_name if known.split("#")[0] == name)
-            self.by_name[f"{name}#{same}" if same else name] = callback
+    def __init__(self, owners: Sequence[Stateful]) -> None:
+        self.by_name = by_class_name(owners)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every callback's state by name."""
+        """Return the state of each by name."""
         named = self.by_name.items()
         return {name: call_user_code(f"{type(one).__name__}.state_dict", one.state_dict) for name, one in named}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give every callback its state back; one that is new starts afresh, one that is gone is forgotten."""
+        """Give each its state back; one that is new starts afresh, one that is gone is forgotten."""
         for name in set(state_dict) - set(self.by_name):
             del state_dict[name]
         for name, callback in self.by_name.items():

@@ -237,6 +237,13 @@ class DataModule(HyperparametersMixin):
         """Return the loader to predict on, or a list of them."""
         return None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides what the data give next, beside their attributes, which snapshots have anyway."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back; the loaders, which go on by themselves where they stood, are made before."""
+
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:
     """Let `owner`, a module with those in it, or data that ask for it, be with `trainer`, or with none."""

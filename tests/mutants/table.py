@@ -1,13 +1,13 @@
 """All planted bugs."""
 
 from mutants.around import AROUND
+from mutants.calls import CALLS
 from mutants.changes import CHANGES
 from mutants.copies import COPIES
 from mutants.data import DATA
 from mutants.ddp import DDP
 from mutants.devices import DEVICES
 from mutants.errors import ERRORS
-from mutants.evaluations import EVALUATIONS
 from mutants.horovod import HOROVOD
 from mutants.lanes import LANES
 from mutants.loggers import LOGGERS
@@ -32,6 +32,6 @@ MUTANTS = [
     *WORLDS,
     *HOROVOD,
     *ERRORS,
-    *EVALUATIONS,
+    *CALLS,
     *AROUND,
 ]

@@ -11,7 +11,7 @@ from midstride.engine.data.data_owners import WholeData, data_owners
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.sampler_state import values_beside
 from midstride.engine.data.worker_data import loader_attributes
-from midstride.engine.modules.callbacks import Callback, Callbacks
+from midstride.engine.modules.callbacks import Callback, by_class_name
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
@@ -47,7 +47,7 @@ def objects_of(context: FitContext) -> Objects:
     """
     data = _data_of(context.loaders, context.source)
     samplers = _SamplerValues(context.loaders)
-    callbacks = Callbacks(context.callbacks).by_name
+    callbacks = by_class_name(context.callbacks)
 
     def roots() -> Iterator[Root]:
         yield from module_roots(context.module)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from midstride.engine.modules.callbacks import Callbacks
 from midstride.engine.modules.hooks import Hooks
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.module_state import NonPersistentBuffers
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.objects.object_state import upgrade
@@ -39,7 +39,7 @@ def state_parts(context: FitContext) -> dict[str, Stateful]:
         "optimizers": wrap(OptimizerList(lambda: context.optimizers, context.module)),
         "schedulers": SchedulerList(context.schedulers),
         "precision": context.precision,
-        "callbacks": Callbacks(context.callbacks),
+        "callbacks": Callbacks([*context.callbacks, *_own_state(context.source)]),
         "logged": context.metric_logger,
         "metrics": context.metric_logger.metrics,
         "gradients": wrap(Gradients(context.module)),
@@ -54,6 +54,11 @@ def state_parts(context: FitContext) -> dict[str, Stateful]:
 def devices_of(context: EvaluationContext) -> list[torch.device]:
     """Return the devices of this rank: those of its strategy, then others that the module has weights on."""
     return [*dict.fromkeys([*context.strategy.devices, *(p.device for p in context.module.parameters())])]
+
+
+def _own_state(source: object) -> list[DataModule]:
+    """Return the DataModule that a fit reads, if it has written a `state_dict`."""
+    return [source] if isinstance(source, DataModule) and type(source).state_dict is not DataModule.state_dict else []
 
 
 def _as_it_is(part: Stateful) -> Stateful:

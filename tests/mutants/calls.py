@@ -1,10 +1,10 @@
-"""Planted bugs of evaluations outside a fit."""
+"""Planted bugs of what calls of a Trainer read, return and keep."""
 
 from mutants.mutant import Mutant
 
-__all__ = ["EVALUATIONS"]
+__all__ = ["CALLS"]
 
-EVALUATIONS = [
+CALLS = [
     Mutant(
         "predictions are left out where a test is limited",
         "engine/data/resolve.py",
@@ -46,5 +46,12 @@ EVALUATIONS = [
         "    if not _CALLS.get():\n",
         "    if True:\n",
         "unit/training/test_evaluation.py::test_another_trainer_evaluates_a_copy_in_a_fit_which_goes_on_as_it_was",
+    ),
+    Mutant(
+        "the state that a DataModule gives is in no snapshot",
+        "engine/training/checkpointing/state_parts.py",
+        "*_own_state(context.source)",
+        "",
+        "unit/training/test_data_state.py",
     ),
 ]
