@@ -94,6 +94,12 @@ class TrainerState(TrainerInterface):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(LightningTrainer(self), name)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "should_stop" or name in TrainerOptions.model_fields:
+                setattr(LightningTrainer(self), name, value)  # which stops the fit, or says why that cannot be set
+            else:
+                super().__setattr__(name, value)
+
     def _context_of(self, module: TrainingModule, progress: Progress) -> EvaluationContext:
         """Make what a call works with; `module` comes to compute in this Trainer's precision."""
         precision = Precision(self.options.precision, self.device)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import IdentityChanged
+from midstride.engine.errors import IdentityChanged, UserCodeError
 from midstride.engine.runs.markdown import markdown_of
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
@@ -142,3 +142,30 @@ def test_another_optimizer_than_the_snapshot_has_the_state_of_is_refused(tmp_pat
     words = "has the state of SGD, StepLR, and configure_optimizers returned AdamW: start the run with those it had"
     with pytest.raises(IdentityChanged, match=words):
         Trainer(max_epochs=2, accept_change=("module",)).fit(Adaptive(), data, run=str(tmp_path / "run"))
+
+
+class Sets(Callback):
+    """Sets an attribute of the Trainer, as Lightning's users do, when the first batch has been trained on."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name, self.value = name, value
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        setattr(trainer, self.name, self.value)
+
+
+def fit_setting(name: str, value: Any) -> Trainer:
+    trainer = Trainer(max_epochs=2, callbacks=Sets(name, value))
+    trainer.fit(Line(), DataLoader(TensorDataset(torch.ones(4, 2)), 2))
+    return trainer
+
+
+@pytest.mark.parametrize(("name", "value"), [("accumulate_grad_batches", 2), ("max_epochs", 1), ("precision", "16")])
+def test_an_option_that_is_set_on_the_trainer_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(UserCodeError, match=rf"trainer\.{name} cannot be set here.* give it to Trainer"):
+        fit_setting(name, value)
+
+
+def test_should_stop_that_a_callback_sets_ends_the_fit() -> None:
+    assert fit_setting("should_stop", True).global_step == 1
+    assert fit_setting("should_stop", False).global_step == 4
