@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from midstride.engine.data.limits import limited
 from midstride.engine.data.loader import ResumableLoader
@@ -39,6 +39,11 @@ COUNTED = 10_000_000
 
 def _length(dataset: Any) -> int | None:
     return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _cut_of(loader: DataLoader[Any]) -> str:
+    batches: Any = loader.batch_sampler
+    return f"batch_size={batches.batch_size}, drop_last={batches.drop_last}" if type(batches) is BatchSampler else ""
 
 
 class _BatchSampler:
@@ -99,6 +104,7 @@ class MapLoader(ResumableLoader):
         self._has_read = False
         #: samples that the data set had when its order was made, if it said
         self._samples, self._is_told = _length(loader.dataset), False
+        self._cut, self._is_cut_told = _cut_of(loader), False  #: by torch's batch sampler
         self._module: nn.Module | None = None  #: that is trained
         #: that workers read the module; None if they do not
         self._acts: str | None = None
@@ -175,6 +181,7 @@ class MapLoader(ResumableLoader):
     def _opened(self, epoch: int, start: int, count: int, *, before: int) -> Iterator[Any]:
         """Return what reads `count` requests of `epoch` from batch `start` on, with so many `before` them."""
         self._tell_length()
+        self._tell_cut()
         self.order.sequence.open(epoch, resumed=start > 0)
         self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
         self._sampler.idle = before % self._loader.num_workers if self._loader.num_workers else 0
@@ -211,6 +218,14 @@ class MapLoader(ResumableLoader):
                 self._samples,
                 self._samples,
             )
+
+    def _tell_cut(self) -> None:
+        """Say once that training has set the size of batches, which stays."""
+        if not self._is_cut_told and (now := _cut_of(self.source)) != self._cut:
+            self._is_cut_told = True
+            words = "the batch sampler of the %s loader has %s now, and had %s at first: batches stay as they were. "
+            words += "A batch sampler of your own may give batches of any size, as many in each epoch"
+            log.warning(words, self._what, now, self._cut)
 
     def attach(self, module: nn.Module) -> None:
         """Leave out, of what workers begin with, what is `module`'s; they are not to read that in training."""

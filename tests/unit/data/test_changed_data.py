@@ -124,6 +124,22 @@ def test_data_that_get_longer_are_named_once_since_their_order_does_not_follow(
     )
 
 
+def test_a_batch_size_that_training_sets_is_named_once_since_batches_do_not_follow(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loader: Any = DataLoader([torch.ones(())] * 8, 4)  # type: ignore[arg-type]
+    read = resumable(loader)
+    for epoch in range(3):
+        assert sums(read, epoch) == [4.0, 4.0]
+        loader.batch_sampler.batch_size += 2
+
+    assert [record.message for record in caplog.records] == [
+        "the batch sampler of the train loader has batch_size=6, drop_last=False now, and had batch_size=4, "
+        "drop_last=False at first: batches stay as they were. A batch sampler of your own may give batches of any "
+        "size, as many in each epoch"
+    ]
+
+
 class Heard(Ones):
     """What it holds, its workers hear of at once; they make nothing of it."""
 
