@@ -51,6 +51,10 @@ _ADVICE: dict[int, tuple[type[SnapshotError], str]] = {
     errno.ENOSPC: (StoreFull, _FULL),
     errno.EDQUOT: (StoreFull, _FULL),
     errno.EROFS: (SnapshotError, _READ_ONLY),
+    errno.EFBIG: (
+        SnapshotError,
+        "Raise the limit on the size of a file (ulimit -f): the same command then resumes the run",
+    ),
 }
 
 

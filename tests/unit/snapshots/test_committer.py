@@ -132,6 +132,7 @@ def test_an_error_of_one_rank_reaches_all(store: Store, rank: int, phase: str):
         (errno.ENOSPC, StoreFull, "Free some space: the same command then resumes the run"),
         (errno.EDQUOT, StoreFull, "Free some space: the same command then resumes the run"),
         (errno.EROFS, SnapshotError, "It is mounted read-only"),
+        (errno.EFBIG, SnapshotError, "Raise the limit on the size of a file"),
     ],
 )
 def test_that_a_disk_takes_no_more_comes_with_where_and_what_to_do(
