@@ -1,12 +1,9 @@
 """The command line `midstride`: the engine's commands, and those that need Prefect."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
@@ -14,7 +11,8 @@ from cyclopts import Parameter
 from midstride.engine.cli.app import Accepted, Date, JobFile, Overrides, app, load
 from midstride.engine.cli.app import main as run_command_line
 from midstride.engine.cli.champions import listeners
-from midstride.engine.cli.output import busy, say_stopping, show_error
+from midstride.engine.cli.output import busy, show_error
+from midstride.engine.cli.stop_signals import stop_signals
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.formatting import url_name
@@ -181,7 +179,8 @@ def _load_portable(job: Path, overrides: list[str] | None, flow: str) -> Trainin
 def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any) -> Any:
     """Return the report of the flow called `name`, or what ended it: an exception or a signal."""
     try:
-        with _signals(), ExitStack() as stack:
+        # In a flow SIGTERM is Prefect's, which turns it into an exception too, and then passes it on to this handler.
+        with stop_signals(lambda _: KeyboardInterrupt(), most=_SIGNALS_HEEDED), ExitStack() as stack:
             with suppress(EngineError):  # the flow will raise it, where Prefect's server hears of it
                 stack.enter_context(job_fork_server(job))  # torch is imported while Prefect is
             with view.busy("starting Prefect"), collector_paused():
@@ -202,32 +201,6 @@ def _code(error: BaseException) -> int:
     if not isinstance(error, Exception):
         return StopRequested.exit_code
     return error.exit_code if isinstance(error, EngineError) else EngineError.exit_code
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Turn signals into KeyboardInterrupt, and no more of them than can do good.
-
-    Inside a flow SIGTERM is Prefect's, which turns it into an exception too and then passes it on to this handler:
-    by then it has done its work.
-    """
-    heeded = 0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal heeded
-        heeded += 1
-        if heeded <= _SIGNALS_HEEDED:
-            say_stopping(number, again=heeded > 1)
-            raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `launch` hears it while there is a world
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main() -> NoReturn:

@@ -1,7 +1,6 @@
 """A world as the orchestrator sees it while it runs: progress, snapshots, logs. Seldom, and never in its way."""
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from prefect import get_client, get_run_logger
 from prefect.transactions import CommitMode, transaction
 
+from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
 from midstride.tasks.curves import show_curves
@@ -185,23 +185,17 @@ def _uninterrupted() -> Iterator[None]:
     request would be lost.
     """
     pending: list[int] = []
-    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    before: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if callable(handler := signal.getsignal(asked)):
+            before[asked] = handler
 
     def hold(number: int, frame: FrameType | None) -> None:
         if pending:
-            handlers[number](number, frame)
+            before[number](number, frame)
         pending.append(number)
 
-    if threading.current_thread() is threading.main_thread():
-        for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            handler = signal.getsignal(asked)
-            if callable(handler):
-                handlers[asked] = handler
-                signal.signal(asked, hold)
-    try:
+    with signal_handlers(dict.fromkeys(before, hold)):
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if pending:
-        handlers[pending[0]](pending[0], None)
+        before[pending[0]](pending[0], None)

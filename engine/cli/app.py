@@ -5,31 +5,30 @@ resumes; 1 the rest.
 """
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.cli.champions import champion
 from midstride.engine.cli.export import export
-from midstride.engine.cli.output import busy, reader_has_gone, say_stopping, show_audit, show_error, show_outcome
+from midstride.engine.cli.output import busy, reader_has_gone, show_audit, show_error, show_outcome
 from midstride.engine.cli.project import init
 from midstride.engine.cli.report_view import show_report
 from midstride.engine.cli.runs import report, runs
 from midstride.engine.cli.snapshots import Url, runs_at, snapshots
+from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested, StopSignal
+from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.runs.run import Run
 from midstride.engine.session.lasting_output import LastingOutput
 from midstride.engine.session.signals import GRACE_S
 from midstride.engine.session.terminal_view import TerminalView
 
-__all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main", "stoppable"]
+__all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main"]
 
 JobFile = Annotated[Path, Parameter(help="The job, a YAML file.")]
 RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.", metavar="NAME")]
@@ -167,32 +166,6 @@ def audit(url: Url, /) -> int:
     for name, found in audits:
         show_audit(name, found)
     return 0 if all(found.is_clean for _, found in audits) else 1
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Turn the signals that ask a process to stop into `StopRequested`, which ends the block wherever it is.
-
-    Call it in the main thread. Inside the block it is a `StopSignal`, which no `except Exception` catches.
-    """
-    asked = 0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        say_stopping(number, again=asked > 1)
-        raise StopSignal(f"asked to stop by {signal.Signals(number).name}; the same command resumes")
-
-    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `launch` hears it while there is a world
-    try:
-        yield
-    except StopSignal as stop_signal:
-        raise StopRequested(str(stop_signal)) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _usage_error(error: CycloptsError) -> str:

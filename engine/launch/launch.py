@@ -4,11 +4,10 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 
@@ -18,6 +17,7 @@ from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.launch.preemption import PreemptionWatch
 from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.launch.watchdog import Watchdog
+from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt, AttemptLog
@@ -88,7 +88,7 @@ def launch(
         environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
         with (
             session.locked(),
-            monitor.snapshots_on_signal(),
+            signal_handlers({signal.SIGUSR1: monitor.snapshot_on_signal}),
             PreemptionWatch(job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
             SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
         ):
@@ -138,19 +138,8 @@ class _WorldMonitor:
         self._process: SupervisedProcess | None = None
         self._lines_at = time.monotonic()
 
-    @contextmanager
-    def snapshots_on_signal(self) -> Iterator[None]:
-        """Hear SIGUSR1 until the block ends, where Python lets us."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGUSR1, self._request_snapshot)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-
-    def _request_snapshot(self, number: int, frame: FrameType | None) -> None:
+    def snapshot_on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Have a snapshot taken; a handler of signals."""
         self._snapshot_asked = True
 
     def snapshot_on_notice(self, notice: str) -> None:

@@ -4,15 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from midstride.engine.processes.fork_server import ForkedSupervisor, running_server
 from midstride.engine.processes.lifetime import MARK, descendants, processes_with_env, signal_all
+from midstride.engine.processes.signal_handlers import signal_handlers
 
 __all__ = ["SupervisedProcess", "start_supervisor"]
 
@@ -89,7 +88,7 @@ class SupervisedProcess:
         Raises:
             BaseException: whatever else interrupts the wait, a Ctrl-C say; the group is then ended at once.
         """
-        with _signals_ignored(signal.SIGTERM, signal.SIGHUP):
+        with signal_handlers(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
             try:
                 if self._supervisor.poll() is None:
                     self._supervisor.terminate()
@@ -158,17 +157,3 @@ def start_supervisor(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-@contextmanager
-def _signals_ignored(*numbers: signal.Signals) -> Iterator[None]:
-    """Ignore signals until the block ends, where Python lets us."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

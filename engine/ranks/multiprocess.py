@@ -8,7 +8,6 @@ import pickle
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.environment import hash_seed
 from midstride.engine.processes.loopback import rank_environments
+from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.strategies.rendezvous import serve_store
@@ -139,19 +139,13 @@ def _watch(children: ChildProcesses) -> bool:
 def _stop_signals_forwarded(children: ChildProcesses) -> Iterator[list[int]]:
     """Have a request to stop reach the ranks, which take a snapshot and end within their grace; yield such requests."""
     stops: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield stops  # Python hears signals in the main thread only
-        return
 
     def pass_on(number: int, frame: Any) -> None:
         stops.append(number)
         children.send(signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, pass_on)
-    try:
+    with signal_handlers({signal.SIGTERM: pass_on}):
         yield stops
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run_rank(folder: Path, call: TrainerCall | None) -> None:

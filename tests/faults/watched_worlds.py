@@ -66,7 +66,7 @@ spawn_agent.main()
 WATCHER = """
 import os, sys, time
 from pathlib import Path
-from midstride.engine.cli.app import stoppable
+from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.processes.supervised_process import SupervisedProcess
 folder, grace_s, *command = sys.argv[1:]
 environment = {**os.environ, "MIDSTRIDE_SESSION": folder}

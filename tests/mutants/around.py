@@ -88,7 +88,7 @@ AROUND = [
     Mutant(
         "a stop that comes while Prefect is called is lost",
         "tasks/monitor.py",
-        "    if pending:\n        handlers[pending[0]](pending[0], None)",
+        "    if pending:\n        before[pending[0]](pending[0], None)",
         "    pending.clear()",
         "flows/test_watch.py",
     ),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.flow_runs import tiny_job
 
-from midstride.engine.cli.app import stoppable
+from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import StopRequested
 from midstride.engine.launch.launch import _record_attempt
