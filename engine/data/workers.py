@@ -14,7 +14,6 @@ from midstride.engine.processes.lifetime import die_with_parent, exit_with
 
 __all__ = [
     "RankBoundWorker",
-    "disable_worker_watchdog",
     "end_started",
     "lost_workers",
     "next_batch",
@@ -67,7 +66,9 @@ def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
             f"the workers of {name} could not be started: {type(error).__name__}: {error}. What is not forked is "
             "pickled: keep the data set and collate_fn at module level, without open files."
         ) from error
-    disable_worker_watchdog(iterator)
+    # A lost worker is noticed where its batch is waited for. torch would raise from a signal handler, wherever the main
+    # process happens to be: in the user's training step, or in a snapshot; also for workers that were ended on purpose.
+    forget_workers(iterator)
     _STARTED.setdefault(loader, WeakSet()).add(iterator)
     return iterator
 
@@ -104,15 +105,6 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: An
         end_workers(iterator)
         raise batch.kind(f"{batch.text}{where(*position)}")
     return batch
-
-
-def disable_worker_watchdog(iterator: Any) -> None:
-    """Have torch forget the workers of `iterator`: a lost one is noticed where its batch is waited for.
-
-    torch would raise from a signal handler, wherever the main process happens to be: in the user's training step,
-    or in a snapshot. It would raise for workers that were ended on purpose, too.
-    """
-    forget_workers(iterator)
 
 
 def lost_workers(iterator: Any) -> list[str]:
