@@ -26,6 +26,7 @@ from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.strategies.torch_collective import leave_process_group, leave_process_group_of_one
 from midstride.engine.world import World
@@ -163,8 +164,8 @@ def _run_rank(folder: Path, call: TrainerCall | None) -> None:
 
 
 def _write(path: Path, value: Any) -> None:
-    torch.save(value, path.with_suffix(".draft"))
-    path.with_suffix(".draft").replace(path)
+    with draft_of(path) as draft:
+        torch.save(value, draft)
 
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:

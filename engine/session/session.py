@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from midstride.engine.errors import WorldError
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.private_file import read_own
+from midstride.engine.storage.draft import draft_of
 
 __all__ = ["Session"]
 
@@ -172,6 +173,5 @@ class Session:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    with draft_of(path) as draft:
+        draft.write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """Files on any URL. Needs no torch.
 
 checksums     what a file must be, and JSON documents that end with one
+draft         a local file that is written beside its place, so that what stands there is whole, or the one before
 fsspec_store  any fsspec URL as a store
 listing       what a folder holds, by names and sizes: a small manifest to compare with later
 local         local folders as a store: rename and link are atomic, fsync makes them last

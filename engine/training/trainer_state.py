@@ -38,6 +38,7 @@ from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.signals import SignalRequests
+from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import ModelParallel, full_state_dict, gradient_buckets, lanes_of
 from midstride.engine.strategies.step import StepScope
@@ -261,9 +262,8 @@ class TrainerState(TrainerInterface):
         if self.world.is_first:
             path = Path(filepath)
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_name(f".{path.name}.draft")  # under its name it is whole, or the one before
-            torch.save(checkpoint, draft)
-            draft.replace(path)
+            with draft_of(path) as draft:
+                torch.save(checkpoint, draft)
 
     def stop(self) -> None:
         """Let the fit come to its end at the next boundary; every rank calls this at the same point."""
