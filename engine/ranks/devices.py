@@ -16,7 +16,15 @@ from midstride.engine.ranks.gpus import fork_cannot_use_cuda, free_gpus_of_world
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.world import World
 
-__all__ = ["UNSET", "DeviceRequest", "Hardware", "devices_of_machine", "devices_of_rank", "ensure_own_gpus"]
+__all__ = [
+    "UNSET",
+    "DeviceRequest",
+    "Hardware",
+    "MachineDevices",
+    "devices_of_machine",
+    "devices_of_rank",
+    "ensure_own_gpus",
+]
 
 #: `gpus` was not given: None is a choice, the CPU
 UNSET: Any = object()
@@ -74,10 +82,23 @@ class Hardware:
         return cls(torch.cuda.device_count(), os.environ, interactive, torch.cuda.is_initialized())
 
 
+@dataclass(frozen=True)
+class MachineDevices:
+    """The devices of a machine that are meant.
+
+    Args:
+        gpus: their indices; none where it is the CPU or a device of the strategy's.
+        count: how many devices.
+    """
+
+    gpus: list[int]
+    count: int
+
+
 def devices_of_machine(
-    request: DeviceRequest, hardware: Hardware, world: World, spec: StrategySpec, faults: list[str]
-) -> tuple[list[int], int]:
-    """Return the indices of the GPUs that are meant, and how many devices that is on a machine.
+    request: DeviceRequest, hardware: Hardware, world: World, spec: StrategySpec
+) -> tuple[MachineDevices, list[str]]:
+    """Return the devices of a machine that are meant, and what is wrong with how they were asked for.
 
     A strategy with devices of its own takes no GPU by default.
     """
@@ -90,11 +111,11 @@ def devices_of_machine(
         cpu = bool(spec.devices) or (request.gpus is not UNSET and not said)
         gpus, count = (said, len(said)) if said else parse_devices(request.devices, 0 if cpu else available)
     except ValueError as error:
-        faults.append(str(error))
-        return [], 1
+        return MachineDevices([], 1), [str(error)]
+    faults: list[str] = []
     if request.auto_select_gpus:
-        gpus = _select_gpus(request, gpus, hardware, world, faults)
-    return gpus, count
+        gpus, faults = _select_gpus(request, gpus, hardware, world)
+    return MachineDevices(gpus, count), faults
 
 
 def _check_accelerator(request: DeviceRequest, hardware: Hardware) -> None:
@@ -112,50 +133,48 @@ def _check_accelerator(request: DeviceRequest, hardware: Hardware) -> None:
 
 
 def _select_gpus(
-    request: DeviceRequest, gpus: list[int], hardware: Hardware, world: World, faults: list[str]
-) -> list[int]:
-    """Return as many GPUs as in `gpus`, of those that are free; where a launcher started ranks, one for each."""
+    request: DeviceRequest, gpus: list[int], hardware: Hardware, world: World
+) -> tuple[list[int], list[str]]:
+    """Return as many GPUs as in `gpus`, of those that are free; where a launcher started ranks, one for each.
+
+    Where that cannot be, return `gpus` and what is wrong.
+    """
     if chosen := hardware.environment.get(World.STARTED):  # by rank 0; its own GPU is no longer free
-        return [int(gpu) for gpu in chosen.split(",")]
+        return [int(gpu) for gpu in chosen.split(",")], []
     given = request.devices if request.gpus is UNSET else request.gpus
     count = world.local_size if request.names_none else len(gpus)
     if isinstance(given, (list, str)) and given != "auto":
-        faults.append(f"auto_select_gpus=True chooses among GPUs, and {given!r} names them: give a number of GPUs")
+        fault = f"auto_select_gpus=True chooses among GPUs, and {given!r} names them: give a number of GPUs"
     elif not gpus:
-        faults.append("auto_select_gpus=True: there is no GPU to choose here, or none was asked for")
+        fault = "auto_select_gpus=True: there is no GPU to choose here, or none was asked for"
     elif len(free := hardware.free_gpus()) < count:
-        faults.append(
+        fault = (
             f"auto_select_gpus=True: {count} GPUs are needed, and of the {hardware.gpus} here only "
             f"{free} are free: ask for fewer, or wait"
         )
     else:
-        return free[:count]
-    return gpus
+        return free[:count], []
+    return gpus, [fault]
 
 
 def devices_of_rank(
-    request: DeviceRequest,
-    hardware: Hardware,
-    world: World,
-    spec: StrategySpec,
-    meant: tuple[list[int], int],
-    faults: list[str],
-) -> list[torch.device]:
-    """Return the devices of this process, of those `meant`, which `devices_of_machine` gave."""
-    gpus, count = meant
-    per_process = count if spec.splits_batches else 1
+    request: DeviceRequest, hardware: Hardware, world: World, spec: StrategySpec, machine: MachineDevices
+) -> tuple[list[torch.device], list[str]]:
+    """Return the devices of this process, of those of its machine, and what is wrong if they are too few."""
+    gpus = machine.gpus
+    per_process = machine.count if spec.splits_batches else 1
     if not gpus:
-        return [torch.device("cpu")] * per_process
+        return [torch.device("cpu")] * per_process, []
     if world.local_size > 1 and spec.splits_batches and request.gpus is not UNSET:
         per_process = len(gpus) // world.local_size
     elif world.local_size > 1 and (spec.splits_batches or request.names_none) and not request.auto_select_gpus:
         # Each process of a machine takes the next ones.
         gpus = [0] * world.local_size * per_process if _is_given_its_gpu(hardware, world) else [*range(hardware.gpus)]
     per_process = max(1, per_process)
-    if len(gpus) < world.local_size * per_process and not faults:  # every rank says so, not the last ones alone
-        faults.append(_too_few_gpus(hardware, world, per_process))
+    too_few = len(gpus) < world.local_size * per_process  # every rank says so, not the last ones alone
     mine = gpus[world.local_rank * per_process : (world.local_rank + 1) * per_process]
-    return [torch.device("cuda", gpu) for gpu in mine] or [torch.device("cpu")]
+    devices = [torch.device("cuda", gpu) for gpu in mine] or [torch.device("cpu")]
+    return devices, [_too_few_gpus(hardware, world, per_process)] if too_few else []
 
 
 def _is_given_its_gpu(hardware: Hardware, world: World) -> bool:

@@ -48,18 +48,18 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
         StrategyUnavailable: no such strategy, or its library is not installed.
     """
     world = World.from_environment(hardware.environment)
-    faults: list[str] = []
-    request = _on_tpu(_resolve_alias(request), faults)
-    own = _own_strategy(request, faults)
-    chosen = STRATEGIES.get(own.name if own is not None else str(request.strategy))
-    chosen = StrategySpec("", "subprocess") if chosen is None else chosen
-    gpus, count = devices_of_machine(request, hardware, world, chosen, faults)
+    request, tpu_faults = _on_tpu(_resolve_alias(request))
+    own, strategy_faults = _own_strategy(request)
+    named = own.name if own is not None else str(request.strategy)
+    chosen = STRATEGIES.get(named) or StrategySpec("", "subprocess")
+    machine, device_faults = devices_of_machine(request, hardware, world, chosen)
+    gpus, count = machine.gpus, machine.count
     name = own.name if own is not None else str(request.strategy or _default_strategy(world, count, hardware))
     if name not in STRATEGIES and own is None:
         build_strategy(name)  # says which there are
     spec = STRATEGIES.get(name) or StrategySpec("", "subprocess")
     to_start = _ranks_to_start(spec, world, count)
-    faults = faults or _world_errors(request, spec, world, count)
+    faults = [*tpu_faults, *strategy_faults, *device_faults] or _world_errors(request, spec, world, count)
     forks = spec.start == "fork" and world.launcher is None
     choice = StrategyRequest(
         strategy=name if own is None else type(own).__name__,
@@ -75,8 +75,8 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
     faults += lane_conflicts(choice)
     if name in STRATEGIES:
         faults += conflicts(replace(choice, strategy=name))
-    devices = devices_of_rank(request, hardware, world, spec, (gpus, count), faults)
-    if faults:  # what is used instead need not be here
+    devices, rank_faults = devices_of_rank(request, hardware, world, spec, machine)
+    if faults := faults or rank_faults:  # what is used instead need not be here
         own = build_strategy("single")
     strategy = own if own is not None else build_strategy(name, request.strategy_args, request.lanes)
     start: Start = spec.start if to_start > 1 else "none"
@@ -88,7 +88,7 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
 
 
 def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
-    """What was asked for, a strategy of Lightning's under the name it has here.
+    """Return what was asked for, with a strategy of Lightning's under the name it has here.
 
     Raises:
         StrategyUnavailable: it is an object of another library.
@@ -105,48 +105,51 @@ def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
     return replace(request, strategy=None if name == "auto" else name)
 
 
-def _on_tpu(request: DeviceRequest, faults: list[str]) -> DeviceRequest:
-    """What `tpu_cores` says, in the words of strategy xla."""
+def _on_tpu(request: DeviceRequest) -> tuple[DeviceRequest, list[str]]:
+    """Return what was asked for with `tpu_cores` as options of strategy xla, and what is wrong with `tpu_cores`."""
     cores, strategy = request.tpu_cores, request.strategy
     if cores is None:
-        return request
+        return request, []
     try:
         count, core = parse_tpu_cores(cores)
     except ValueError as error:
-        faults.append(str(error))
-        return request
+        return request, [str(error)]
+    faults = []
     if request.devices is not None or request.gpus is not UNSET:
         other = f"devices={request.devices!r}" if request.devices is not None else f"gpus={request.gpus!r}"
         faults.append(f"tpu_cores={cores!r} and {other} both say where to train: leave one out")
     name = strategy.name if isinstance(strategy, Strategy) else strategy or "xla"
     if name != "xla" and ":" not in name:
         faults.append(f"tpu_cores={cores!r} with strategy {name}: TPUs are for strategy xla: leave strategy out")
-        return request
+        return request, faults
     arguments = dict(request.strategy_args) if core is None else {**request.strategy_args, "core": core}
-    return replace(request, strategy=strategy or "xla", strategy_args=arguments, devices=count, gpus=UNSET)
+    request = replace(request, strategy=strategy or "xla", strategy_args=arguments, devices=count, gpus=UNSET)
+    return request, faults
 
 
-def _own_strategy(request: DeviceRequest, faults: list[str]) -> Strategy | None:
-    """The strategy that a user made, or of which they gave the import path."""
+def _own_strategy(request: DeviceRequest) -> tuple[Strategy | None, list[str]]:
+    """Return the strategy that a user made, or of which they gave the import path, and what is wrong with its options.
+
+    It is None where the strategy is one of ours.
+    """
     given = request.strategy
     if isinstance(given, Strategy):
-        if request.strategy_args:
-            faults.append(
-                f"strategy_args={dict(request.strategy_args)!r} beside a {type(given).__name__} that is made already: "
-                "give them where it is made"
-            )
-        return given
+        if not request.strategy_args:
+            return given, []
+        return given, [
+            f"strategy_args={dict(request.strategy_args)!r} beside a {type(given).__name__} that is made already: "
+            "give them where it is made"
+        ]
     if given is None or ":" not in given:
-        return None
+        return None, []
     try:
-        return build_strategy(given, request.strategy_args)
+        return build_strategy(given, request.strategy_args), []
     except TypeError as error:
-        faults.append(f"strategy_args: {error}")
-        return build_strategy(given)
+        return build_strategy(given), [f"strategy_args: {error}"]
 
 
 def _default_strategy(world: World, count: int, hardware: Hardware) -> str:
-    """The strategy when none was asked for.
+    """Return the name of the strategy when none was asked for.
 
     What a launcher started may have had more ranks before and may have them again: alone it is the same strategy.
     """
@@ -158,12 +161,12 @@ def _default_strategy(world: World, count: int, hardware: Hardware) -> str:
 
 
 def _ranks_to_start(spec: StrategySpec, world: World, count: int) -> int:
-    """How many processes are wanted where no launcher has started any."""
+    """Return how many processes are to be started; 1 where a launcher has started them, or one process is enough."""
     return 1 if world.launcher is not None or spec.splits_batches else count
 
 
 def _world_errors(request: DeviceRequest, spec: StrategySpec, world: World, count: int) -> list[str]:
-    """What a launcher started, against what was asked for."""
+    """Return where what a launcher started differs from what was asked for."""
     faults = []
     nodes = request.num_nodes
     if nodes is not None and (type(nodes) is not int or nodes < 1):
@@ -198,7 +201,7 @@ def _summary(
     devices: list[torch.device],
     hardware: Hardware,
 ) -> str:
-    """Who trains, and where, in a line."""
+    """Return in a line which strategy trains, in how many processes, and where."""
     by_itself = request.strategy is None and processes > 1
     who = f"{name} (default: several devices and no strategy given)" if by_itself else name
     where = "GPUs" if devices[0].type == "cuda" else "the CPU" if hardware.gpus else "the CPU (there is no GPU here)"
