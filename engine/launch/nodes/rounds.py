@@ -33,6 +33,7 @@ class Node:
         is_ready: it waits for a round; a member of one that is ready has ended its ranks.
         is_done: they have come to the run's end.
         left: why it has gone; "" while it has not.
+        stacks: how often its ranks have written theirs to the log.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Node:
     is_ready: bool = False
     is_done: bool = False
     left: str = ""
+    stacks: int = 0
 
     def begin(self) -> None:
         """Take note that it trains."""
@@ -72,9 +74,9 @@ class Rounds:
         self._arrived = self._clock()
         self.nodes[number] = Node(number, host, cores, self._arrived)
 
-    def hear(self, node: Node, *, waits: bool = False, is_done: bool = False, left: str = "") -> None:
-        """Take note that `node` has said something: that it waits for a round, or leaves."""
-        node.seen_at, node.left = self._clock(), node.left or left
+    def hear(self, node: Node, *, waits: bool = False, is_done: bool = False, left: str = "", stacks: int = 0) -> None:
+        """Take note of what `node` has said: that it waits for a round, or leaves, or that stacks are written."""
+        node.seen_at, node.left, node.stacks = self._clock(), node.left or left, stacks
         node.is_ready, node.is_done = node.is_ready or waits, node.is_done or is_done
 
     def ranks(self, node: Node) -> range:
@@ -149,6 +151,10 @@ class Rounds:
     def have_left(self) -> bool:
         """Whether no rank of the round can be at work any more, as far as is known."""
         return all(node.is_ready or node.left or self.is_silent(node) for node in self.members)
+
+    def have_written_stacks(self, times: int) -> bool:
+        """Whether the ranks of every node of the round have written their stacks so often."""
+        return all(node.stacks >= times for node in self.members)
 
     def close(self) -> None:
         """Take note that the round is over."""

@@ -17,17 +17,17 @@ from typing import Any
 
 from midstride.engine.errors import EngineError, JobError, StopRequested, WorldError
 from midstride.engine.launch.nodes.node_store import NodeStore, Plan
+from midstride.engine.launch.nodes.round_log import RoundLog
+from midstride.engine.launch.nodes.round_watchdog import RoundWatchdog
 from midstride.engine.launch.nodes.rounds import Node, Rounds
 from midstride.engine.launch.rank import print_whole_lines
 from midstride.engine.launch.schedulers.build import build_scheduler
 from midstride.engine.launch.schedulers.node_jobs import NodeJobs
-from midstride.engine.launch.watchdog import Hang, Watchdog
 from midstride.engine.processes.lifetime import parent_of, tie_to_parent
 from midstride.engine.processes.loopback import is_loopback, own_address
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run
-from midstride.engine.session.attempts import Attempt, Verdict, retry_verdict
-from midstride.engine.session.events import Event, EventLog
+from midstride.engine.session.events import Event
 from midstride.engine.session.heartbeat import HeartbeatReading, Phase
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.session import Session
@@ -35,16 +35,10 @@ from midstride.engine.session.session import Session
 __all__ = ["NodeServer", "main"]
 
 _POLL_S = 0.05
-#: between looks at the heartbeats, which lie in files
-_LOOK_S = 0.5
 #: for the nodes to hear that it is over
 _GOODBYE_S = 2.0
 #: before the grace is over, to end what a scheduler has started
 _CANCEL_S = 1.0
-#: for the nodes to hand on the stacks of ranks that hang
-_STACKS_S = 10.0
-#: rounds in a row without a newer snapshot that are followed by another
-_RETRIES = 3
 
 
 class NodeServer:
@@ -61,21 +55,14 @@ class NodeServer:
         self._session, self._run, self._store, self._grace_s = session, run, store, grace_s
         host = _rendezvous(run).rpartition(":")[0]
         self.address = f"{host}:{store.port}"
-        self._events = EventLog(session.events)
-        self._rounds = Rounds(run.job.world)
+        self._rounds, self._log = Rounds(run.job.world), RoundLog(session.events)
+        self._watchdog = RoundWatchdog(session, run.job.world)
         self._plan = Plan()
-        self._ended: list[Attempt] = []  # what came of each round
-        self._round = Attempt(0)
-        self._why = ""
+        self._why = ""  # the round ends, or has ended
         self._why_none_comes: Callable[[], str] = str
         self._stop_by: float | None = None
-        self._snapshots = 0
-        self._watchdog = Watchdog(session, run.job.world)  # of the round
-        self._hang: Hang | None = None  # that ends it
-        self._kill_by = math.inf
-        self._look_at = 0.0
+        self._snapshots = 0  # that were asked for
         self._missing = 0  # nodes that a further round waits for, as was said
-        self._stacks: dict[int, int] = {}  # how often each node's ranks have written theirs
         self._launcher = parent_of(os.getppid())  # above the supervisor, which asks for a stop when it is killed
 
     def run(self, why_none_comes: Callable[[], str] = str) -> int:
@@ -132,12 +119,12 @@ class NodeServer:
             self._take_from_ranks(message)
         if refused := message.get("refused"):
             self._refuse(refused)
-        self._stacks[node.number] = message.get("stacks", 0)
         # A member that waits as it has not yet heard of the round has not ended its ranks: it has none.
         is_member = node in self._rounds.members
         waits = message.get("waits", False) and not (is_member and message["heard"] < self._rounds.number)
         is_done = waits and is_member and self._is_done(node)
-        self._rounds.hear(node, waits=waits, is_done=is_done, left=message.get("left", ""))
+        left, stacks = message.get("left", ""), message.get("stacks", 0)
+        self._rounds.hear(node, waits=waits, is_done=is_done, left=left, stacks=stacks)
 
     def _is_done(self, node: Node) -> bool:
         done = {outcome.rank for outcome in self._session.outcomes() if outcome.kind == "done"}
@@ -149,15 +136,11 @@ class NodeServer:
             heartbeat = HeartbeatReading(**reading)
             heartbeat.write(self._session.heartbeat(int(rank)))
         for kind, at, fields in message["events"]:
-            self._note(Event(kind, at, fields))
+            self._log.write(Event(kind, at, fields))
+            if kind == "step":
+                self._rounds.train()
         for outcome in message["outcomes"]:
             self._session.write_outcome(Outcome.from_json(outcome))
-
-    def _note(self, event: Event) -> None:
-        self._events.copy(event)
-        self._round = self._round.after(event)
-        if event.kind == "step":
-            self._rounds.train()
 
     def _refuse(self, why: str) -> None:
         """Leave out a node that cannot take part; before the first round, that is a fault of the job."""
@@ -220,15 +203,12 @@ class NodeServer:
 
         Ranks that hang when the round is to end are ended by their nodes.
         """
-        now = time.monotonic()
-        if self._hang is None and not self._plan.end and now > self._look_at:
-            self._look_at = now + _LOOK_S
-            if (hang := self._watchdog.hang()) is not None:
-                self._hang, self._why = hang, hang.message(self._name)
-                self._kill_by = now + _STACKS_S
-                self._tell(stacks=self._plan.stacks + 1)
-        told = all(self._stacks.get(node.number, 0) >= self._plan.stacks for node in self._rounds.members)
-        if self._hang is not None and self._plan.end != "kill" and (told or now > self._kill_by):
+        if not self._plan.end and (hang := self._watchdog.look()) is not None:
+            self._why = hang.message(self._name)
+            self._tell(stacks=self._plan.stacks + 1)
+        if self._watchdog.hang is None or self._plan.end == "kill":
+            return
+        if self._rounds.have_written_stacks(self._plan.stacks) or self._watchdog.stacks_are_late():
             outcome = Outcome.of(WorldError(self._why), step=self._watchdog.step())
             for rank in range(self._session.ranks or 0):  # as they cannot
                 self._session.write_outcome(replace(outcome, rank=rank))
@@ -242,10 +222,10 @@ class NodeServer:
         ranks = sum(len(self._rounds.ranks(node)) for node in members)
         why = self._why or ("" if number == 1 else "there are nodes enough again")
         self._session.begin_round(ranks)
-        self._watchdog, self._hang = Watchdog(self._session, self._run.job.world), None
-        self._round, self._why = Attempt(number, started=time.time()), ""
+        self._watchdog = RoundWatchdog(self._session, self._run.job.world)
+        self._why = ""
         hosts = [node.host for node in members]
-        self._note(Event("round", time.time(), {"number": number, "nodes": hosts, "ranks": ranks, "why": why}))
+        self._log.begin(number, hosts, ranks, why)
         print(
             f"round {number}: {', '.join(hosts)}, {ranks} rank{'s' * (ranks > 1)}{f' ({why})' if why else ''}",
             flush=True,
@@ -261,24 +241,21 @@ class NodeServer:
             self._lose(node)
         ranks = rounds.ranks(rounds.members[-1]).stop
         outcome = decide(self._session.outcomes(), 1, ranks)
-        self._ended.append(
-            replace(self._round, outcome=outcome.kind, type=outcome.type, error=outcome.error, step=outcome.step)
-        )
+        self._log.close(outcome)
         self._why = self._why or cause_of(outcome.error) or outcome.kind
         if outcome.kind == "died":
             for node in lost[:1] or self._guilty(outcome):
                 self._blame(node)
         rounds.close()
-        verdict = Verdict(False, "asked to stop") if self._plan.stop else retry_verdict(self._ended, _RETRIES)
-        if verdict.retry:
+        if not self._plan.stop and self._log.verdict().retry:
             print(f"round {rounds.number} has ended: {self._why}", flush=True)
         else:
             self._finish(outcome)
 
     def _guilty(self, outcome: Outcome) -> list[Node]:
         """Return the nodes whose ranks have ended this round by a hang or a death; a store's fault is no node's."""
-        if self._hang is not None:
-            return [node for node in self._rounds.members if {*self._rounds.ranks(node)} & {*self._hang.ranks}]
+        if (hang := self._watchdog.hang) is not None:
+            return [node for node in self._rounds.members if {*self._rounds.ranks(node)} & {*hang.ranks}]
         return [] if outcome.type.startswith("midstride.") else [self._rounds.member_of(outcome.rank)]
 
     def _lose(self, node: Node) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from midstride.engine.config.world import WorldOptions
+from midstride.engine.launch.nodes.round_watchdog import RoundWatchdog
 from midstride.engine.launch.watchdog import WINDOW_S, Watchdog
 from midstride.engine.session.heartbeat import Heartbeat, HeartbeatReading, Phase
 from midstride.engine.session.session import Session
@@ -20,8 +21,8 @@ class World:
         self.now = 0.0
         session = Session(folder)
         self.ranks = [Heartbeat(session.heartbeat(rank)) for rank in range(3)]
-        options = WorldOptions(strategy="ddp", processes=3, **{**LIMITS, **limits})  # type: ignore[arg-type]
-        self.watchdog = Watchdog(session, options, patience_s, lambda: self.now)
+        self.options = WorldOptions(strategy="ddp", processes=3, **{**LIMITS, **limits})  # type: ignore[arg-type]
+        self.watchdog = Watchdog(session, self.options, patience_s, lambda: self.now)
 
     def stuck_after(self, seconds: float) -> str:
         self.watchdog.hang()
@@ -163,3 +164,18 @@ def test_small_differences_are_not_told(seconds: list[float], tmp_path: Path) ->
         world.train(100, seconds)
         world.now += WINDOW_S
         assert world.watchdog.straggler() is None
+
+
+def test_a_round_that_hangs_has_time_to_write_its_stacks(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for rank in world.ranks:
+        rank.enter(Phase.TRAINING)
+    watchdog = RoundWatchdog(Session(tmp_path), world.options, lambda: world.now)
+    assert watchdog.look() is None
+    world.now = 11.0
+    assert watchdog.look() is not None
+    assert watchdog.look() is None  # it was said
+    assert watchdog.hang is not None
+    assert not watchdog.stacks_are_late()
+    world.now = 22.0
+    assert watchdog.stacks_are_late()
