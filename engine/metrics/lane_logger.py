@@ -66,7 +66,7 @@ class LaneLogger(MetricLogger):
             with self._in(lane):
                 super().log(asked, value, batch_size)
 
-    def _everyones(self, share: Callable[[], Any]) -> list[Any]:
+    def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return what `share` gives in every lane, in their order."""
         own = {}
         for lane in self._lanes.own:

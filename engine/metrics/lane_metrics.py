@@ -72,27 +72,28 @@ class LaneMetrics(TorchmetricsState):
             yield
             return
         outer, self._lane = self._lane, lane
-        self._be(self._seen[lane])
+        self._load_seen(self._seen[lane])
         try:
             yield
         finally:
             self._seen[lane] = {path: seen_by(metric) for path, metric in self._metrics.items()}
             self._lane = outer
 
-    def _be(self, seen: dict[str, dict[str, Any]]) -> None:
+    def _load_seen(self, seen: dict[str, dict[str, Any]]) -> None:
+        """Have every metric hold what it has seen according to `seen`, by path."""
         for path, metric in self._metrics.items():
             vars(metric).update(seen[path])
         for collection in self._collections.values():
             link_groups(collection)
 
-    def _everyones(self, share: Callable[[], Any]) -> list[Any]:
+    def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return what `share` gives in every lane, in their order."""
         now = {path: seen_by(metric) for path, metric in self._metrics.items()}
         own = {}
         for lane in self._lanes.own:
             with self.lane(lane):
                 own[lane] = share()
-        self._be(now)
+        self._load_seen(now)
         return self._lanes.by_lane(self._gather(own))
 
     def state_dict(self) -> dict[str, Any]:

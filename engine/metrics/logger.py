@@ -256,7 +256,7 @@ class MetricLogger:
 
     def drain_rows(self) -> str:
         """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
-        shares = self._everyones(lambda: self.rows.shares())
+        shares = self._gather_shares(lambda: self.rows.shares())
         cells = dict.fromkeys(cell for rank in shares for cell in rank)
         for cell in cells:
             self.rows.set_reduced(cell, merge_shares([rank[cell] for rank in shares if cell in rank]).value)
@@ -264,13 +264,13 @@ class MetricLogger:
 
     def close_epoch(self) -> dict[str, float]:
         """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
-        everyone = self._everyones(self._share_of_epoch)
-        reduced = self._reduced(everyone, reset=True)
+        shares = self._gather_shares(self._share_of_epoch)
+        reduced = self._reduced(shares, reset=True)
         if self.stage != "train":
-            self.step_values = steps_over_ranks([rank[2] for rank in everyone])
+            self.step_values = steps_over_ranks([rank[2] for rank in shares])
         self._forget(self.stage)
         self.values.update(reduced)
-        seconds = {one.also for rank in everyone for one in rank[0].values() if one.also}
+        seconds = {one.also for rank in shares for one in rank[0].values() if one.also}
         for name, value in reduced.items():
             if name not in seconds:
                 self.rows.set_current(name, value)
@@ -278,12 +278,12 @@ class MetricLogger:
 
     def preview_epoch(self) -> None:
         """Have what the epoch (or evaluation) that ends has logged so far among `values`: its last hook looks there."""
-        self.values.update(self._reduced(self._everyones(self._share_of_epoch), reset=False))
+        self.values.update(self._reduced(self._gather_shares(self._share_of_epoch), reset=False))
 
-    def _reduced(self, everyone: list[Any], *, reset: bool) -> dict[str, float]:
+    def _reduced(self, shares: list[Any], *, reset: bool) -> dict[str, float]:
         """Return the values of what all ranks have; metrics begin anew if `reset`."""
-        reduced = over_ranks([rank[0] for rank in everyone])
-        metrics = _union([rank[1] for rank in everyone])
+        reduced = over_ranks([rank[0] for rank in shares])
+        metrics = _union([rank[1] for rank in shares])
         for name, value in zip(metrics, self.metrics.compute(list(metrics.values()), reset=reset), strict=True):
             reduced.update(numbers_in(name, value))
         return reduced
@@ -299,7 +299,7 @@ class MetricLogger:
         """Return what was logged for each step of an evaluation, with its weight."""
         return {name: [(float(value), weight) for value, weight in steps] for name, steps in self._steps.items()}
 
-    def _everyones(self, share: Callable[[], Any]) -> list[Any]:
+    def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return what `share` gives on every rank, in the order of ranks."""
         return self._gather(share())
 

@@ -93,9 +93,9 @@ class TorchmetricsState:
     def _adopt(self, metrics: Mapping[str, "Metric"]) -> None:
         """Let `metrics`, which were not here before, meet the other ranks through the engine."""
         for metric in metrics.values():
-            _sync_through(metric, self._everyones, self._size)
+            _sync_through(metric, self._gather_shares, self._size)
 
-    def _everyones(self, share: Callable[[], Any]) -> list[Any]:
+    def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return what `share` gives on every rank, in the order of ranks."""
         return self._gather(share())
 

@@ -83,11 +83,11 @@ class SnapshotCatalog:
             except SnapshotUnreadable as error:
                 unreadable[name] = error
             except SnapshotDamaged as error:
-                self.leave(name, str(error))
+                self.set_aside_with_warning(name, str(error))
         if unreadable and good is None:
             raise next(iter(unreadable.values()))
         for name, reason in unreadable.items():
-            self.leave(name, str(reason))
+            self.set_aside_with_warning(name, str(reason))
         return good
 
     def _verified(self, name: str, files: Collection[str], lineage: Lineage) -> Snapshot | None:
@@ -111,7 +111,7 @@ class SnapshotCatalog:
             self._store.size(path)
             raise SnapshotUnreadable(f"{self._store.url}/{path} cannot be read: it is no folder")
 
-    def leave(self, name: str, reason: str) -> None:
+    def set_aside_with_warning(self, name: str, reason: str) -> None:
         """Set a snapshot aside with a warning, since no run can go on from it."""
         log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
         try:

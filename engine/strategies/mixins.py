@@ -21,8 +21,8 @@ from midstride.engine.strategies.step import TrainingStep
 
 __all__ = [
     "AveragesInBuckets",
-    "AveragesKnown",
     "BackwardSync",
+    "FixedParameters",
     "LazyDevice",
     "LossOf",
     "Measures",
@@ -37,8 +37,8 @@ __all__ = [
     "gradient_buckets",
     "lanes_of",
     "load_full_state_dict",
+    "parameter_check",
     "stop_watching",
-    "watch_of",
 ]
 
 #: the loss of a part of a batch, of the outputs for that part and of the part itself
@@ -180,27 +180,27 @@ class ModelParallel(ABC):
         clip_grad_norm_(parameters, max_norm)
 
 
-class AveragesKnown:
+class FixedParameters:
     """Averages gradients of the parameters that there are when a fit begins, and of no others."""
 
-    _known: Mapping[int, Tensor] | None = None
-    _trained = 0  #: how many parameters the optimizer had when they were last looked at
+    _fixed_parameters: Mapping[int, Tensor] | None = None  #: by id
+    _checked_count = 0  #: how many parameters the optimizer had when they were last checked
 
-    def know_parameters(self, module: nn.Module) -> None:
+    def fix_parameters(self, module: nn.Module) -> None:
         """Refuse to train other parameters than those of `module` now: the ranks would drift apart."""
-        self._known, self._trained = {id(p): p for p in module.parameters()}, 0
+        self._fixed_parameters, self._checked_count = {id(p): p for p in module.parameters()}, 0
 
-    def refuse_new(self, optimizer: Optimizer, module: nn.Module) -> None:
+    def check_parameters(self, optimizer: Optimizer, module: nn.Module) -> None:
         """Refuse to train parameters that came up since the fit began.
 
         Raises:
             UserError: naming the first of them.
         """
-        groups, known = optimizer.param_groups, self._known
-        if known is None or self._trained == (trained := sum([len(group["params"]) for group in groups])):
+        groups, fixed = optimizer.param_groups, self._fixed_parameters
+        if fixed is None or self._checked_count == (count := sum([len(group["params"]) for group in groups])):
             return
-        self._trained = trained
-        if new := [p for group in groups for p in group["params"] if id(p) not in known]:
+        self._checked_count = count
+        if new := [p for group in groups for p in group["params"] if id(p) not in fixed]:
             names = {id(p): name for name, p in module.named_parameters()}
             raise UserError(
                 f"{names.get(id(new[0]), 'a parameter')} came up in training, after the strategy was set up: its "
@@ -209,7 +209,7 @@ class AveragesKnown:
             )
 
 
-class WatchesFrozen(AveragesKnown):
+class WatchesFrozen(FixedParameters):
     """Averages gradients of the parameters that train when a fit begins, and of no others."""
 
     _watched: tuple[RemovableHandle, ...] = ()
@@ -218,7 +218,7 @@ class WatchesFrozen(AveragesKnown):
         """Refuse gradients of parameters that are frozen now, until the fit is over: the ranks would drift apart."""
         frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad and p.is_floating_point()]
         self._watched = tuple(_refuse_gradients(name, parameter) for name, parameter in frozen)
-        self.know_parameters(module)
+        self.fix_parameters(module)
 
     def stop_watching(self) -> None:
         """Let what was frozen train: the fit is over."""
@@ -238,9 +238,9 @@ def _refuse_gradients(name: str, parameter: nn.Parameter) -> RemovableHandle:
     return handle
 
 
-def watch_of(strategy: Strategy) -> Callable[[Optimizer, nn.Module], None] | None:
-    """Return a function that refuses parameters which `strategy` would not average; None if it averages all."""
-    return strategy.refuse_new if isinstance(strategy, AveragesKnown) else None
+def parameter_check(strategy: Strategy) -> Callable[[Optimizer, nn.Module], None] | None:
+    """Return a function that refuses new parameters, whose gradients `strategy` would not average; None if it would."""
+    return strategy.check_parameters if isinstance(strategy, FixedParameters) else None
 
 
 def stop_watching(strategy: Strategy) -> None:

@@ -25,7 +25,7 @@ from midstride.engine.state.row_shards import RowShard, distributed_tensor, resh
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.layer_faults import sparse_layers
-from midstride.engine.strategies.mixins import AveragesKnown, ModelParallel
+from midstride.engine.strategies.mixins import FixedParameters, ModelParallel
 from midstride.engine.strategies.sharded_blocks import blocks, norms_of, uncut_tensors
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, broadcast_tensors
@@ -41,7 +41,7 @@ _IN_16_BITS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torc
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
-class Sharded(ModelParallel, AveragesKnown, Strategy):
+class Sharded(ModelParallel, FixedParameters, Strategy):
     """Cut weights, gradients and optimizer state over the ranks (`torch.distributed.fsdp.fully_shard`).
 
     In a step the weights are gathered, before its optimizer steps the gradients are averaged and cut: after each
@@ -181,7 +181,7 @@ class Sharded(ModelParallel, AveragesKnown, Strategy):
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` as it is: the module's own steps gather its weights."""
-        self.know_parameters(step.module)
+        self.fix_parameters(step.module)
         return step
 
     def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from midstride.engine.strategies.mixins import (
     RunsBackward,
     RunsLanes,
     gradient_buckets,
-    watch_of,
+    parameter_check,
 )
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.training.closures import closure_faults, mean_loss, needs_closure
@@ -53,7 +53,7 @@ class OptimizerStep:
         self._forward = context.step.forward if is_bare else context.step
         self._backward = self._backward_pass()
         self._gradients = self._by_strategy()
-        self._take_step, self._refuse_new = self._own_step(), watch_of(context.strategy)
+        self._take_step, self._check_parameters = self._own_step(), parameter_check(context.strategy)
         self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
         self._lanes = None
         if isinstance(context.strategy, RunsLanes):
@@ -93,8 +93,8 @@ class OptimizerStep:
 
     def _train_one(self, optimizer: Optimizer, batch: Any, index: int, number: tuple[int, ...]) -> Any:
         """Train with one optimizer; where there are several, its `number` among them is the step's last argument."""
-        if self._refuse_new is not None:
-            self._refuse_new(optimizer, self.module)
+        if self._check_parameters is not None:
+            self._check_parameters(optimizer, self.module)
         by_closure = self._needs_closure.get(type(optimizer))
         if self._first_of_its_kind(optimizer) if by_closure is None else by_closure:
             return self._step_by_closure(optimizer, batch, index, number)

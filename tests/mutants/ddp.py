@@ -59,7 +59,7 @@ DDP = [
     Mutant(
         "layers that come up train on each rank by themselves",
         "engine/strategies/mixins.py",
-        "if id(p) not in known",
+        "if id(p) not in fixed",
         "if False",
         "laws/test_strategies.py::test_a_layer_that_comes_up_is_refused_where_its_gradients_would_stay",
     ),

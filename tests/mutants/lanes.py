@@ -75,7 +75,7 @@ LANES = [
     Mutant(
         "a metric goes on with what another lane has seen",
         "engine/metrics/lane_metrics.py",
-        "        self._be(self._seen[lane])\n        try:",
+        "        self._load_seen(self._seen[lane])\n        try:",
         "        try:",
         f"{LAWS}[watched]",
     ),

@@ -203,8 +203,8 @@ TRAINING = [
     Mutant(
         "an epoch's values are those of rank 0",
         "engine/metrics/logger.py",
-        "reduced = over_ranks([rank[0] for rank in everyone])",
-        "reduced = over_ranks([everyone[0][0]])",
+        "reduced = over_ranks([rank[0] for rank in shares])",
+        "reduced = over_ranks([shares[0][0]])",
         "distributed/test_evaluation.py::test_every_sample_counts_once[sizes1-2-run_ranks-None]",
     ),
     Mutant(

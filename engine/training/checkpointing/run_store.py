@@ -71,7 +71,7 @@ class RunStore:
             if not faults:
                 self._on_rank0(lambda: self._warn_of_damages(snapshot))
                 return snapshot, tree
-            self._on_rank0(partial(self._catalog.leave, snapshot.name, faults[0]))
+            self._on_rank0(partial(self._catalog.set_aside_with_warning, snapshot.name, faults[0]))
         return None
 
     def _warn_of_damages(self, snapshot: Snapshot) -> None:
