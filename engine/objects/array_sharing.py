@@ -16,10 +16,9 @@ _LARGE_BYTES, _SAMPLES = 1 << 20, 30_000
 
 
 class ArraySharing:
-    """Watches which arrays are views of others, or of tensors.
+    """Finds arrays that came to share memory with other arrays, or with tensors, while training writes into them.
 
-    Those that every attempt builds are filled in place, and go on to share. Of others it matters only if training
-    writes into them: so they are to be named once that is seen.
+    Arrays that every attempt builds are filled in place, and go on to share. Others share no more in a resumed run.
     """
 
     def __init__(self) -> None:
@@ -28,11 +27,11 @@ class ArraySharing:
         self._digests: dict[str, int] = {}
 
     def begin(self, walk: GraphWalk) -> None:
-        """Note what every attempt builds."""
+        """Keep which arrays share memory when training begins: every attempt builds them so."""
         self._built = {path for group in _groups(walk) for path in group}
 
     def written(self, walk: GraphWalk) -> list[list[str]]:
-        """Return the paths of those that came to share memory and have changed since the last walk; each group once."""
+        """Return paths of arrays that came to share memory and have changed since the last walk, each group once."""
         found = []
         digests: dict[str, int] = {}
         for group in _groups(walk):

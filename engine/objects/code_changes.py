@@ -58,7 +58,7 @@ def _brief(node: Any) -> str:
 
 @dataclass
 class CodeChange:
-    """How the code that built an attempt differs from that of the snapshot which it goes on from.
+    """What differs between the code that builds this attempt and the code that built the attempt of the snapshot.
 
     Args:
         now: what this attempt built.
@@ -67,11 +67,11 @@ class CodeChange:
 
     now: Built = field(default_factory=dict)
     then: Built = field(default_factory=dict)
-    #: what this attempt makes of it: by what is said of them, the attributes
+    #: attributes with a difference, as paths, by the words that tell what becomes of them
     found: dict[str, list[str]] = field(default_factory=dict)
 
     def adds(self, path: str, name: str) -> bool:
-        """Return whether an attribute that the snapshot lacks is one that the code builds since."""
+        """Return whether an attribute that the snapshot lacks is one that the code has begun to build."""
         is_new = bool(self.then) and name in self.now.get(path, {}) and name not in self.then.get(path, {})
         return is_new and self._note("new, and as built", step(path, name) if path in self.then else path)
 
@@ -81,9 +81,10 @@ class CodeChange:
         return is_gone and self._note("gone, and dropped", step(path, name))
 
     def replaces(self, path: str, name: str, saved: Any) -> bool:
-        """Return whether the code builds an attribute otherwise that training left alone; said, where it is a value.
+        """Return whether what the code builds now replaces an attribute that training left as it was built.
 
-        A function is code, and the new one holds. A value may be of a clock or of chance, and the snapshot's holds.
+        So it is with a function, which is code. A value may come from a clock or from chance: the snapshot's stays, and
+        the difference is kept in `found`.
         """
         then, now = self.then.get(path, {}).get(name), self.now.get(path, {}).get(name)
         if then is None or now is None or now == then or _brief(saved) != then:
@@ -95,10 +96,11 @@ class CodeChange:
         return False
 
     def lose(self, path: str) -> None:
-        """Note that nothing is there now of an object that the snapshot holds attributes of."""
+        """Keep in `found` that an object whose attributes the snapshot holds is no longer there."""
         self._note("gone, and dropped", path)
 
     def _note(self, what: str, which: str) -> bool:
+        """Keep in `found` that `what` is said of the attribute `which`; return True."""
         lines = self.found.setdefault(what, [])
         if which not in lines:
             lines.append(which)
@@ -107,7 +109,7 @@ class CodeChange:
     def after(self, saved: Mapping[str, Any]) -> Built:
         """Return what the run's code builds from here on; `saved` are the attributes of the snapshot by path.
 
-        An attribute that training set is none, even where this attempt finds it on an object that trained before.
+        An attribute that training set is left out, even where this attempt finds it on an object that trained before.
         """
         late = {
             (path, name) for path, names in saved.items() for name in names if name not in self.then.get(path, {name})

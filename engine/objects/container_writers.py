@@ -43,7 +43,7 @@ _TRAINER = "midstride.engine:Trainer"
 
 
 class Walk(Protocol):
-    """What a writer needs of the walk that it writes for."""
+    """The methods of a `GraphWalk` that writers of nodes call."""
 
     anchors: Mapping[int, str]
     opaque: dict[str, object]
@@ -56,7 +56,7 @@ class Walk(Protocol):
         ...
 
     def meet(self, value: object, path: str) -> None:
-        """Note that `value` stands at `path`."""
+        """Keep that `value` stands at `path`."""
         ...
 
     def without_large(self) -> AbstractContextManager[None]:
@@ -81,7 +81,7 @@ class Walk(Protocol):
 
     @property
     def sharded_weight(self) -> "DTensor | None":
-        """One of the parameters that are cut over the ranks, if there are any."""
+        """A parameter that is cut over the ranks; None if there is none."""
         ...
 
     def weight_at(self, rows: Tensor) -> str | None:
@@ -95,7 +95,7 @@ def instance_of(value: object, form: str, /, **state: Any) -> Instance:
 
 
 def opaque_node(walk: Walk, value: Any, path: str) -> Any:
-    """Say of what class something is that no file can hold."""
+    """Return a node that holds the class alone of a value that no file can hold."""
     walk.meet(value, path)
     kind = kind_name(type(value))
     if issubclass(type(value), CONSTANT) and not _is_own_module(value):  # a weak proxy says another's class, or fails

@@ -35,7 +35,7 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
 
 
 class Filler(Protocol):
-    """What puts values back needs of the pass over all of them: a `GraphRestore`."""
+    """The members of a `GraphRestore` that functions which put values back use."""
 
     device: torch.device
     memory: RestoredMemory
@@ -46,7 +46,7 @@ class Filler(Protocol):
 
     @property
     def sharded_weight(self) -> "DTensor | None":
-        """One of the parameters that are cut over the ranks, if there are any."""
+        """A parameter that is cut over the ranks; None if there is none."""
         ...
 
     def put(self, node: Any, live: Any, path: str) -> Any:
@@ -57,7 +57,7 @@ class Filler(Protocol):
         ...
 
     def skip(self, node: Any, path: str) -> None:
-        """Make what `node` says for those that share it, while nothing is set at `path`."""
+        """Make the objects of `node`, which other nodes may share, and set nothing at `path`."""
         ...
 
     def use(self, live: Any, path: str, *, fits: bool) -> bool:
@@ -81,7 +81,7 @@ class Filler(Protocol):
         ...
 
     def set(self, value: Any, path: str) -> Any:
-        """Note that `value` stands at `path`, and return it."""
+        """Keep that `value` stands at `path`, and return it."""
         ...
 
     def find(self, name: str) -> Any:
@@ -93,11 +93,11 @@ class Filler(Protocol):
         ...
 
     def read_back(self) -> None:
-        """Note that the live objects will be described in another way than the nodes say."""
+        """Keep that a walk of the live objects will now give other nodes than those of the snapshot."""
         ...
 
     def give_up(self, path: str, was: str, live: Any) -> Any:
-        """Note that what stood at `path` cannot be brought back; return what stays there, which may be MISSING."""
+        """Keep that what stood at `path` cannot be brought back; return `live`, which stays and may be MISSING."""
         ...
 
 

@@ -94,4 +94,4 @@ def fill_weak(filling: Filler, node: Instance, live: Any, path: str) -> Any:
 
 
 class _Gone:
-    """Is no more, as soon as it is made."""
+    """An object that is gone as soon as it is made: a weak reference to one refers to nothing."""

@@ -81,7 +81,7 @@ class GraphWalk:
             self._depth -= 1
 
     def meet(self, value: object, path: str) -> None:
-        """Note that `value` stands at `path`; it stays alive until the walk ends, so that no id is used twice."""
+        """Keep that `value` stands at `path`, and keep it alive until the walk ends, so that no id is used twice."""
         self.seen[id(value)] = path, value
 
     @contextmanager
@@ -143,7 +143,7 @@ class GraphWalk:
 
     @property
     def sharded_weight(self) -> "DTensor | None":
-        """One of the parameters that are cut over the ranks; None if none is, or if they are gathered now."""
+        """A parameter that is cut over the ranks; None if none is, or if they are gathered now."""
         return self._sharded_weight
 
     @cached_property

@@ -63,7 +63,7 @@ class GraphRestore:
         return node if filler is None else filler(self, node, live, path)
 
     def skip(self, node: Any, path: str) -> None:
-        """Make what `node` says for those that share it, while nothing is set at `path`."""
+        """Make the objects of `node`, which other nodes may share, and set nothing at `path`."""
         stale = dict(self.stale)
         self.put(node, MISSING, path)
         self.stale = stale
@@ -106,7 +106,7 @@ class GraphRestore:
         return self._walk.weight_at(rows)
 
     def set(self, value: Any, path: str) -> Any:
-        """Note that `value` stands at `path`, and return it."""
+        """Keep that `value` stands at `path`, and return it."""
         self._used[id(value)] = self._made[path] = value
         return value
 
@@ -125,10 +125,10 @@ class GraphRestore:
         return found[0] if len(found) == 1 else function_called(kind)
 
     def read_back(self) -> None:
-        """Note that the live objects will be described in another way than the nodes say."""
+        """Keep that a walk of the live objects will now give other nodes than those of the snapshot."""
         self.is_old = True
 
     def give_up(self, path: str, was: str, live: Any) -> Any:
-        """Note that what stood at `path` cannot be brought back; return what stays there, which may be MISSING."""
+        """Keep that what stood at `path` cannot be brought back; return `live`, which stays and may be MISSING."""
         self.stale[path] = f"{was}, now {'missing' if live is MISSING else kind_name(type(live))}"
         return live

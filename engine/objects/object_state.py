@@ -23,7 +23,7 @@ from midstride.engine.objects.node_writers import WATCHED
 from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks
 from midstride.engine.objects.roots import Root, module_anchors, module_roots
-from midstride.engine.objects.unwritable import Unnamed, Unwritable, shown
+from midstride.engine.objects.unwritable import NoUnwritableWarnings, UnwritableWarnings, shown
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.nodes import Instance, Same
 from midstride.engine.state.stateful import AlikeOnRanks
@@ -62,7 +62,7 @@ class Objects(AlikeOnRanks):
         self._built: dict[str, set[str]] = {}
         self._classes: dict[str, str] = {}
         self._code: Built = {}
-        self._unwritable = Unwritable() if is_kept else Unnamed()
+        self._unwritable = UnwritableWarnings() if is_kept else NoUnwritableWarnings()
         #: what is in no snapshot and is watched, by path, as of the last walk: large data, data sets of libraries, and
         #: what can be called of theirs
         self.watched: dict[str, object] = {}
@@ -77,7 +77,7 @@ class Objects(AlikeOnRanks):
         return cls(lambda: module_roots(module), lambda: module_anchors(module), device, is_kept=False)
 
     def _begin(self) -> None:
-        """Note what every attempt sets up alike."""
+        """Keep what the objects hold when a fit begins: every attempt sets it up alike."""
         walk, roots = self._walk()
         for root in roots:
             nodes = root.nodes(walk)
@@ -113,8 +113,8 @@ class Objects(AlikeOnRanks):
             if nodes:
                 state.setdefault(root.group, {})[root.name] = nodes
             deleted += [[root.path, name] for name in sorted(self._built.get(root.path, set()) - set(root.values))]
-        self._unwritable.tell(walk)
-        self._unwritable.tell_replaced(walk, [root.path for root in roots])
+        self._unwritable.warn(walk)
+        self._unwritable.warn_of_replaced(walk, [root.path for root in roots])
         self._hooks.compare(_hooks_of(roots))
         self.watched, self.kinds = _watched(walk), _kinds(walk)
         others = {"deleted": deleted, "classes": classes}
@@ -199,7 +199,7 @@ class Objects(AlikeOnRanks):
             del state[root.group]
 
     def _saved(self, root: Root, state: dict[str, Any], walk: GraphWalk) -> dict[str, Any]:
-        """Return what `root` shall hold: as saved, and else as it was set up."""
+        """Return the nodes of what `root` is to hold: those of the snapshot, and else those of the setup."""
         nodes = root.nodes(walk)
         setup = {
             name: _copied(self._setup[f"{root.path}/{name}"])
@@ -211,7 +211,7 @@ class Objects(AlikeOnRanks):
         return saved if isinstance(saved, OrderedDict) else dict(sorted({**setup, **saved}.items()))
 
     def _take_away(self, root: Root, saved: dict[str, Any], deleted: list[list[str]], change: CodeChange) -> None:
-        """Delete what came up later than the snapshot, and what was gone by then."""
+        """Delete attributes that came up after the snapshot was taken, and those that were deleted before."""
         built = self._built.get(root.path, set())
         for name in root.values.keys() - saved.keys():
             if name not in built or [root.path, name] in deleted:

@@ -33,19 +33,19 @@ def _is_user_hook(hook: Any) -> bool:
 
 
 class RegisteredHooks:
-    """Names hooks that training registers or removes: a resumed run has those that it is built with.
+    """Warns of hooks that training registers or removes: a resumed run has those that it is built with.
 
     Args:
         hooks: by the path of their owner, and by where they are registered, when training begins.
     """
 
     def __init__(self, hooks: Mapping[str, Mapping[str, Any]]) -> None:
-        self._before = _counted(hooks)
+        self._before = _hook_counts(hooks)
         self._reported: set[str] = set()
 
     def compare(self, hooks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Name, once, what differs between `hooks` and those that training began with."""
-        now = _counted(hooks)
+        """Warn, once, of each difference between `hooks` and those that training began with."""
+        now = _hook_counts(hooks)
         lines = [
             *(f"{name} is new" for name in now - self._before),
             *(f"{name} is gone" for name in self._before - now),
@@ -60,7 +60,7 @@ class RegisteredHooks:
             )
 
 
-def _counted(hooks: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
+def _hook_counts(hooks: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
     """Return how often each hook is registered under each name; the order does not count."""
     return Counter(
         f"{_kind(hook)} in {path.removeprefix('hooks').strip('/') or 'the module'}.{name.rpartition('_')[0].strip('_')}"

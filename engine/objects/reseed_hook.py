@@ -16,7 +16,9 @@ def restorable(generators: list[Any]) -> list[Any]:
 
 
 class ReseedHook:
-    """Where such an object stands, as a generator would say it: generators that it uses, and attributes that are set.
+    """An object with a `reseed` method, with the interface of a generator: `getstate` and `setstate`.
+
+    Its state is that of the generators it uses, and the attributes that `reseed` sets.
 
     Args:
         owner: of the method, which is called once to see what it sets; all is put back.
@@ -40,12 +42,12 @@ class ReseedHook:
             set_state(generator, state)
 
     def getstate(self) -> tuple[list[Any], list[Any]]:
-        """Return where it stands; nothing of it is copied."""
+        """Return the values of the attributes, uncopied, and the states of the generators."""
         values = [attributes_of(holder).get(name, MISSING) for holder, name in self._attributes]
         return values, [*map(get_state, self._generators)]
 
     def setstate(self, state: tuple[list[Any], list[Any]]) -> None:
-        """Put it back."""
+        """Set attributes and generators to what `getstate` returned."""
         for (holder, name), value in zip(self._attributes, state[0], strict=True):
             _set(holder, name, value)
         for generator, own in zip(self._generators, state[1], strict=True):

@@ -31,7 +31,7 @@ class RestoredMemory:
         return self._saved.get(theirs, ours) == ours and self._live.get(ours, theirs) == theirs
 
     def take(self, live: Tensor, saved: Tensor) -> None:
-        """Note that `live` takes the values of `saved`: so the memory of the one stands for that of the other."""
+        """Keep that `live` takes the values of `saved`: the memory of the one then stands for that of the other."""
         if _has_address(live) and saved.numel():
             ours, theirs = live.untyped_storage().data_ptr(), saved.untyped_storage().data_ptr()
             self._saved[theirs], self._live[ours] = ours, theirs

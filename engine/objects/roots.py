@@ -26,14 +26,14 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 @dataclass
 class Root:
-    """Attributes that a walk begins at.
+    """The attributes of one object, at which a walk begins.
 
     Args:
         group: which kind of owner they are of, such as "module".
         name: of the owner in its group.
         values: the attributes as they are now.
         owner: on which they are set; None if they are filled in place only.
-        is_setup: what they were when the fit began is set up by every attempt: only what differs from it is state.
+        is_setup: every attempt sets them up alike; state is only what differs from that.
         is_data: what is large among them is not written.
     """
 
@@ -46,7 +46,7 @@ class Root:
 
     @property
     def path(self) -> str:
-        """How paths of its attributes begin."""
+        """The path of the owner, with which the paths of its attributes begin."""
         return f"{self.group}/{self.name}" if self.name else self.group
 
     def nodes(self, walk: GraphWalk) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Root:
         return walk.root_attributes(self.values, self.path, is_small=self.is_data, is_ordered=is_ordered)
 
     def set(self, name: str, value: Any) -> None:
-        """Set an attribute, past any `__setattr__`."""
+        """Set an attribute of the owner, past any `__setattr__`; without an owner, do nothing."""
         if self.owner is not None:
             set_attribute(self.owner, name, value)
 

@@ -15,7 +15,7 @@ from midstride.engine.objects.plain_values import kind_name
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.tensors import other_kind
 
-__all__ = ["Unnamed", "Unwritable", "shown"]
+__all__ = ["NoUnwritableWarnings", "UnwritableWarnings", "shown"]
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ _LONG = 12
 _KEPT_AS = {"DTensor": "what its full_tensor() returns instead, called on every rank"}
 
 
-class Unwritable:
-    """Names what walks met and could not describe."""
+class UnwritableWarnings:
+    """Warns of values that walks met and that no snapshot can hold."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
@@ -34,13 +34,13 @@ class Unwritable:
         self._sharing = ArraySharing()
 
     def begin(self, walk: GraphWalk) -> None:
-        """Name what there is as training begins, and note the functions and classes that every attempt has."""
+        """Warn of what there is as training begins; keep the functions and classes that every attempt has."""
         self._sharing.begin(walk)
-        self.tell(walk)
+        self.warn(walk)
         self._constants = dict(walk.constants)
 
-    def tell(self, walk: GraphWalk) -> None:
-        """Name what cannot be written, once: a warning for each class in modules, and one for all beside them."""
+    def warn(self, walk: GraphWalk) -> None:
+        """Warn once of each value that cannot be written: by class in modules, and all beside them together."""
         found: dict[str, list[str]] = {}
         beside = []
         for path, value in walk.opaque.items():
@@ -70,9 +70,10 @@ class Unwritable:
                 DEEPEST,
                 format_names([shown(path) for path in deep]),
             )
-        self._tell_sharing(walk)
+        self._warn_of_sharing(walk)
 
-    def _tell_sharing(self, walk: GraphWalk) -> None:
+    def _warn_of_sharing(self, walk: GraphWalk) -> None:
+        """Warn of arrays that came to share memory in training, which writes into them."""
         for paths in self._sharing.written(walk):
             log.warning(
                 "these came to share memory in training, which writes into it: %s. A resumed run has each array in "
@@ -80,8 +81,8 @@ class Unwritable:
                 format_names([shown(path) for path in paths]),
             )
 
-    def tell_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
-        """Name functions and objects that came up in training and that no other attempt would have.
+    def warn_of_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
+        """Warn of functions and objects that came up in training and that no other attempt would have.
 
         Args:
             walk: that met them.
@@ -105,17 +106,17 @@ class Unwritable:
             )
 
 
-class Unnamed(Unwritable):
-    """Names nothing: what is described goes to no snapshot."""
+class NoUnwritableWarnings(UnwritableWarnings):
+    """Warns of nothing, where values go to no snapshot."""
 
     def begin(self, walk: GraphWalk) -> None:
-        """Do nothing."""
+        """Warn of nothing."""
 
-    def tell(self, walk: GraphWalk) -> None:
-        """Do nothing."""
+    def warn(self, walk: GraphWalk) -> None:
+        """Warn of nothing."""
 
-    def tell_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
-        """Do nothing."""
+    def warn_of_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
+        """Warn of nothing."""
 
 
 def _add(names: set[str], name: str) -> bool:

@@ -232,8 +232,8 @@ COPIES = [
     Mutant(
         "a step that is taken back names what no snapshot could hold",
         "engine/objects/object_state.py",
-        "Unwritable() if is_kept else Unnamed()",
-        "Unwritable()",
+        "UnwritableWarnings() if is_kept else NoUnwritableWarnings()",
+        "UnwritableWarnings()",
         "laws/test_objects.py::test_what_one_rank_holds_comes_back_or_is_named[a loader, staged]",
     ),
     Mutant(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.unwritable import Unwritable
+from midstride.engine.objects.unwritable import UnwritableWarnings
 
 Attributes = dict[str, Any]
 
@@ -48,10 +48,10 @@ ROWS: dict[str, tuple[Callable[[Any], Attributes], bool, bool]] = {
 def test_arrays_that_come_to_share_memory_are_named_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     made, writes, is_named = ROWS[name]
     array = np.zeros((3, 2))
-    named = Unwritable()
+    named = UnwritableWarnings()
     named.begin(walk({"array": array}))
     for _ in range(3):
-        named.tell(walk(made(array)))
+        named.warn(walk(made(array)))
         array += writes
     assert len(caplog.messages) == is_named
 
@@ -59,21 +59,21 @@ def test_arrays_that_come_to_share_memory_are_named_once(name: str, caplog: pyte
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_cache_of_rows_is_named_once_where_it_is_written_to(writes: bool, caplog: pytest.LogCaptureFixture) -> None:
     array, rows = np.zeros((9, 2)), []
-    named = Unwritable()
+    named = UnwritableWarnings()
     named.begin(walk({"array": array}))
     for row in array:
         rows.append(row)
         row += writes
-        named.tell(walk({"array": array, "rows": rows}))
+        named.warn(walk({"array": array, "rows": rows}))
     assert len(caplog.messages) == writes
 
 
 def test_what_every_attempt_builds_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
     array = np.zeros(3)
     attributes = {"array": array, "part": array[1:]}
-    named = Unwritable()
+    named = UnwritableWarnings()
     named.begin(walk(attributes))
     for _ in range(2):
         array += 1
-        named.tell(walk(attributes))
+        named.warn(walk(attributes))
     assert caplog.messages == []
