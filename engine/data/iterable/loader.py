@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 
 from midstride.engine.data.iterable.content_digest import FORM
 from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, ShardRequestSampler, shard_rotation
-from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState, added
+from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState, add_marks
 from midstride.engine.data.iterable.shards import ShardReader
 from midstride.engine.data.limits import stream_limits
 from midstride.engine.data.loader import ResumableLoader
@@ -160,7 +160,7 @@ class IterableLoader(ResumableLoader):
     def read_digest(self) -> int | None:
         """Return the sum of the marks of all batches of the pass; None if an older version has read some."""
         totals = [total for total in self._position.totals if total is not None]
-        return reduce(added, totals, 0) if len(totals) == len(self._position.totals) else None
+        return reduce(add_marks, totals, 0) if len(totals) == len(self._position.totals) else None
 
     @property
     def had_states(self) -> bool:  # type: ignore[override]
@@ -220,7 +220,7 @@ class IterableLoader(ResumableLoader):
         self._data.load_state_dict(state_dict)
 
     def restored(self) -> None:
-        """Note what workers that stay began with."""
+        """Keep what the data hold, which workers that stay began with: all of the state is back."""
         self._data.restored()
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class IterableLoader(ResumableLoader):
         return clone
 
     def _read(self, epoch: int, position: PassPosition, *, goes_on: bool) -> Iterator[ShardBatch]:
-        """Read ahead of `position`, in turn; `goes_on`: in the middle of a pass."""
+        """Yield the batches after `position`, which is in the middle of a pass if `goes_on`; workers read ahead."""
         self._passes += 1
         self._log_replay(position.batches_to_replay())
         ended, news = list(position.ended), []

@@ -1,4 +1,4 @@
-"""Shard rotation: whose batch is next, what was read of each, what is asked for."""
+"""The order in which the shards of a pass are read, how far each was read, and the requests for their batches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +11,13 @@ __all__ = ["PassPosition", "ShardBatch", "ShardRequestSampler", "shard_rotation"
 
 
 class ShardBatch(NamedTuple):
-    """A batch on its way to the loop, and how the position changes once it is there."""
+    """A batch on its way to the loop, and how the position changes once it is there.
+
+    Args:
+        answer: the batch.
+        shard: of which it is.
+        ended: shards that were found to have no batch left before it came.
+    """
 
     answer: ShardAnswer
     shard: int
@@ -48,7 +54,7 @@ class PassPosition:
         return cls([0] * shards, [False] * shards, digests=[0] * shards, totals=[0] * shards)
 
     def consume(self, turn: ShardBatch) -> None:
-        """Move on by one turn."""
+        """Move on behind a batch that the loop has got."""
         self.read[turn.shard] += 1
         self.turn = (turn.shard + 1) % len(self.read)
         self.digests[turn.shard], self.totals[turn.shard] = turn.answer.digest, turn.answer.total
@@ -63,7 +69,7 @@ class PassPosition:
             self.earlier_states.pop(shard, None)
 
     def resume_states(self) -> dict[int, ShardState]:
-        """Return the states to go on from: each with a batch after it, to be read again and compared."""
+        """Return, by shard, the newest state with a batch after it, which is read again and compared."""
         newest = {shard: saved for shard, saved in self.states.items() if saved.batch < self.read[shard]}
         return {**self.earlier_states, **newest}
 
@@ -78,7 +84,11 @@ class PassPosition:
 
 
 def shard_rotation(position: PassPosition, workers: int) -> Iterator[int | None]:
-    """Yield whose turn it is, None for an idle: torch deals to its workers in turn, and a shard keeps its worker."""
+    """Yield the shards in the order of their batches, without end.
+
+    None stands for a request without a shard: torch deals requests to its workers in turn, and a shard stays with
+    the same worker.
+    """
     shards = len(position.read)
     lap = -(-shards // workers) * workers if workers else shards
     for turn in count(0 if workers else position.turn):
@@ -87,28 +97,30 @@ def shard_rotation(position: PassPosition, workers: int) -> Iterator[int | None]
 
 
 class ShardRequestSampler:
-    """The sampler: what is asked for, in turn, without end."""
+    """The sampler of the loader: its indices are requests for batches, in turn and without end."""
 
     def __init__(self) -> None:
         self._requests: Iterator[ShardRequest | None] = iter(())
 
     def begin(self, number: int, epoch: int, position: PassPosition, turns: Iterator[int | None]) -> None:
-        """Ask for what comes after `position`."""
-        self._requests = self._of(number, epoch, list(position.read), _resumed(position), list(position.ended), turns)
+        """Begin the requests of pass `number`: for the batches after `position`, of the shards in `turns`."""
+        self._requests = self._iterate(
+            number, epoch, list(position.read), _resume_points(position), list(position.ended), turns
+        )
 
     def __iter__(self) -> Iterator[ShardRequest | None]:
         return self._requests
 
     @staticmethod
     def first_of_each(number: int, epoch: int, position: PassPosition) -> Iterator[ShardRequest]:
-        """Yield what is asked for first of each shard that goes on after `position`."""
-        resumed = _resumed(position)
+        """Yield the first request to each shard that goes on after `position`."""
+        resumed = _resume_points(position)
         for shard, read in enumerate(position.read):
             if not position.ended[shard]:
                 yield ShardRequest(number, epoch, shard, read, *resumed.get(shard, (None, None)))
 
     @staticmethod
-    def _of(
+    def _iterate(
         number: int,
         epoch: int,
         read: list[int],
@@ -124,7 +136,7 @@ class ShardRequestSampler:
                 read[shard] += 1
 
 
-def _resumed(position: PassPosition) -> dict[int, tuple[ShardState | None, int | None]]:
+def _resume_points(position: PassPosition) -> dict[int, tuple[ShardState | None, int | None]]:
     """Return, by shard, the state to go on from and the digest of what was read."""
     starts = position.resume_states()
     return {shard: (starts.get(shard), position.digests[shard]) for shard, read in enumerate(position.read) if read}

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from midstride.engine.data.iterable.collation import Collation
 from midstride.engine.data.iterable.content_digest import content_digest, stack_of
-from midstride.engine.data.iterable.shard_state import ShardAnswer, ShardExhausted, ShardRequest, ShardState, added
-from midstride.engine.data.iterable.sources import Source, replayed, source_of
+from midstride.engine.data.iterable.shard_state import ShardAnswer, ShardExhausted, ShardRequest, ShardState, add_marks
+from midstride.engine.data.iterable.sources import Source, replay_source, source_of
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.data.torch_internals import make_worker_info, set_worker_info, stacks_tensors
 from midstride.engine.errors import EngineError, NotExact, UserCodeError
@@ -32,7 +32,7 @@ _OPENING = (1 << 64) - 1
 
 
 class Reader(Protocol):
-    """What a shard needs of the `ShardReader` that reads it: how, and a copy of the data set."""
+    """The members of a `ShardReader` that its shards use."""
 
     batch_size: int | None
     drop_last: bool
@@ -90,10 +90,10 @@ class Shard:
         self.seeders = [seeder(generator) for generator in shared_generators(dataset)]
         self._seed(seed)
         if reader.init is not None and reader.shards:
-            self._calling("worker_init_fn", reader.init, request.shard)
+            self._call("worker_init_fn", reader.init, request.shard)
         state = pickle.loads(saved.data) if saved and states else None
-        opened = partial(source_of, state=state) if states else replayed
-        self.source: Source = self._calling("__iter__", opened, dataset, request.epoch, seed)
+        opened = partial(source_of, state=state) if states else replay_source
+        self.source: Source = self._call("__iter__", opened, dataset, request.epoch, seed)
         # Not iter(), which islice would call each time: a data set that is its own iterator would start over.
         self.stream = map(next, repeat(self.source.iterator))
         #: those that were due on the way here
@@ -107,7 +107,7 @@ class Shard:
             return ShardExhausted()
         collation, seed = self.reader.collation, mix(self.key, 2 * self.position + 1)
         collate = partial(collation.batch, seed=seed, in_worker=in_worker)
-        batch = self._stack if self._is_collated() else self._calling("collate_fn", collate, samples)
+        batch = self._stack if self._is_collated() else self._call("collate_fn", collate, samples)
         self.position += 1
         self._take_state()
         states, self._taken = self._taken, []
@@ -127,14 +127,14 @@ class Shard:
         return self.digest
 
     def _next(self) -> Any:
-        samples = self._calling("__next__", self._samples)
+        samples = self._call("__next__", self._samples)
         self._stack = None
         if samples is not None and self.digest is not None:
             self._stack = stack_of(samples)
             content = content_digest(samples, self._stack)
             self.digest = mix(self.digest, content)
             self.mark = mix(mix(self.key, self.position), content)
-            self.total = None if self.total is None else added(self.total, self.mark)
+            self.total = None if self.total is None else add_marks(self.total, self.mark)
         return samples
 
     def _samples(self) -> Any:
@@ -169,7 +169,7 @@ class Shard:
     def state(self) -> ShardState | None:
         """Return the state to go on from; None if there is none."""
         samples = self.position * (self.reader.batch_size or 1)
-        state = self._calling("state_dict", self.source.state, samples)
+        state = self._call("state_dict", self.source.state, samples)
         if state is None:
             return None
         data = pickle.dumps(state)
@@ -177,7 +177,11 @@ class Shard:
         return ShardState(self.position, self.due, data, self.digest, self.total)
 
     def _replay(self, request: ShardRequest) -> None:
-        """Read, without collating, what was read before; refuse what is other than it was."""
+        """Read, without collating, the batches before that of `request`.
+
+        Raises:
+            NotExact: they are fewer or others than the run had read.
+        """
         while self.position < request.batch:
             if self.next_digest() is None:
                 raise NotExact(
@@ -193,7 +197,12 @@ class Shard:
                 "or start over under another run name."
             )
 
-    def _calling(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what `function`, which is the user's or calls it, returns.
+
+        Raises:
+            UserCodeError: it raised what a retry does not help.
+        """
         try:
             return function(*arguments)
         except EngineError:

@@ -1,8 +1,8 @@
-"""What is asked of the shards of a stream, and states of where they stand."""
+"""Requests to the shards of a stream, their answers, and the states that they can go on from."""
 
 from typing import Any, NamedTuple
 
-__all__ = ["ShardAnswer", "ShardExhausted", "ShardRequest", "ShardState", "added"]
+__all__ = ["ShardAnswer", "ShardExhausted", "ShardRequest", "ShardState", "add_marks"]
 
 
 class ShardState(NamedTuple):
@@ -24,15 +24,15 @@ class ShardState(NamedTuple):
 
 
 class ShardRequest(NamedTuple):
-    """A batch that is wanted.
+    """A request for a batch of a shard.
 
     Args:
         number: of the pass over the data, so that one broken off is not mistaken for the next.
         epoch: decides the random numbers.
         shard: of the data.
         batch: of the shard.
-        state: with the first batch of a resumed pass, where to go on from.
-        digest: with the first batch of a resumed pass, of the samples before it; None if it was not kept.
+        state: to go on from, with the shard's first request in a resumed pass; else None.
+        digest: of the samples before the batch, with that request; None if it was not kept.
     """
 
     number: int
@@ -44,7 +44,7 @@ class ShardRequest(NamedTuple):
 
 
 class ShardExhausted(NamedTuple):
-    """The answer where a shard has no batch left."""
+    """The answer of a shard that has no batch left."""
 
 
 class ShardAnswer(NamedTuple):
@@ -53,7 +53,7 @@ class ShardAnswer(NamedTuple):
     Args:
         batch: as collate made it.
         digest: of all samples of the shard up to here; None if it was not kept.
-        states: that were due.
+        states: that were taken on the way, as they were due.
         mark: digest of the samples of this batch and of where it stands; None if it was not kept.
         total: sum of the marks of all batches up to here; None if it was not kept.
     """
@@ -65,6 +65,6 @@ class ShardAnswer(NamedTuple):
     total: int | None
 
 
-def added(total: int, mark: int) -> int:
+def add_marks(total: int, mark: int) -> int:
     """Return the sum of marks, in 64 bits."""
     return (total + mark) & ((1 << 64) - 1)

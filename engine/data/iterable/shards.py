@@ -60,7 +60,7 @@ class ShardReader(Dataset[Any]):
         return self._is_live or self._uncopied
 
     def set_functions(self, collate: Callable[[Any], Any], init: Callable[[int], None] | None) -> None:
-        """Make batches by `collate`, of shards that begin with `init`; called before workers are started."""
+        """Use `collate` to make batches, and call `init` for each shard that is opened; called before workers start."""
         self.collation, self.init = Collation(collate), init
 
     def read_live(self) -> None:
@@ -76,7 +76,7 @@ class ShardReader(Dataset[Any]):
         outer = worker_info()
         try:
             for request in requests:
-                self._open[request.shard] = self._opened(request)
+                self._open[request.shard] = self._open_shard(request)
         except EngineError as error:
             return WorkerFailure(type(error), str(error))
         finally:
@@ -90,7 +90,7 @@ class ShardReader(Dataset[Any]):
         outer = worker_info()
         try:
             if shard is None or shard.number != request.number:
-                shard = self._open[request.shard] = self._opened(request)
+                shard = self._open[request.shard] = self._open_shard(request)
             else:
                 set_worker_info(shard.info)
             return shard.read(in_worker=outer is not None)
@@ -100,10 +100,10 @@ class ShardReader(Dataset[Any]):
         finally:
             set_worker_info(outer)
 
-    def _opened(self, request: ShardRequest) -> Shard:
-        """Return a shard where `request` wants it: from its state if that passed, else from its start."""
+    def _open_shard(self, request: ShardRequest) -> Shard:
+        """Return the shard opened for `request`: from the state in it if such states passed, else from the start."""
         if self._trial is None:
-            self._trial = self._tried(request) if self.tries and not self._is_live else Trial()
+            self._trial = self._try_stream(request) if self.tries and not self._is_live else Trial()
         states = sys.maxsize if self._trial.refused is None else self._trial.passed
         if request.state is None or request.state.batch > states:
             return Shard(self, request, None, states=states)
@@ -117,8 +117,8 @@ class ShardReader(Dataset[Any]):
             )
             return Shard(self, request, None, states=0)
 
-    def _tried(self, request: ShardRequest) -> Trial:
-        """Try the stream on copies, and say if its state is of no use."""
+    def _try_stream(self, request: ShardRequest) -> Trial:
+        """Return the result of trying the stream on copies; warn if its state is of no use."""
         begin = request._replace(batch=0, state=None, digest=None)
         self.fresh(copied=True)
         if self._uncopied:

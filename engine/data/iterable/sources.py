@@ -19,11 +19,11 @@ from midstride.engine.seeds import mix
 from midstride.engine.state.codec import encode
 from midstride.engine.state.stateful import Stateful
 
-__all__ = ["Source", "replayed", "source_of"]
+__all__ = ["Source", "replay_source", "source_of"]
 
 
 class Source(Protocol):
-    """An iterator over samples, and what it can go on from."""
+    """An iterator over the samples of a data set, with the state that it can go on from."""
 
     iterator: Iterator[Any]
 
@@ -49,7 +49,7 @@ def source_of(dataset: Any, epoch: int, key: int, state: Any) -> Source:
     return _StatefulIterator(iterator, state) if isinstance(iterator, Stateful) else _ReplayedSource(iterator)
 
 
-def replayed(dataset: Any, epoch: int, key: int) -> Source:
+def replay_source(dataset: Any, epoch: int, key: int) -> Source:
     """Return the samples of `dataset` in `epoch` from its start, whatever it says of its position."""
     _set_epoch(dataset, epoch)
     return _SampledSource(dataset, key, None) if _takes_indices(dataset) else _ReplayedSource(iter(dataset))
@@ -71,7 +71,7 @@ def _is_own_iterator(dataset: Any) -> bool:
 
 
 def _check(stateful: Any) -> None:
-    """Refuse a state that cannot be written now, not at the first snapshot."""
+    """Raise now what writing the state to a snapshot would raise."""
     try:
         state = stateful.state_dict()
     except Exception:
@@ -80,7 +80,7 @@ def _check(stateful: Any) -> None:
 
 
 class _ReplayedSource:
-    """Keeps nothing: its samples are read again."""
+    """An iterator without a state: a run that resumes reads its samples again."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self.iterator = iterator
@@ -90,7 +90,7 @@ class _ReplayedSource:
 
 
 class _StatefulIterator:
-    """The iterator has a state; it is loaded after `__iter__`, which may reset it."""
+    """An iterator with a state, which is loaded after `__iter__`: that may reset it."""
 
     def __init__(self, iterator: Any, state: Any) -> None:
         self.iterator = iterator
@@ -105,7 +105,7 @@ class _StatefulIterator:
 
 
 class _StatefulDataset:
-    """The data set has a state; it is loaded before `__iter__`, which begins from it."""
+    """A data set with a state, which is loaded before `__iter__`: that begins from it."""
 
     def __init__(self, dataset: Any, state: Any) -> None:
         self._dataset = dataset
@@ -120,7 +120,7 @@ class _StatefulDataset:
 
 
 class _SampledSource:
-    """Each sample takes one index from the sampler, so its position is how many indices were taken."""
+    """A data set that takes an index from its sampler for each sample: its state is how many it has taken."""
 
     def __init__(self, dataset: Any, key: int, state: Any) -> None:
         sampler = dataset.sampler
@@ -137,7 +137,7 @@ class _SampledSource:
 
 
 class _CountedSampler(Sampler[Any]):
-    """The user's sampler: counted, begun at any index, and drawing its random numbers apart from the data set's."""
+    """The user's sampler, begun at any index; it counts indices, and draws from random numbers of its own."""
 
     BLOCK = 1024
 
@@ -171,7 +171,7 @@ class _CountedSampler(Sampler[Any]):
             )
 
     def _blocks(self) -> Iterator[list[Any]]:
-        """Draw ahead, so that what the sampler draws does not depend on what the data set draws between."""
+        """Yield indices in blocks that are drawn ahead: so they do not depend on what the data set draws between."""
         isolation = RngIsolation()
         iterator: Iterator[Any] = iter(())
         for number in count():

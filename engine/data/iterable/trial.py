@@ -39,7 +39,7 @@ class ShardReading(Protocol):
 
 @dataclass
 class Trial:
-    """What came of trying a stream.
+    """The result of trying whether the state of a stream brings it back.
 
     Args:
         refused: why its state is not used; None if it is, or if there is none.
@@ -58,7 +58,7 @@ class Trial:
 
 @dataclass
 class _Walk:
-    """What a first reading gave: a digest of each batch, and the states on the way."""
+    """The result of a first reading: a digest of each batch, and the states that were taken on the way."""
 
     digests: list[int | None] = field(default_factory=list)
     states: list[ShardState] = field(default_factory=list)
