@@ -52,13 +52,14 @@ _RESTARTS = 1_000_000
 
 
 class LocalStore(HashStore):
-    """The agent's own store: agents need not wait for each other before they end, the launcher knows when all have.
+    """A store of the agent's own, for what torchrun's agents would tell each other.
 
-    One of them could be lost while they do.
+    At their end they would wait for each other there, and one of them could be lost meanwhile: the launcher knows when
+    all have ended.
     """
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for none of them."""
+        """Return at once."""
 
 
 class RoundHandler(RendezvousHandler):
@@ -76,11 +77,11 @@ class RoundHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The ranks meet in the launcher's store: any node may be lost."""
+        """True: ranks meet where `RendezvousInfo` says, in the launcher's store, so that any node may be lost."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round in which this node takes part."""
+        """Return the next round in which this node takes part, waiting for it."""
         plan = self._report.next_round()
         os.environ[World.ROUND] = str(plan.round)
         if not self._has_threads:
@@ -88,11 +89,11 @@ class RoundHandler(RendezvousHandler):
         return RendezvousInfo(LocalStore(), plan.nodes.index(self._node), len(plan.nodes), self._meeting)
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 when the agent shall end its ranks and come back."""
+        """Return 1 if the agent is to end its ranks and ask for the next round, else 0."""
         return int(self._report.round_ends())
 
     def get_backend(self) -> str:
-        """Return its name."""
+        """Return the name under which this handler is registered."""
         return _BACKEND
 
     def get_run_id(self) -> str:
@@ -104,10 +105,10 @@ class RoundHandler(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Do nothing: one node's end is not the run's."""
+        """Do nothing: the run goes on when one node ends."""
 
     def shutdown(self) -> bool:
-        """Do nothing; all went well."""
+        """Return True: there is nothing to close."""
         return True
 
 
@@ -116,14 +117,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Be a node until the run is over."""
+    """Run a node until the run is over."""
     try:
-        _be_a_node()
+        _run_node()
     except SignalException:
         sys.exit(StopRequested.exit_code)
 
 
-def _be_a_node() -> None:
+def _run_node() -> None:
     address, session = sys.argv[1], Session(sys.argv[2])
     lock_folder(session.folder)
     os.environ[PARENT] = str(os.getpid())
@@ -139,8 +140,8 @@ def _be_a_node() -> None:
         print(f"what answers at {address} is no launcher of midstride's, or has gone: {error}", flush=True)
         sys.exit(LAUNCHER_GONE)
     try:
-        run = _reached(document)
-        if differences := _compared(store, run.job):
+        run = _run_within_reach(document)
+        if differences := _bit_differences(store, run.job):
             print(differences, flush=True)
     except JobError as error:
         print(error, flush=True)
@@ -183,11 +184,11 @@ def _run_agent(report: NodeReport, run: Run, session: Session) -> None:
         sys.exit(1)
 
 
-def _compared(store: NodeStore, job: TrainingJob) -> str:
-    """Return how this node differs from the first that came; "" if they are alike.
+def _bit_differences(store: NodeStore, job: TrainingJob) -> str:
+    """Return how the sums of this node differ from those of the first that came; "" if they are alike.
 
     Raises:
-        JobError: it does, and the run promises the same bits on all of them.
+        JobError: they differ, and the run promises the same bits on all nodes.
     """
     host, bits = socket.gethostname(), bits_here()
     first = store.first("bits", {"host": host, "bits": bits})
@@ -195,11 +196,11 @@ def _compared(store: NodeStore, job: TrainingJob) -> str:
     return check_bits(first["bits"], bits, hosts=(first["host"], host), refuses=refuses)
 
 
-def _reached(document: dict[str, Any]) -> Run:
-    """Return the run, whose code and store must be within reach of this node.
+def _run_within_reach(document: dict[str, Any]) -> Run:
+    """Return the run of the launcher's document, once this node sees its code and what its store holds.
 
     Raises:
-        JobError: they are not.
+        JobError: it does not see them.
     """
     run, host = Run.from_document(document), socket.gethostname()
     if not Path(run.job.folder).is_dir():

@@ -36,8 +36,8 @@ def join(address: str, wait_s: float, on_line: Callable[[str], object]) -> int:
         on_line: gets what is printed here.
 
     Raises:
-        JobError: that is no address, or no time.
-        WorldError: there was none.
+        JobError: `address` is no address, or `wait_s` no time to wait.
+        WorldError: no launcher has answered.
     """
     host, _, port = address.rpartition(":")
     faults = []
@@ -73,7 +73,7 @@ def _take_part(address: str, on_line: Callable[[str], object]) -> int:
 
 @contextmanager
 def _node_folder() -> Iterator[str]:
-    """Give a folder for the time of the block; those of nodes that were killed are removed."""
+    """Yield a folder that exists until the block ends; folders of nodes that were killed are removed before."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             _remove_unused(path)
@@ -86,17 +86,17 @@ def _node_folder() -> Iterator[str]:
 
 
 def lock_folder(folder: Path | str, kind: int = fcntl.LOCK_SH) -> int:
-    """Have the node's folder be known as in use, for as long as this process lives; return the file descriptor."""
+    """Lock the folder of a node, for as long as this process lives; return the file descriptor of the lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     fcntl.flock(descriptor, kind)
     return descriptor
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove the folder of a node whose processes have all ended.
+    """Remove the folder of a node if its processes have all ended.
 
     Raises:
-        OSError: they have not, or it is another user's.
+        OSError: one of them lives, or the folder is another user's.
     """
     lock = lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     try:

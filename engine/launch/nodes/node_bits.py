@@ -42,11 +42,11 @@ def bit_differences(there: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def check_bits(first: dict[str, Any], here: dict[str, Any], *, hosts: tuple[str, str], refuses: bool) -> str:
-    """Compare this node with the first that came; return what is to be said, "" if they are alike.
+    """Return a sentence on how this node differs from the first that came; "" if they are alike.
 
     Args:
-        first: what that one is.
-        here: what this one is.
+        first: `bits_here` of the first.
+        here: `bits_here` of this one.
         hosts: their names.
         refuses: the run is in lanes, which promise the same bits on any nodes, and no others were accepted.
 

@@ -50,7 +50,7 @@ class Plan:
 
 
 class NodeStore:
-    """The store, in JSON.
+    """The key-value store that the launcher serves, with JSON as values.
 
     Args:
         store: torch's.
@@ -88,33 +88,33 @@ class NodeStore:
 
     @property
     def port(self) -> int:
-        """Where it is served."""
+        """The port at which it is served."""
         return self.store.port
 
     def set(self, key: str, value: Any) -> None:
-        """Write `value`."""
+        """Write `value` at `key`."""
         self.store.set(key, json.dumps(value))
 
     def get(self, key: str) -> Any:
-        """Return what stands at `key`, waiting for it."""
+        """Return the value at `key`, waiting until there is one."""
         return json.loads(self.store.get(key))
 
     def publish(self, plan: Plan) -> None:
-        """Tell all nodes."""
+        """Have all nodes read `plan` next."""
         self.set("plan", asdict(plan))
 
     def plan(self) -> Plan:
-        """Return what is wanted of the nodes now."""
+        """Return the newest plan."""
         said: dict[str, Any] = self.get("plan")
         said["nodes"] = tuple(said["nodes"])
         return Plan(**said)
 
     def first(self, key: str, value: Any) -> Any:
-        """Write `value` if nothing stands at `key`; return what stands there."""
+        """Write `value` if there is none at `key`; return the value there."""
         return json.loads(self.store.compare_set(key, "", json.dumps(value)))
 
     def arrive(self, hello: dict[str, Any]) -> int:
-        """Be a new node; return its number."""
+        """Register a new node, with its host and its cores; return its number."""
         number = self.store.add("nodes", 1)
         self.set(f"node/{number}/hello", hello)
         return number
@@ -124,13 +124,13 @@ class NodeStore:
         return self.store.add("nodes", 0)
 
     def hello(self, node: int) -> dict[str, Any] | None:
-        """Return what a node that is coming has said; None while it is about to."""
+        """Return what a node has registered with; None if it has a number and has not yet said more."""
         key = f"node/{node}/hello"
         found: dict[str, Any] | None = self.get(key) if self.store.check([key]) else None
         return found
 
     def send(self, node: int, message: dict[str, Any]) -> None:
-        """Send a message of a node."""
+        """Send a message of `node` to the launcher."""
         number = self.store.add(f"node/{node}/sent", 0)
         self.set(f"node/{node}/message/{number}", message)
         self.store.add(f"node/{node}/sent", 1)  # after it: what is counted is there

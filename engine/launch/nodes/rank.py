@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Be the rank that the environment says this process is, in its round."""
+    """Run the rank that the environment names, in its round."""
     session = Session(sys.argv[1]).of_round(int(os.environ[World.ROUND]))
     sys.argv[1] = str(session.folder)
     rank_main()

@@ -28,7 +28,7 @@ _LOG_BYTES = 1 << 20
 
 
 class NodeReport:
-    """A thread that speaks with the launcher; it ends this process and its ranks when the launcher says so, or is gone.
+    """Exchanges messages with the launcher on a thread; ends this process and its ranks if it says so, or is gone.
 
     Args:
         store: the launcher's, used by the thread alone.
@@ -51,7 +51,7 @@ class NodeReport:
             threading.Thread(target=work, name="midstride-node", daemon=True).start()
 
     def next_round(self) -> Plan:
-        """Tell that the ranks here have ended; wait for a round in which this node takes part, and return it."""
+        """Tell the launcher that the ranks here have ended; return the next round with this node, waiting for it."""
         self._begun.clear()
         self._waits = True
         self._begun.wait()
@@ -68,7 +68,7 @@ class NodeReport:
         return self._plan.stop
 
     def leave(self, why: str) -> None:
-        """Tell that this node goes, once all is told of its ranks."""
+        """Tell the launcher that this node leaves, with all that its ranks have said."""
         with self._lock:
             self._send(left=why)
 
@@ -90,15 +90,17 @@ class NodeReport:
             time.sleep(_EVERY_S)
 
     def _send(self, **more: Any) -> None:
+        """Send what is new of this node and its ranks, and `more`."""
         state = {
             "round": self._round,
             "heard": self._plan.round,
             "waits": self._waits,
             "stacks": self._stacks,
         }  # before what its ranks have left
-        self._store.send(self._node, {**state, "lines": self._lines(), **self._of_ranks(), **more})
+        self._store.send(self._node, {**state, "lines": self._lines(), **self._news_of_ranks(), **more})
 
-    def _of_ranks(self) -> dict[str, Any]:
+    def _news_of_ranks(self) -> dict[str, Any]:
+        """Return the heartbeats of the ranks of this round, and the events and outcomes that were not yet sent."""
         session = self._session
         if session is None:
             return {"heartbeats": {}, "events": [], "outcomes": []}
@@ -114,7 +116,7 @@ class NodeReport:
         return {"heartbeats": readings, "events": events, "outcomes": new}
 
     def _lines(self) -> list[str]:
-        """What was printed here since the last message; a line that is being written waits for the next."""
+        """Return the whole lines that were printed here since the last message."""
         with self._node_session.log.open("rb") as file:
             file.seek(self._log_offset)
             whole = file.read(_LOG_BYTES)
@@ -124,6 +126,7 @@ class NodeReport:
         return without_noise(whole.decode("utf-8", errors="replace").splitlines())
 
     def _obey(self, plan: Plan) -> None:
+        """Do what the launcher asks of this node by its newest plan."""
         before, self._plan = self._plan, plan
         if plan.over is not None:
             self._send(left="the run is over")
@@ -161,5 +164,6 @@ class NodeReport:
 
 
 def _readings(session: Session) -> dict[int, HeartbeatReading]:
+    """Return the newest heartbeat of each rank on this node."""
     paths = sorted(session.folder.glob("heartbeat-rank-*"))
     return {int(path.name.rpartition("-")[2]): HeartbeatReading.read(path) for path in paths}

@@ -23,7 +23,7 @@ _ROUNDS = 10
 
 @dataclass
 class Node:
-    """A machine that has come, as far as it was heard of.
+    """A machine that has joined, as it was when it last reported.
 
     Args:
         number: from 1, in the order of coming.
@@ -46,12 +46,12 @@ class Node:
     stacks: int = 0
 
     def begin(self) -> None:
-        """Take note that it trains."""
+        """Forget that it was ready: a round with it begins."""
         self.is_ready = self.is_done = False
 
 
 class Rounds:
-    """The nodes, and which of them train.
+    """The nodes that have joined, and which of them train in the round.
 
     Args:
         options: how many there may be, and how long is waited for them.
@@ -70,12 +70,12 @@ class Rounds:
         self.members: list[Node] = []
 
     def add(self, number: int, host: str, cores: int) -> None:
-        """Take note that a node has come."""
+        """Add a node that has joined."""
         self._arrived = self._clock()
         self.nodes[number] = Node(number, host, cores, self._arrived)
 
     def hear(self, node: Node, *, waits: bool = False, is_done: bool = False, left: str = "", stacks: int = 0) -> None:
-        """Take note of what `node` has said: that it waits for a round, or leaves, or that stacks are written."""
+        """Update `node` by what it has reported: that it waits for a round, or leaves, or has written stacks."""
         node.seen_at, node.left, node.stacks = self._clock(), node.left or left, stacks
         node.is_ready, node.is_done = node.is_ready or waits, node.is_done or is_done
 
@@ -97,7 +97,7 @@ class Rounds:
         return self.silence_s(node) > self._options.node_timeout_s
 
     def blame(self, node: Node) -> None:
-        """Take note that `node` has ended this round, by its death or that of its ranks."""
+        """Count that `node` has ended this round, by its death or that of its ranks."""
         self._deaths.append((self.number, node.host))
 
     def is_blamed(self, node: Node) -> bool:
@@ -105,7 +105,7 @@ class Rounds:
         return self._deaths_of(node) >= _DEATHS
 
     def blame_words(self, node: Node) -> str:
-        """Say why a node that has ended too many rounds is left out."""
+        """Return why a node that has ended too many rounds is left out."""
         times = self._deaths_of(node)
         return f"node {node.host} has ended {times} of the last {_ROUNDS} rounds: it waits while others are enough"
 
@@ -133,7 +133,7 @@ class Rounds:
         return None
 
     def train(self) -> None:
-        """Take note that the round has taken a step: from here on there is something to keep."""
+        """Keep when the round has taken its first step: from then on there is something to lose."""
         if self._training_since is None:
             self._training_since = self._clock()
 
@@ -143,7 +143,7 @@ class Rounds:
         return grow_s is not None and since is not None and self._clock() - since >= grow_s
 
     def words(self, node: Node) -> str:
-        """Name a node that trains."""
+        """Return the name of a node that trains, with its ranks."""
         ranks = self.ranks(node)
         said = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         return f"node {node.host} ({said})"
@@ -157,7 +157,7 @@ class Rounds:
         return all(node.stacks >= times for node in self.members)
 
     def close(self) -> None:
-        """Take note that the round is over."""
+        """End the round: no node trains."""
         self._before, self.members = self.members, []
 
     def begin(self) -> bool:
@@ -175,10 +175,11 @@ class Rounds:
         return True
 
     def _waiting(self) -> list[Node]:
+        """Return the nodes that could train, and do not."""
         return [node for node in self.present() if node.is_ready and node not in self.members]
 
     def _order(self, node: Node) -> tuple[int, int]:
-        """Those that trained keep their order: the fewer ranks change, the fewer read their state elsewhere."""
+        """Return a key to sort nodes by: those that trained keep their order, and so their ranks and their data."""
         return (self._before.index(node) if node in self._before else len(self._before), node.number)
 
 

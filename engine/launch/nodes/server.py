@@ -42,12 +42,12 @@ _CANCEL_S = 1.0
 
 
 class NodeServer:
-    """Says who trains, and keeps what is heard.
+    """Decides which nodes train, and writes what they report into the session.
 
     Args:
-        session: that the launcher reads.
-        run: what is trained.
-        store: in which the nodes are met.
+        session: read by the launcher.
+        run: to train.
+        store: in which nodes report, and read the plan.
         grace_s: seconds that ranks have to take a snapshot and leave.
     """
 
@@ -58,7 +58,7 @@ class NodeServer:
         self._rounds, self._log = Rounds(run.job.world), RoundLog(session.events)
         self._watchdog = RoundWatchdog(session, run.job.world)
         self._plan = Plan()
-        self._why = ""  # the round ends, or has ended
+        self._why = ""  # of the end of this round, or of the last one
         self._why_none_comes: Callable[[], str] = str
         self._stop_by: float | None = None
         self._snapshots = 0  # that were asked for
@@ -105,6 +105,7 @@ class NodeServer:
     # What is heard ------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
+        """Take in nodes that have come, and the messages of all."""
         for number in range(1, self._store.arrived() + 1):
             if number not in self._rounds.nodes and (hello := self._store.hello(number)) is not None:
                 self._rounds.add(number, hello["host"], hello["cores"])
@@ -143,7 +144,7 @@ class NodeServer:
             self._session.write_outcome(Outcome.from_json(outcome))
 
     def _refuse(self, why: str) -> None:
-        """Leave out a node that cannot take part; before the first round, that is a fault of the job."""
+        """Print why a node cannot take part; before the first round, that is an error of the job, which ends."""
         print(why, flush=True)
         if self._rounds.number == 0:
             self._finish(Outcome.of(JobError(why)))
@@ -151,6 +152,7 @@ class NodeServer:
     # What follows -------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
+        """Do what follows from what was asked of this process and what nodes have reported."""
         if self._plan.over is not None:
             return
         if self._snapshots != self._plan.snapshots:
@@ -180,7 +182,7 @@ class NodeServer:
             HeartbeatReading(phase=Phase.WAITING).write(self._session.heartbeat(0))
 
     def _say_who_is_missing(self) -> None:
-        """After a round: a person may have to start another node."""
+        """Print, after a round, how many nodes are missing: a person may have to start another."""
         here, least = len(self._rounds.present()), self._rounds.machines.usable[0]
         missing = least - here if self._rounds.number else 0
         if missing > 0 and missing != self._missing:
@@ -199,7 +201,7 @@ class NodeServer:
             self._close()
 
     def _watch_progress(self) -> None:
-        """Have a round that hangs write its stacks, and end it once they are here.
+        """Have the ranks of a round that hangs write their stacks, and end the round once those are here.
 
         Ranks that hang when the round is to end are ended by their nodes.
         """
@@ -234,7 +236,7 @@ class NodeServer:
         self._tell(round=number, nodes=tuple(node.number for node in members), threads=threads, end="")
 
     def _close(self) -> None:
-        """Judge the round that has ended: is there to be another?"""
+        """Keep what came of the round that has ended; end the run unless another round makes sense."""
         rounds = self._rounds
         lost = [node for node in rounds.members if not node.is_ready and not node.left]
         for node in lost:
@@ -253,13 +255,13 @@ class NodeServer:
             self._finish(outcome)
 
     def _guilty(self, outcome: Outcome) -> list[Node]:
-        """Return the nodes whose ranks have ended this round by a hang or a death; a store's fault is no node's."""
+        """Return the nodes whose ranks have ended this round by a hang or a death; none where a store has failed."""
         if (hang := self._watchdog.hang) is not None:
             return [node for node in self._rounds.members if {*self._rounds.ranks(node)} & {*hang.ranks}]
         return [] if outcome.type.startswith("midstride.") else [self._rounds.member_of(outcome.rank)]
 
     def _lose(self, node: Node) -> None:
-        """Write down how the ranks of a silent node ended, as they cannot."""
+        """Write the outcomes of the ranks of a silent node, as they cannot."""
         error = WorldError(f"{self._rounds.words(node)} was silent for {self._run.job.world.node_timeout_s:g} s")
         ended = time.time() - self._rounds.silence_s(node)  # what the others say follows from it
         for rank in self._rounds.ranks(node):
@@ -271,6 +273,7 @@ class NodeServer:
             self._why += f"; {self._rounds.blame_words(node)}"
 
     def _finish(self, outcome: Outcome) -> None:
+        """Tell all nodes that no round will follow; `outcome` is the world's if no rank has written one."""
         if not self._session.outcomes():
             self._session.begin_round(1)
             self._session.write_outcome(outcome)
@@ -278,6 +281,7 @@ class NodeServer:
         self._tell(over=WorldError.exit_code if gone else outcome.code)  # there will be another: the nodes wait for it
 
     def _tell(self, **changes: Any) -> None:
+        """Publish the plan with `changes`."""
         self._plan = replace(self._plan, **changes)
         self._store.publish(self._plan)
 
@@ -292,7 +296,7 @@ def _rendezvous(run: Run) -> str:
 
 
 def main() -> None:
-    """Hold the world that the command line names together."""
+    """Serve the nodes of the session that the command line names, until its world ends."""
     tie_to_parent()
     print_whole_lines()
     session, grace_s = Session(sys.argv[1]), float(sys.argv[2])
