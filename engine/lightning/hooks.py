@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from midstride.engine.errors import UserError
 from midstride.engine.lightning.checkpoint import checkpoint_of
 from midstride.engine.trees import convert
 
@@ -59,17 +58,13 @@ def _step_outputs(outputs: Any, window: int) -> Any:
     return {**detached, "loss": loss / window} if window > 1 and isinstance(loss, Tensor) else detached
 
 
-def _without_end(hook: Method) -> Method:
-    """Refuse what a module's `on_train_batch_start` may return to Lightning: no rest of an epoch is left out here."""
+def _of_modules(hook: Method) -> Method:
+    """Return what a module's `on_train_batch_start` returns, and nothing of a callback's, as Lightning does."""
 
     @wraps(hook)
-    def called(self: Any, *given: Any) -> None:
+    def called(self: Any, *given: Any) -> Any:
         returned, is_module = hook(self, *given), len(given) == 2
-        if is_module and returned == -1:
-            raise UserError(
-                f"{type(self).__name__}.on_train_batch_start returned -1 for batch {given[1]}, and no rest of an epoch "
-                "is left out here: say limit_train_batches, or set self.trainer.should_stop = True to end the fit"
-            )
+        return returned if is_module else None
 
     return called
 
@@ -107,5 +102,5 @@ _WRAPPERS: dict[str, Callable[[Method], Method]] = {
     "on_load_checkpoint": _loading,
     "on_save_checkpoint": _saving,
     "on_train_batch_end": _with_loss,
-    "on_train_batch_start": _without_end,
+    "on_train_batch_start": _of_modules,
 }

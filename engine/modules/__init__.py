@@ -1,6 +1,7 @@
 """What a user writes, and what the engine reads of it.
 
 callbacks        `Callback`, and the callbacks that are built in
+fixed_callbacks  the callbacks of a Trainer, which stay those that it was given
 hooks            the hooks that a module and its callbacks have written, looked up once
 hyperparameters  `save_hyperparameters`: the arguments that a module or its data were made with
 interface        `TrainerInterface`: what a module, its hooks and its callbacks may use of the Trainer

@@ -39,7 +39,7 @@ class Hooks:
         """Return whether anyone wants to be called at `name`."""
         return name in self._by_name
 
-    def bound(self, name: str) -> Sequence[Callable[..., None]]:
+    def bound(self, name: str) -> Sequence[Callable[..., object]]:
         """Return what calls each hook called `name`, in order: for a loop, which looks them up once."""
         return [partial(call_user_code, where, hook, *first) for where, hook, first in self._by_name.get(name, ())]
 

@@ -19,6 +19,7 @@ from midstride.engine.world import World
 
 if TYPE_CHECKING:
     from midstride.engine.modules.callbacks import Callback
+    from midstride.engine.modules.fixed_callbacks import FixedCallbacks
     from midstride.engine.modules.module import DataModule, TrainingModule
 
 __all__ = ["TrainerInterface"]
@@ -37,7 +38,7 @@ class TrainerInterface(Protocol):
     #: folder or URL of the run that was fitted last; None if it is not kept
     run_url: str | None
     #: what acts beside the module: those that the Trainer was given, and the module's own
-    callbacks: "list[Callback]"
+    callbacks: "FixedCallbacks"
     #: callbacks as they were given, each with what acts in its place; None where nothing has to
     origins: "list[tuple[Any, Callback | None]]"
 

@@ -126,7 +126,8 @@ class FitLoop:
         if self.checkpointer is not None:
             self._record(batch, index)
         for hook in self._on_batch_start:
-            hook(batch, index)
+            if (returned := hook(batch, index)) is not None:
+                _ensure_epoch_goes_on(returned, index)
         outputs = self.optimizer_step.train(batch, index)
         stepped = self.optimizer_step.stepped
         progress.batch_done(at_end=self.loader.at_end, stepped=stepped)
@@ -183,3 +184,12 @@ class FitLoop:
         self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
         self.loader.stand_at_end(False)
+
+
+def _ensure_epoch_goes_on(returned: object, index: int) -> None:
+    """Refuse what `on_train_batch_start` may return to Lightning: no rest of an epoch is left out here."""
+    if isinstance(returned, int) and returned == -1:
+        raise UserError(
+            f"on_train_batch_start returned -1 for batch {index}, and no rest of an epoch is left out here: say "
+            "limit_train_batches, or set self.trainer.should_stop = True to end the fit"
+        )

@@ -27,6 +27,7 @@ from midstride.engine.metrics.lane_metrics import LaneMetrics
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.modules.callbacks import Callback, first_state, keep_first_state
+from midstride.engine.modules.fixed_callbacks import FixedCallbacks
 from midstride.engine.modules.hooks import Hooks, own_hook
 from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, set_device
@@ -68,7 +69,7 @@ class TrainerState(TrainerInterface):
         self._given = translated(callbacks, adapt)
         #: callbacks that were given, and those of the module of the call under way, or else of the last one
         self.origins = self._given
-        self.callbacks = _acting(self._given)
+        self.callbacks = FixedCallbacks(_acting(self._given))
         self._pristine = [first_state(callback) for callback in self.callbacks]
         self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
         self.heartbeat = Heartbeat.of(strategy.world)
@@ -96,7 +97,8 @@ class TrainerState(TrainerInterface):
             return getattr(LightningTrainer(self), name)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name == "should_stop" or name in TrainerOptions.model_fields:
+            is_fixed = name == "callbacks" and not isinstance(value, FixedCallbacks)
+            if is_fixed or name == "should_stop" or name in TrainerOptions.model_fields:
                 setattr(LightningTrainer(self), name, value)  # which stops the fit, or says why that cannot be set
             else:
                 super().__setattr__(name, value)
@@ -330,7 +332,7 @@ class TrainerState(TrainerInterface):
         configured = translated(call_user_code(where, module.configure_callbacks), adapt)
         kinds = {type(callback) for callback in _acting(configured)}
         self.origins = [*(pair for pair in self._given if type(pair[1]) not in kinds), *configured]
-        self.callbacks = _acting(self.origins)
+        self.callbacks = FixedCallbacks(_acting(self.origins))
 
     def weights_url(self, ckpt_path: str) -> str:
         """Return where the weights called `ckpt_path` are: "best" and "last" are those of the run fitted last."""

@@ -142,7 +142,7 @@ class Reaching(style.AutoEncoder):
         ("state.stage", "train"),
         ("train_dataloader.batch_size", 4),
         ("val_dataloaders", None),
-        ("callbacks", []),
+        ("callbacks", ()),
         ("strategy.root_device.type", "cpu"),
         ("datamodule", None),
     ],

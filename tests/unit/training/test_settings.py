@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import IdentityChanged, UserCodeError
+from midstride.engine.errors import IdentityChanged, UserCodeError, UserError
 from midstride.engine.runs.markdown import markdown_of
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
@@ -164,6 +164,24 @@ def fit_setting(name: str, value: Any) -> Trainer:
 def test_an_option_that_is_set_on_the_trainer_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(UserCodeError, match=rf"trainer\.{name} cannot be set here.* give it to Trainer"):
         fit_setting(name, value)
+
+
+@pytest.mark.parametrize("change", [lambda them: them.append(Sets("a", 1)), lambda them: them.clear()])
+def test_the_callbacks_of_a_trainer_cannot_be_changed_without_a_word(change: Any) -> None:
+    trainer = Trainer(max_epochs=1, callbacks=Sets("a", 1))
+    with pytest.raises(UserError, match=r"trainer\.callbacks cannot be changed.* give them to Trainer"):
+        change(trainer.callbacks)
+    with pytest.raises(AttributeError, match=r"trainer\.callbacks cannot be set here.* give it to Trainer"):
+        trainer.callbacks = [Sets("a", 1)]  # type: ignore[assignment]
+
+
+def test_the_rest_of_an_epoch_is_not_left_out_without_a_word() -> None:
+    class Leaving(Line):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:  # type: ignore[override]
+            return -1 if batch_idx else None
+
+    with pytest.raises(UserError, match=r"on_train_batch_start returned -1 for batch 1.* limit_train_batches"):
+        Trainer(max_epochs=1).fit(Leaving(), DataLoader(TensorDataset(torch.ones(4, 2)), 2))
 
 
 def test_should_stop_that_a_callback_sets_ends_the_fit() -> None:
