@@ -1,7 +1,9 @@
 """What a user writes: a module that trains, and the data it trains on. Names follow Lightning's."""
 
+import logging
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -30,6 +32,7 @@ __all__ = [
     "set_device",
 ]
 
+log = logging.getLogger(__name__)
 
 #: methods by which a module may do a part of the step itself; see docs/module.md
 STEP_HOOKS = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad")
@@ -139,7 +142,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         batch_size: int | None = None,
         add_dataloader_idx: bool = True,
     ) -> None:
-        """Log a number, a tensor of one number, or a torchmetrics metric.
+        """Log a number, a tensor of one number, or a torchmetrics metric; without a Trainer, nothing.
 
         Args:
             name: such as "train/loss".
@@ -154,7 +157,11 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
             add_dataloader_idx: where several loaders are evaluated, each has a value of its own:
                 "val/loss/dataloader_idx_1". False: one value over all of them.
         """
-        logged = self._trainer[0].metric_logger
+        trainers = self._trainer
+        if not trainers:
+            _warn_of_no_trainer(type(self).__name__)
+            return
+        logged = trainers[0].metric_logger
         if logged.is_recording:
             asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx)
             logged.log(asked, value, batch_size)
@@ -243,6 +250,12 @@ class DataModule(HyperparametersMixin):
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back; the loaders, which go on by themselves where they stood, are made before."""
+
+
+@cache
+def _warn_of_no_trainer(name: str) -> None:
+    """Say once that a class logs to nothing: a step may be called alone, to try it."""
+    log.warning("%s is not with a Trainer: what self.log is given goes nowhere", name)
 
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:

@@ -178,3 +178,14 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, saved: Any, said: str) -
     with pytest.raises(SnapshotError, match=said) as caught:
         Sized.load_from_checkpoint(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_step_may_be_tried_without_a_trainer_and_logs_to_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Tried(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("loss", 1.0)
+            self.log_dict({"loss": 1.0})
+            return batch
+
+    assert [Tried().training_step(batch, 0) for batch in "ab"] == ["a", "b"]
+    assert caplog.messages == ["Tried is not with a Trainer: what self.log is given goes nowhere"]
