@@ -141,10 +141,17 @@ class EvaluationContext:
             self.strategy.mark_step()
 
     def batch_transfer(self, loader: int = 0) -> Callable[[Any], Any]:
-        """Return a function that moves a batch of loader number `loader` to this rank's device and precision.
+        """Return a function that moves a batch of loader number `loader`, with lanes that of each, to where it is used.
 
-        The transfer hooks are looked up here, once: on a module, a failed lookup takes microseconds.
+        That is this rank's device and precision. The transfer hooks are looked up here, once: on a module, a failed
+        lookup takes microseconds.
         """
+        transfer = self._batch_transfer(loader)
+        if self.lanes is None:
+            return transfer
+        return lambda batch: {lane: transfer(lane_batch) for lane, lane_batch in batch.items()}
+
+    def _batch_transfer(self, loader: int) -> Callable[[Any], Any]:
         before, moved, after = (self._transfer_hook(name) for name in TRANSFER_HOOKS)
         device, converted = self.device, self.precision.batch
         if before is moved is after is None and device.type == "cpu":

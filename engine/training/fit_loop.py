@@ -4,7 +4,6 @@ Between two batches everything that decides what comes next stands in the contex
 snapshot taken at a boundary, in training or in the middle of a validation, is a position to go on from.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from midstride.engine.errors import NotExact, UserError
@@ -32,7 +31,7 @@ class FitLoop:
         self.context, self.checkpointer = context, checkpointer
         self.progress, self.loader = context.progress, context.loaders.training
         self._options, self._lanes = context.options, context.lanes
-        self._to_device = self._batch_transfer()
+        self._to_device = context.batch_transfer()
         self._on_fetch = context.faults_at("fetch")
         self._on_batch_start = context.hooks.bound("on_train_batch_start")
         self._on_batch_end = context.hooks.bound("on_train_batch_end")
@@ -104,13 +103,6 @@ class FitLoop:
             self.batch(batch)
         if progress.at_end:
             self.end_epoch()
-
-    def _batch_transfer(self) -> Callable[[Any], Any]:
-        """Return what brings a batch, with lanes that of each, to this rank's device."""
-        transfer = self.context.batch_transfer()
-        if self._lanes is None:
-            return transfer
-        return lambda batch: {lane: transfer(lane_batch) for lane, lane_batch in batch.items()}
 
     def _check_order(self) -> None:
         """Enter what the epoch's sampler gave; raise if ranks that share it were given different orders."""

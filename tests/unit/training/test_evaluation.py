@@ -76,6 +76,26 @@ def test_hooks_of_a_prediction_get_its_lanes_once_a_batch() -> None:
     assert module._seen == [{0: 1, 1: 1}] * 3 or module._seen == [{0: 2, 1: 2}, {0: 1, 1: 1}]
 
 
+@pytest.mark.parametrize("lanes", [None, 2])
+@pytest.mark.parametrize("verb", ["test", "predict"])
+def test_a_batch_is_moved_once_and_that_of_each_lane_by_itself(verb: str, lanes: int | None) -> None:
+    class Moving(Doubling):
+        def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+            self._seen += batch.tolist()
+            return batch + 100
+
+        def test_step(self, batch: Tensor, batch_idx: int) -> None:
+            assert all(100 <= value < 200 for value in batch.tolist())
+
+        def predict_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+            self.test_step(batch, batch_idx)
+            return batch
+
+    module = Moving()
+    getattr(Trainer(lanes=lanes, enable_progress_bar=False), verb)(module, rows())
+    assert sorted(module._seen) == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_prediction_without_data_is_refused() -> None:
     with pytest.raises(UserError, match="there is no predict loader: write predict_dataloader"):
         Trainer(enable_progress_bar=False).predict(Doubling())
