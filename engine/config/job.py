@@ -3,7 +3,6 @@
 Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +28,7 @@ from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import JobError
-from midstride.engine.storage.store import StoreOptions
+from midstride.engine.storage.store import StoreOptions, absolute_url
 
 __all__ = ["TrainingJob"]
 
@@ -179,9 +178,9 @@ class TrainingJob(Options):
         snapshots = self.snapshots
         return self.model_copy(
             update={
-                "folder": _absolute(self.folder or ".", folder),
-                "snapshots": snapshots and snapshots.model_copy(update={"url": _absolute(snapshots.url, folder)}),
-                "weights": self.weights and _absolute(self.weights, folder),
+                "folder": absolute_url(self.folder or ".", folder),
+                "snapshots": snapshots and snapshots.model_copy(update={"url": absolute_url(snapshots.url, folder)}),
+                "weights": self.weights and absolute_url(self.weights, folder),
                 "module_args": _resolve(self.module_args, folder),
                 "data_args": _resolve(self.data_args, folder),
                 "callbacks": tuple(_resolve_args(callback, folder) for callback in self.callbacks),
@@ -193,7 +192,7 @@ class TrainingJob(Options):
     def store_url(self) -> str:
         """Where all runs of this job live; a run has a folder also when it takes no snapshots."""
         url = (self.snapshots or SnapshotOptions.model_validate({})).url
-        return _absolute(url, Path(self.folder)).rstrip("/")
+        return absolute_url(url, self.folder or ".").rstrip("/")
 
     def run_url(self, run: str) -> str:
         """Return where the run called `run` lives.
@@ -211,15 +210,9 @@ class TrainingJob(Options):
         return StoreOptions(lease=self.snapshots.lease) if self.snapshots else StoreOptions()
 
 
-def _absolute(path: str, folder: Path) -> str:
-    if path.startswith("~/"):
-        path = f"{Path.home()}{path[1:]}"
-    return path if "://" in path else os.path.normpath(folder / path)
-
-
 def _resolve_args(plugin: Plugin, folder: Path) -> Plugin:
     return plugin.model_copy(update={"args": _resolve(plugin.args, folder)})
 
 
 def _resolve(value: Any, folder: Path) -> Any:
-    return map_texts(value, lambda text: _absolute(text, folder) if text.startswith(("./", "../")) else text)
+    return map_texts(value, lambda text: absolute_url(text, folder) if text.startswith(("./", "../")) else text)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -19,7 +20,7 @@ from uuid import uuid4
 from midstride.engine.errors import SnapshotError, SnapshotUnreadable, StoreFull, StoreSilent, StoreUnsafe
 from midstride.engine.storage.retry import is_transient
 
-__all__ = ["EXCLUSIVE_HINT", "PASSWORD", "STORES", "Store", "StoreOptions", "holds_password"]
+__all__ = ["EXCLUSIVE_HINT", "PASSWORD", "STORES", "Store", "StoreOptions", "absolute_url", "holds_password"]
 
 #: scheme of a URL -> where its class lives, imported when one is opened; "*" is of all others, a path is "file"
 STORES: dict[str, str] = {
@@ -266,6 +267,17 @@ class Store(ABC):
     def _way_out(self, error: OSError) -> str:
         """What to do about `error`, which kept this store from being read or written."""
         return "Name a folder" if isinstance(error, NotADirectoryError) else "Allow it"
+
+
+def absolute_url(url: str, folder: Path | str = "") -> str:
+    """Return `url`; a path is made absolute against `folder`, by default the current one, and ~ is a home folder.
+
+    >>> absolute_url("../runs/a", "/jobs/digits"), absolute_url("s3://bucket/a", "/jobs")
+    ('/jobs/runs/a', 's3://bucket/a')
+    """
+    if "://" in url:
+        return url
+    return os.path.abspath(Path(folder, os.path.expanduser(url)))  # noqa: PTH100, PTH111 (links and ~x stay)
 
 
 def holds_password(url: str) -> bool:

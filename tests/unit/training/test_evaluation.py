@@ -1,6 +1,7 @@
 """Evaluations outside a fit: what they read, and what hooks see in them."""
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,21 @@ def test_another_trainer_evaluates_a_copy_in_a_fit_which_goes_on_as_it_was(tmp_p
     evaluates = InTheFit(lambda _, module: seen.append(quiet(seed=7).test(copy.deepcopy(module), rows())))
     assert logged("evaluated", evaluates) == logged("alone")
     assert seen == [{"test/rows": 6.0}] * 3
+
+
+class Leaving(Callback):
+    """Changes the current folder at the end of training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_end(self, trainer: TrainerInterface, module: TrainingModule) -> None:
+        os.chdir(self.folder)
+
+
+def test_weights_of_the_run_are_found_from_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    trainer = Trainer(max_epochs=1, callbacks=[Leaving(tmp_path / "elsewhere")], enable_progress_bar=False)
+    trainer.fit(Doubling(), rows(), run="a")
+    assert trainer.run_url == str(tmp_path / "a")
+    assert trainer.test(Doubling(), rows(), ckpt_path="last")["test/rows"] == 6
