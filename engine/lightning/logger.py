@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from numbers import Number
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,16 @@ class LightningLogger:
         self._module.trainer.metric_logger.hparams.update({str(key): _plain(value) for key, value in given.items()})
 
     def log_value(self, method: str, name: str, value: Any) -> None:
-        """Log a number that `method` was given."""
-        if isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1):
-            TrainingModule.log(self._module, name, value)  # a module may have written its own
-        else:
+        """Log a number that `method` was given; where `self.log` takes none any more, into the row of the last step."""
+        logged = self._module.trainer.metric_logger
+        if not (isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)):
             self.say_it_has_no_effect(f"{method}({name!r}: {type(value).__name__})")
+        elif not logged.closed:
+            TrainingModule.log(self._module, name, value)  # a module may have written its own
+        elif logged.rows.is_closed:
+            self.say_it_has_no_effect(f"{method}({name!r}), where there is no row to stand in,")
+        else:
+            logged.rows.set_current(name, float(value))
 
     def say_it_has_no_effect(self, what: str) -> None:
         """Name a call that brings nothing to a tracker."""

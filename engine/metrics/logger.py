@@ -19,16 +19,13 @@ from midstride.engine.metrics.accumulator import (
 )
 from midstride.engine.metrics.metric_log import MetricLog, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
-from midstride.engine.metrics.values import number, numbers_in, of_batch
+from midstride.engine.metrics.values import NOT_TAKEN, number, numbers_in, of_batch
 from midstride.engine.trees import samples_in
 
 __all__ = ["LoggingStage", "MetricLogger"]
 
 #: what is going on
 LoggingStage = Literal["train", "validate", "test", "predict"]
-
-_REDUCED = "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead."
-_PREDICTING = "in a prediction: there is nothing to log to. Return what you want to keep."
 
 
 #: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx: as `TrainingModule.log` was given them
@@ -56,8 +53,8 @@ class MetricLogger:
         size: ranks.
     """
 
-    #: whether the values of the evaluation that is going on are reduced; see `begin`
-    _is_reduced = False
+    #: the key in NOT_TAKEN where no value is taken; see `begin`
+    closed: str | None = None
 
     def __init__(self, gather: Callable[[object], list[Any]], metrics: TorchmetricsState, size: int) -> None:
         self._gather, self.metrics, self._size = gather, metrics, size
@@ -86,15 +83,16 @@ class MetricLogger:
         self.is_recording = True
         self._plain = nullcontext[None]()
 
-    def begin(self, stage: LoggingStage, loader: int | None = None, *, is_reduced: bool = False) -> None:
+    def begin(self, stage: LoggingStage, loader: int | None = None, *, closed: str | None = None) -> None:
         """Count what is logged from now on to `stage`.
 
         Args:
             stage: what is going on; "predict" takes no values.
             loader: number of the loader being evaluated, where there are several.
-            is_reduced: whether the values of this evaluation are reduced, and no more are taken.
+            closed: from now on no value is taken, in "setup", when an evaluation is "reduced" or the fit "trained".
         """
-        self.stage, self._loader, self.batch, self._is_reduced = stage, loader, None, is_reduced
+        self.stage, self._loader, self.batch = stage, loader, None
+        self.closed = "predict" if stage == "predict" else closed
         self._targets.clear()
 
     def begin_batch(self, batch: Any) -> None:
@@ -135,9 +133,8 @@ class MetricLogger:
         reduce_fx: str,
         add_dataloader_idx: bool,
     ) -> _LogTarget:
-        if self._is_reduced or self.stage == "predict":
-            why = _PREDICTING if self.stage == "predict" else _REDUCED
-            raise UserError(f"self.log({name!r}) {why}")
+        if self.closed:
+            raise UserError(f"self.log({name!r}) {NOT_TAKEN[self.closed]}")
         if name in ("epoch", "step"):
             raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
         if reduce_fx not in REDUCTIONS:

@@ -8,7 +8,15 @@ from torch import Tensor
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_internals import batch_value
 
-__all__ = ["copied", "is_on_host", "number", "numbers_in", "of_batch"]
+__all__ = ["NOT_TAKEN", "copied", "is_on_host", "number", "numbers_in", "of_batch"]
+
+#: where no value is taken -> what `self.log` says there
+NOT_TAKEN = {
+    "setup": "in setup, before there is a row for it: log in on_train_start or later.",
+    "reduced": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
+    "trained": "comes after the last row: log in on_train_epoch_end instead.",
+    "predict": "in a prediction: there is nothing to log to. Return what you want to keep.",
+}
 
 
 def is_on_host(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ class ModuleHooks:
         """At the end of `fit`, once everything is written."""
 
     def on_train_start(self) -> None:
-        """After `on_fit_start`, in training mode; the state of a snapshot is given back after it."""
+        """After `on_fit_start`; the state of a snapshot is given back after it."""
 
     def on_train_end(self) -> None:
         """After the last epoch."""

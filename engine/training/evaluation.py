@@ -58,26 +58,32 @@ class EvaluationLoop:
         """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
         context, progress, hooks = self.context, self.context.progress, self.context.hooks
         context.metric_logger.begin(self.stage)
-        if not progress.validating:
-            progress.begin_validation()
-            hooks.call(f"on_{self.prefix}_start")
-            hooks.call(f"on_{self.prefix}_epoch_start")
         with torch.no_grad(), context.modes.evaluating():
+            if not progress.validating:
+                progress.begin_validation()
+                hooks.call(f"on_{self.prefix}_start")
+                hooks.call(f"on_{self.prefix}_epoch_start")
             while progress.val_loader < len(self.loaders):
                 context.metric_logger.begin(self.stage, progress.val_loader if len(self.loaders) > 1 else None)
                 self.loader(progress.val_loader)
                 progress.next_validation_loader()
+            values = self._end()
+        context.metric_logger.begin("train")
+        return values
+
+    def _end(self) -> dict[str, float]:
+        """Reduce what was logged and call the last hooks; return the values."""
+        context, progress, hooks = self.context, self.context.progress, self.context.hooks
         context.metric_logger.begin(self.stage)
         if hooks.has(f"on_{self.prefix}_epoch_end"):
             context.metric_logger.preview_epoch()
         hooks.call(f"on_{self.prefix}_epoch_end")
         values = context.metric_logger.close_epoch()
-        context.metric_logger.begin(self.stage, is_reduced=True)
+        context.metric_logger.begin(self.stage, closed="reduced")
         progress.end_validation()
         hooks.call(f"on_{self.prefix}_end")
         if self.stage == "validate":
             context.reporter.emit("validation", step=progress.step, epoch=progress.epoch, metrics=values)
-        context.metric_logger.begin("train")
         return values
 
     def loader(self, number: int) -> None:

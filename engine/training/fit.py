@@ -27,7 +27,7 @@ from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
 from midstride.engine.training.fit_loop import FitLoop
-from midstride.engine.training.fit_warnings import idle_evaluation, untrained_parameters
+from midstride.engine.training.fit_warnings import idle_evaluation, layers_in_eval_mode, untrained_parameters
 from midstride.engine.training.sample_log import SampleLog
 from midstride.engine.user_code import call_user_code
 
@@ -138,7 +138,6 @@ class Fit:
         context, snapshots = self.context, self.context.settings.snapshots
         _check_loggers(context.settings, run)
         context.hooks.call("on_fit_start")
-        context.module.train()
         # Before state is loaded: what this hook changes or draws must not come on top of it.
         context.hooks.call("on_train_start")
         resumed = False
@@ -195,7 +194,7 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
         raise JobError("\n".join(refused))
     if ready.world.is_first:
         idle = idle_evaluation(module, ready.callbacks, len(loaders.validation))
-        for line in [*untrained_parameters(optimizers, module), *idle]:
+        for line in [*untrained_parameters(optimizers, module), *layers_in_eval_mode(module), *idle]:
             log.warning("%s", line)
     strategy.setup_optimizers(optimizers, [config.scheduler for config in schedulers])
     one = module.automatic_optimization and len(optimizers) == 1

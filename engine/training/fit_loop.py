@@ -40,8 +40,10 @@ class FitLoop:
         self.batches = loader.estimated_batches
         self.optimizer_step = OptimizerStep(context)
         self.boundary = StepBoundary(context, checkpointer)
-        validation = context.loaders.validation
-        self.validation = EvaluationLoop(context, "validate", validation, checkpointer) if validation else None
+        validation, is_on = context.loaders.validation, context.options.limit_val_batches != 0
+        self.validation = (
+            EvaluationLoop(context, "validate", validation, checkpointer) if validation and is_on else None
+        )
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
                 f"the run stands at batch {self.progress.batch} of its epoch, which has {len(loader)} now: "
@@ -83,6 +85,7 @@ class FitLoop:
             self.epoch()
         self.context.finite_losses.verify()
         self.context.heartbeat.enter(Phase.EVALUATING)  # from here on nothing beats any more
+        self.context.metric_logger.begin("train", closed="trained")
         self.context.hooks.call("on_train_end")
 
     def epoch(self) -> None:
@@ -125,6 +128,7 @@ class FitLoop:
         progress.batch_done(at_end=self.loader.at_end, stepped=stepped)
         for hook in self._on_batch_end:
             hook(outputs, batch, index)
+        self.optimizer_step.zero_grad()
         if stepped:
             if self.context.schedulers:
                 self.optimizer_step.step_schedulers("step", progress.step)
@@ -169,10 +173,9 @@ class FitLoop:
             context.inject_fault("epoch_end")
             if context.hooks.has("on_train_epoch_end"):
                 context.metric_logger.preview_epoch()
-            with context.metric_logger.epoch_end():
-                context.hooks.call("on_train_epoch_end", of="module")  # what it logs belongs to this epoch
+            with context.metric_logger.epoch_end():  # what is logged there belongs to this epoch
+                context.hooks.call("on_train_epoch_end")
             context.metric_logger.close_epoch()
-            context.hooks.call("on_train_epoch_end", of="callbacks")
         self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
         self.loader.stand_at_end(False)

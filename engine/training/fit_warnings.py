@@ -10,7 +10,7 @@ from midstride.engine.formatting import format_names
 from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
 from midstride.engine.modules.module import TrainingModule
 
-__all__ = ["check_gradients", "idle_evaluation", "untrained_parameters"]
+__all__ = ["check_gradients", "idle_evaluation", "layers_in_eval_mode", "untrained_parameters"]
 
 
 def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> list[str]:
@@ -32,6 +32,20 @@ def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> 
             f"not change: {format_names(left, 3)}. If that is meant, requires_grad_(False) saves their gradients"
         )
     return lines
+
+
+def layers_in_eval_mode(module: nn.Module) -> list[str]:
+    """Return a message on the layers of `module` that are in eval mode as training begins, and stay in it."""
+    layers = dict(module.named_modules())
+    still = [path for path, layer in layers.items() if not layer.training]
+    if not still:
+        return []
+    uppermost = [path for path in still if not path or layers[path.rpartition(".")[0]].training]
+    return [
+        f"{len(still)} of {len(layers)} layers of {type(module).__name__} are in eval mode as training begins and stay "
+        "in it: dropout is off and statistics of batches do not change in "
+        f"{format_names([path or 'all of it' for path in uppermost], 3)}. If that is not meant, call train() before fit"
+    ]
 
 
 def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:

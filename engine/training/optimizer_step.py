@@ -55,12 +55,12 @@ class OptimizerStep:
         self._gradients = self._by_strategy()
         self._take_step, self._check_parameters = self._own_step(), parameter_check(context.strategy)
         self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
-        self._lanes = None
-        if isinstance(context.strategy, RunsLanes):
-            self._lanes = LaneScope(context, "train", context.strategy.restore_buffers)
+        lanes = context.strategy if isinstance(context.strategy, RunsLanes) else None
+        self._lanes = None if lanes is None else LaneScope(context, "train", lanes.restore_buffers)
         self._had_loss = False  # whether the batch in hand has had one
         self._loss_now: Tensor | None = None  # of the batch in hand
         self._again = False  # whether a closure evaluates a batch not for the first time
+        self._with_gradients: list[Optimizer] = []  # stepped, and not zeroed yet
         #: whether the batch that was trained on last ended with a step
         self.stepped = False
         self.losses = Losses(context)
@@ -81,6 +81,7 @@ class OptimizerStep:
             if len(context.optimizers) == 1:
                 outputs = self._train_one(optimizer, batch, index, ())
                 continue
+            self.zero_grad()  # one that was stepped before may train the same parameters
             with self._others_off(optimizer):
                 outputs = self._train_one(optimizer, batch, index, (number,))
         if index == 0:
@@ -223,8 +224,14 @@ class OptimizerStep:
         for call in self._calls.before_step:
             call(optimizer)
         self._take_step(optimizer)
-        for call in self._calls.zero_grad:
-            call(optimizer)
+        self._with_gradients.append(optimizer)
+
+    def zero_grad(self) -> None:
+        """Zero the gradients of what was stepped; until then `on_train_batch_end` sees them."""
+        while self._with_gradients:
+            optimizer = self._with_gradients.pop(0)
+            for call in self._calls.zero_grad:
+                call(optimizer)
 
     def _own_step(self) -> Callable[[Optimizer], object]:
         """Return what steps an optimizer that needs no closure."""
@@ -271,8 +278,7 @@ class OptimizerStep:
                 f"{type(self.module).__name__}.optimizer_step never called its closure, in which {kind} evaluates a "
                 f"batch: nothing was computed for batch {index}. Call optimizer.step(optimizer_closure) there."
             )
-        for call in self._calls.zero_grad:
-            call(optimizer)
+        self._with_gradients.append(optimizer)
         return first[0]
 
     @contextmanager

@@ -299,6 +299,7 @@ class Trainer(TrainerState):
         self.loaders, self._datamodule = None, data if isinstance(data, DataModule) else None
         if isinstance(data, LightningData):
             attach(data, self)
+        self.metric_logger.begin("train", closed="setup")
         with (
             running_call(self, module, stage),
             set_up(self._owners(module), stage, self.strategy, self.heartbeat),
@@ -321,6 +322,7 @@ class Trainer(TrainerState):
                 yield resumables
             finally:
                 self.context = ready
+                self.metric_logger.begin(stage, closed="reduced")
 
     def _owners(self, module: TrainingModule) -> list[Any]:
         """Return what has `setup` and `teardown`, in the order in which they are called."""

@@ -130,8 +130,8 @@ CHANGES = [
     Mutant(
         "what is logged at the end of a validation weighs as much as the batch that was last",
         "engine/metrics/logger.py",
-        "self.stage, self._loader, self.batch, self._is_reduced = stage, loader, None, is_reduced",
-        "self.stage, self._loader, self._is_reduced = stage, loader, is_reduced",
+        "self.stage, self._loader, self.batch = stage, loader, None",
+        "self.stage, self._loader = stage, loader",
         f"{KEPT}[LogsAtEnd]",
     ),
     Mutant(

@@ -204,6 +204,12 @@ class Tracked(style.AutoEncoder):
         self.logger.experiment.summary["best"] = 1
         self.logger.experiment["losses"].append(1)
 
+    def on_train_end(self) -> None:
+        self.logger.log_metrics({"at the end": 5})
+
+    def on_fit_end(self) -> None:
+        self.logger.log_metrics({"after the last row": 6})
+
 
 def test_numbers_that_a_logger_is_given_are_logged_and_the_rest_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -215,9 +221,11 @@ def test_numbers_that_a_logger_is_given_are_logged_and_the_rest_is_named_once(
         assert row["by add_scalar"] == row["by log_metrics"] == row["train_loss"]
         others = ("by add_scalars/a", "by add_scalars/b", "by log", "by log_metric")
         assert [float(row[name]) for name in others] == [1, 2, 3, 4]
+    assert [row["at the end"] for row in rows] == ["", "", "", "5.0"]
     named = [record.getMessage().partition(" has no effect")[0] for record in caplog.records]
     pictures = ["self.logger.experiment.log('a picture': object)", "self.logger.experiment.add_image"]
     rest = ["self.logger.experiment.config.setdefaults"]
+    rest += ["self.logger.log_metrics('after the last row'), where there is no row to stand in,"]
     items = ["self.logger.experiment.summary['best']", "self.logger.experiment['losses'].append"]
     assert sorted(named) == sorted(pictures + rest + items)
 

@@ -279,6 +279,11 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight, m.layer.bias, torch.ones(1)], lr=0.1))},
         "1 of 3 parameters that the optimizers train are not the module's",
     ),
+    "layers in eval mode": (
+        {"module": Module().eval()},
+        "2 of 2 layers of Module are in eval mode as training begins and stay in it: dropout is off and statistics of "
+        "batches do not change in all of it. If that is not meant, call train() before fit",
+    ),
     "a metric that holds graphs": ({"module": Holds()}, "the metric seen was given predictions that hang on a graph"),
 }
 
