@@ -36,8 +36,8 @@ class StepCalls:
         self.before_step: _Calls = [
             *faults_at("optimizer_step"),
             *([context.precision.unscale] if context.precision.scales else []),
-            *self._clipping(context),
             *bound("on_before_optimizer_step"),
+            *self._clipping(context),
         ]
         self.zero_grad: _Calls = [*bound("on_before_zero_grad"), self._zero_grad(context)]
 

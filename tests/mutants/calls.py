@@ -96,4 +96,11 @@ CALLS = [
         'begin("train")',
         "unit/training/test_logging_in_hooks.py",
     ),
+    Mutant(
+        "gradients are clipped before a hook sees them",
+        "engine/training/step_calls.py",
+        '*bound("on_before_optimizer_step"),\n            *self._clipping(context),\n',
+        '*self._clipping(context),\n            *bound("on_before_optimizer_step"),\n',
+        "unit/lightning/test_hook_order.py::test_hooks_come_as_in_lightning",
+    ),
 ]

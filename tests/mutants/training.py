@@ -88,8 +88,8 @@ TRAINING = [
     Mutant(
         "gradients are clipped before they are unscaled",
         "engine/training/step_calls.py",
-        "*([context.precision.unscale] if context.precision.scales else []),\n            *self._clipping(context),",
-        "*self._clipping(context),\n            *([context.precision.unscale] if context.precision.scales else []),",
+        "            *self._clipping(context),\n        ]",
+        "        ]\n        self.before_step.insert(0, *self._clipping(context))",
         "laws/test_plain.py::test_in_16_bits_gradients_are_clipped_at_their_true_size[1]",
     ),
     Mutant(

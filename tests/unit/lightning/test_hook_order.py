@@ -79,7 +79,7 @@ for name in HOOKS:
 #: options of both Trainers, and which of its methods are called one after another
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "epochs": ({"max_epochs": 2}, ("fit", "validate", "test", "predict")),
-    "windows": ({"max_epochs": 2, "accumulate_grad_batches": 2}, ("fit",)),
+    "windows": ({"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.01}, ("fit",)),
     "a validation within an epoch": ({"max_epochs": 2, "val_check_interval": 2}, ("fit",)),
     "a validation every other epoch": ({"max_epochs": 3, "check_val_every_n_epoch": 2}, ("fit",)),
     "no validation": ({"max_epochs": 2, "limit_val_batches": 0}, ("fit",)),
