@@ -25,11 +25,14 @@ def _early_stopping(given: Any, faults: list[str]) -> Callback:
             f"callbacks: EarlyStopping({options[0]}={getattr(given, options[0])!r}) has no counterpart: call "
             "trainer.stop() in a hook where the value is reached"
         )
-    return EarlyStopping(given.monitor, given.patience, given.mode, abs(given.min_delta))
+    return EarlyStopping(given.monitor, given.patience, given.mode, abs(given.min_delta), given.check_finite)
 
 
 def _model_checkpoint(given: Any, faults: list[str]) -> Callback | None:
     """Return what keeps the best weights; snapshots do the rest."""
+    if given.dirpath or given.filename:
+        where = f"dirpath={str(given.dirpath)!r}" if given.dirpath else f"filename={given.filename!r}"
+        log.warning("ModelCheckpoint(%s) is not used: weights are in the folder of the run, see best_model_path", where)
     if given.monitor is None:
         return None
     if given.save_top_k not in (0, 1):

@@ -303,12 +303,14 @@ class EarlyStopping(_Monitor):
         patience: validations without an improvement after which training stops.
         mode: "min" or "max".
         min_delta: smallest change that counts as an improvement.
+        check_finite: stop at once when the value is not finite.
     """
 
-    def __init__(self, monitor: str, patience: int = 3, mode: str = "min", min_delta: float = 0.0) -> None:
+    def __init__(
+        self, monitor: str, patience: int = 3, mode: str = "min", min_delta: float = 0.0, check_finite: bool = False
+    ) -> None:
         super().__init__(monitor, mode)
-        self.patience = patience
-        self.min_delta = min_delta
+        self.patience, self.min_delta, self.check_finite = patience, min_delta, check_finite
         self.wait_count = 0
 
     def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
@@ -316,10 +318,11 @@ class EarlyStopping(_Monitor):
         if not trainer.is_fitting:
             return
         value = self.value(trainer)
-        if self.is_better(value, self.min_delta):
+        is_out = self.check_finite and not math.isfinite(value)
+        if not is_out and self.is_better(value, self.min_delta):
             self.best, self.wait_count = value, 0
             return
-        self.wait_count += 1
+        self.wait_count = self.patience if is_out else self.wait_count + 1
         if self.wait_count >= self.patience:
             trainer.stop()
 

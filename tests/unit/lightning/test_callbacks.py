@@ -1,6 +1,9 @@
 """Callbacks that were written for Lightning's Trainer: what stands for its own, and what those say of a run."""
 
+import math
 import warnings
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,40 @@ def test_every_callback_of_lightnings_is_taken_or_refused_by_name() -> None:
             Trainer(max_epochs=1, callbacks=make())
     trainer = Trainer(max_epochs=1, callbacks=[make() for make in TAKEN.values()])
     trainer.fit(style.Classifier(), style.loader(8), style.loader(8))
+
+
+class Scored(style.Classifier):
+    """Logs the scores that it is given, one after each epoch."""
+
+    def __init__(self, scores: Sequence[float]) -> None:
+        super().__init__()
+        self.scores = scores
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("score", self.scores[self.current_epoch])
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("check_finite", [True, False])
+@pytest.mark.parametrize(
+    "scores", [(1.0, 2.0, 1.5, 1.5, 1.5), (1.0, math.nan, 3.0, 2.0, 0.0), (1.0, -math.inf, math.inf)]
+)
+def test_training_stops_early_where_lightning_does(scores: Sequence[float], check_finite: bool, mode: str) -> None:
+    epochs = []
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    theirs = partial(L.Trainer, accelerator="cpu", num_sanity_val_steps=0, **quiet)
+    for trainer in (theirs, partial(Trainer, enable_progress_bar=False)):
+        stopping = callbacks.EarlyStopping("score", patience=2, mode=mode, check_finite=check_finite)
+        made = trainer(max_epochs=len(scores), callbacks=[stopping])
+        made.fit(Scored(scores), style.loader(4), style.loader(4))
+        epochs.append((made.current_epoch, stopping.stopped_epoch))
+    assert epochs[1] == epochs[0]
+
+
+def test_a_folder_for_checkpoints_that_is_not_used_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    Trainer(callbacks=[callbacks.ModelCheckpoint(dirpath="kept", monitor="score")])
+    assert "ModelCheckpoint(dirpath=" in caplog.text
+    assert "is not used: weights are in the folder of the run" in caplog.text
 
 
 def test_callbacks_say_what_those_that_stand_for_them_have_seen(tmp_path: Path) -> None:
