@@ -8,7 +8,7 @@ from typing import Any
 
 from midstride.engine.config.import_paths import IMPORT_PATH
 
-__all__ = ["class_schema", "job_schema", "plugin_schema", "snapshots_schema"]
+__all__ = ["class_schema", "job_schema", "plugin_schema", "snapshots_schema", "whole_schema"]
 
 Schema = dict[str, Any]
 
@@ -49,3 +49,9 @@ def job_schema(schema: Schema) -> None:
 def plugin_schema(schema: Schema) -> None:
     """Change the schema of what a job names by import path: no path among its arguments is relative."""
     schema["properties"]["args"]["additionalProperties"] = _NOT_RELATIVE
+
+
+def whole_schema(schema: Schema) -> None:
+    """Change the schema of a share or a number: the whole, its default, is null, which no browser takes for a 1."""
+    schema["anyOf"].append({"type": "null"})
+    schema["default"] = None

@@ -13,11 +13,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     model_validator,
 )
 
-from midstride.engine.config.json_schema import snapshots_schema
+from midstride.engine.config.json_schema import snapshots_schema, whole_schema
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError
 from midstride.engine.storage.store import PASSWORD, StoreOptions, holds_password
@@ -47,12 +48,21 @@ IdentityOption = Literal[
     "rng",
 ]
 
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value == 1.0
+
+
+#: The whole, 1.0, is null in JSON: what passes through a browser, as a form of a deployment does, comes back as 1, a
+#: number of batches.
+Whole = (
+    Field(union_mode="left_to_right", json_schema_extra=whole_schema),
+    BeforeValidator(lambda value: 1.0 if value is None else value),
+    PlainSerializer(lambda value: None if _is_whole(value) else value, when_used="json"),
+)
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
-Limit = Annotated[
-    Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0.0, le=1.0)],
-    Field(union_mode="left_to_right"),
-]
+Limit = Annotated[Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0.0, le=1.0)], *Whole]
 
 
 def short_precision(value: Any) -> Any:
@@ -185,16 +195,16 @@ class TrainerOptions(Options):
         title="A loss that is not finite",
         description="fail: end the run. skip: leave the batch out on every rank and list it in the report.",
     )
-    val_check_interval: Annotated[Count | Fraction, Field(union_mode="left_to_right")] = Field(
+    val_check_interval: Annotated[Count | Fraction, *Whole] = Field(
         1.0,
         title="Validate every",
-        description="Share of an epoch (0.5) or number of batches (100) between validations.",
+        description="Share of an epoch (0.5) or number of batches (100) between validations; a whole epoch if empty.",
     )
     check_val_every_n_epoch: Count = Field(
         1, title="Validate in every n-th epoch", description="The epochs in between have no validation."
     )
     limit_train_batches: Limit = Field(
-        1.0, title="Limit training", description="Share of the batches (0.1) or number of them (10)."
+        1.0, title="Limit training", description="Share of the batches (0.1) or number of them (10); all if empty."
     )
     limit_val_batches: Limit = Field(1.0, title="Limit validation", description="The same, of each validation loader.")
     limit_test_batches: Limit = Field(1.0, title="Limit test", description="The same, of each test loader.")

@@ -87,9 +87,9 @@ class Trainer(TrainerState):
         gradient_clip_val: largest norm (or value) of the gradients; None clips nothing.
         gradient_clip_algorithm: "norm" or "value".
         on_nan: what follows a loss that is not finite: "fail" ends the run, "skip" leaves the batch out on every rank.
-        val_check_interval: share of an epoch (0.5) or number of batches (100) between validations.
+        val_check_interval: share of an epoch (0.5) or number of batches (100) between validations; None: a whole epoch.
         check_val_every_n_epoch: validate only in every n-th epoch.
-        limit_train_batches: share of the training batches (0.1) or number of them (10) to use.
+        limit_train_batches: share of the training batches (0.1) or number of them (10) to use; None: all.
         limit_val_batches: the same, of each validation loader.
         limit_test_batches: the same, of each test loader.
         rng: "lazy" gives each sample random numbers of its own in the data, "batch" one seed to a whole batch.
@@ -131,11 +131,11 @@ class Trainer(TrainerState):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         on_nan: Literal["fail", "skip"] = "fail",
-        val_check_interval: int | float = 1.0,
+        val_check_interval: int | float | None = 1.0,
         check_val_every_n_epoch: int = 1,
-        limit_train_batches: int | float = 1.0,
-        limit_val_batches: int | float = 1.0,
-        limit_test_batches: int | float = 1.0,
+        limit_train_batches: int | float | None = 1.0,
+        limit_val_batches: int | float | None = 1.0,
+        limit_test_batches: int | float | None = 1.0,
         rng: Literal["lazy", "batch"] = "lazy",
         use_distributed_sampler: bool = True,
         deterministic: bool | None = None,

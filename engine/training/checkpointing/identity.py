@@ -82,12 +82,15 @@ _ADDED = {"check_val_every_n_epoch": 1}
 
 
 def identity_changes(saved: dict[str, Any], running: dict[str, Any]) -> dict[str, str]:
-    """Return what `running` has otherwise than `saved`, by its name: a line with both values."""
+    """Return what `running` has otherwise than `saved`, by its name: a line with both values.
+
+    1 and 1.0 differ: one batch, and all of them.
+    """
     before = {**_ADDED, **saved}
     return {
         key: f"the snapshot has {before.get(key)!r}, this run has {value!r}"
         for key, value in running.items()
-        if before.get(key) != value
+        if before.get(key) != value or type(before.get(key)) is not type(value)
     }
 
 

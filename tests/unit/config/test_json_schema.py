@@ -113,6 +113,28 @@ def test_good_snapshots_pass(url: str, rhythm: dict[str, Any]):
     assert faults({**job, "snapshots": None}) == []
 
 
+def through_a_browser(value: Any) -> Any:
+    """Return what JavaScript makes of JSON: it has one kind of number, and writes 1.0 as 1."""
+    if isinstance(value, dict):
+        return {key: through_a_browser(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [through_a_browser(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@pytest.mark.parametrize("limit", [None, 1, 3, 0.5])
+@pytest.mark.parametrize(
+    "option", ["val_check_interval", "limit_train_batches", "limit_val_batches", "limit_test_batches"]
+)
+def test_a_job_comes_back_from_a_form_as_it_was(option: str, limit: float | None):
+    job = document(**{f"trainer__{option}": limit})
+    back = through_a_browser(job)
+    assert faults(back) == []
+    meant, read = (TrainingJob.model_validate(one) for one in (job, back))
+    assert repr(read) == repr(meant)
+    assert repr(getattr(read.trainer, option)) == repr(1.0 if limit is None else limit)
+
+
 def fields(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     groups = [("job", schema), *schema["$defs"].items()]
     return [(f"{group}.{name}", field) for group, form in groups for name, field in form.get("properties", {}).items()]

@@ -131,6 +131,18 @@ def test_an_option_that_is_newer_than_the_snapshot_had_its_default(now: int, cha
     assert identity_changes({"seed": 1}, {"seed": 1, "check_val_every_n_epoch": now}) == changes
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "changes"),
+    [
+        (1.0, 1.0, {}),
+        (1.0, 1, {"limit_train_batches": "the snapshot has 1.0, this run has 1"}),
+        (1, 1.0, {"limit_train_batches": "the snapshot has 1, this run has 1.0"}),
+    ],
+)
+def test_one_batch_and_all_of_them_differ(before: float, now: float, changes: dict[str, str]) -> None:
+    assert identity_changes({"limit_train_batches": before}, {"limit_train_batches": now}) == changes
+
+
 class Adaptive(Line):
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters())
