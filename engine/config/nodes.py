@@ -70,10 +70,10 @@ class Nodes:
             return [
                 f"global_batch_size {self.batch} with lanes, each of which has the loader's batch_size: leave one out"
             ]
-        if self.most == 1 and self.batch is None:
-            return []  # one machine: what its ranks cannot do is not for want of others
         if self.most < self.least:
             return [f"nodes {self.least}:{self.most}: at least {self.least} and at most {self.most} is no range"]
+        if self.most == 1 and self.batch is None:
+            return []  # one machine: what its ranks cannot do is not for want of others
         if self._shared is None and self.most > self.least:
             return [
                 f"nodes {self.least}:{self.most} without lanes: how many samples a step has would follow from how many "

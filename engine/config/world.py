@@ -229,8 +229,12 @@ class WorldOptions(Options):
                 "nodes that join need an address: say rendezvous: HOST:PORT, by which they reach this machine, such as "
                 "rendezvous: head:29400"
             )
-        if self.rendezvous is not None and not joined:
-            faults.append(f'rendezvous {self.rendezvous} is for nodes that join: say nodes: "2", or leave it out')
+        if not joined:
+            faults += [
+                f'{name} {getattr(self, name)} is for nodes that join: say nodes: "2", or leave it out'
+                for name in ("rendezvous", "node_timeout_s", "grow_after_s")
+                if getattr(self, name) != type(self).model_fields[name].default
+            ]
         return faults
 
     def _gpu_faults(self, spec: StrategySpec | None) -> list[str]:

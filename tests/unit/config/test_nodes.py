@@ -86,6 +86,15 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
             "{strategy: ddp, rendezvous: 'head:1'}",
             'rendezvous head:1 is for nodes that join: say nodes: "2", or leave it out',
         ),
+        ("{node_timeout_s: 20}", 'node_timeout_s 20.0 is for nodes that join: say nodes: "2", or leave it out'),
+        (
+            "{strategy: ddp, processes: 2, grow_after_s: null}",
+            'grow_after_s None is for nodes that join: say nodes: "2", or leave it out',
+        ),
+        (
+            "{strategy: ddp, nodes: '2:1', rendezvous: 'head:1'}",
+            "nodes 2:1: at least 2 and at most 1 is no range",
+        ),
         (
             "{strategy: ddp, nodes: '2', on: slurm, on_args: {array: 0-3}}",
             "on_args: array is what midstride tells sbatch itself: say world.nodes",
