@@ -3,12 +3,9 @@
 import copy
 import math
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import UserError
-from midstride.engine.state.stateful import AlikeOnRanks, Stateful
-from midstride.engine.user_code import call_user_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,15 +17,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BestCheckpoint",
     "Callback",
-    "Callbacks",
     "EarlyStopping",
     "LearningRateMonitor",
-    "by_class_name",
+    "Monitor",
     "first_state",
     "keep_first_state",
 ]
-
-T = TypeVar("T")
 
 
 class Callback:
@@ -204,43 +198,13 @@ def keep_first_state(callback: Callback, state: dict[str, Any]) -> None:
         _FIRST_STATES[key] = weakref.ref(callback, lambda _: _FIRST_STATES.pop(key, None)), state
 
 
-def by_class_name(owners: Sequence[T]) -> dict[str, T]:
-    """Return callbacks by the names of their classes; a second one of a class is `Name#1`."""
-    named: dict[str, T] = {}
-    for owner in owners:
-        name = type(owner).__name__
-        same = sum(1 for known in named if known.split("#")[0] == name)
-        named[f"{name}#{same}" if same else name] = owner
-    return named
+class Monitor(Callback):
+    """Watches one logged value for its best.
 
-
-class Callbacks(AlikeOnRanks):
-    """All callbacks of a Trainer as one part of a run's state, and a DataModule that has a `state_dict`, by class."""
-
-    in_words = "what a callback or the DataModule keeps"
-
-    def __init__(self, owners: Sequence[Stateful]) -> None:
-        self.by_name = by_class_name(owners)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of each by name."""
-        named = self.by_name.items()
-        return {name: call_user_code(f"{type(one).__name__}.state_dict", one.state_dict) for name, one in named}
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give each its state back; one that is new starts afresh, one that is gone is forgotten."""
-        for name in set(state_dict) - set(self.by_name):
-            del state_dict[name]
-        for name, callback in self.by_name.items():
-            if name in state_dict:
-                where = f"{type(callback).__name__}.load_state_dict"
-                call_user_code(where, callback.load_state_dict, copy.deepcopy(state_dict[name]))
-            else:
-                state_dict[name] = callback.state_dict()
-
-
-class _Monitor(Callback):
-    """Watches one logged value for its best."""
+    Args:
+        monitor: name of the value.
+        mode: "min" or "max": which one is best.
+    """
 
     def __init__(self, monitor: str, mode: str = "min") -> None:
         if mode not in ("min", "max"):
@@ -248,6 +212,11 @@ class _Monitor(Callback):
         self.monitor = monitor
         self.mode = mode
         self.best = math.inf if mode == "min" else -math.inf
+
+    @property
+    def watched(self) -> dict[str, str]:
+        """What is watched, as part of the state: the best of another value, or by another mode, says nothing here."""
+        return {"monitor": self.monitor, "mode": self.mode}
 
     def is_better(self, value: float, margin: float = 0.0) -> bool:
         """Return whether `value` beats the best so far by more than `margin`; NaN never does."""
@@ -265,7 +234,7 @@ class _Monitor(Callback):
         return float(values[self.monitor])
 
 
-class BestCheckpoint(_Monitor):
+class BestCheckpoint(Monitor):
     """Keeps the weights of the best validation in the run's `best` folder.
 
     Args:
@@ -287,15 +256,15 @@ class BestCheckpoint(_Monitor):
             trainer.save_weights("best")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and its step."""
-        return {"best": self.best, "best_step": self.best_step}
+        """Return the best value and its step, and what is watched."""
+        return {"best": self.best, "best_step": self.best_step, **self.watched}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take both back."""
+        """Take best value and step back."""
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
 
 
-class EarlyStopping(_Monitor):
+class EarlyStopping(Monitor):
     """Stops training when a value has not improved for a while.
 
     Args:
@@ -327,11 +296,11 @@ class EarlyStopping(_Monitor):
             trainer.stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and the validations since."""
-        return {"best": self.best, "wait_count": self.wait_count}
+        """Return the best value, the validations since, and what is watched."""
+        return {"best": self.best, "wait_count": self.wait_count, **self.watched}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take both back."""
+        """Take best value and count back."""
         self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]
 
 

@@ -11,8 +11,8 @@ TRAINING = [
     Mutant(
         "the best value is forgotten",
         "engine/modules/callbacks.py",
-        'return {"best": self.best, "best_step": self.best_step}',
-        'return {"best": math.inf, "best_step": -1}',
+        'return {"best": self.best, "best_step": self.best_step, ',
+        'return {"best": math.inf, "best_step": -1, ',
         f"{MODULES}[worse and worse-1]",
     ),
     Mutant(

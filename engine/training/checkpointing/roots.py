@@ -11,7 +11,8 @@ from midstride.engine.data.data_owners import WholeData, data_owners
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.sampler_state import values_beside
 from midstride.engine.data.worker_data import loader_attributes
-from midstride.engine.modules.callbacks import Callback, by_class_name
+from midstride.engine.modules.callback_states import by_class_name
+from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midstride.engine.modules.callbacks import Callbacks
+from midstride.engine.modules.callback_states import Callbacks
 from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.module_state import NonPersistentBuffers

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from midstride.engine import BestCheckpoint, Callback, EarlyStopping, Trainer, TrainingModule
 from midstride.engine.errors import UserError
-from midstride.engine.modules.callbacks import Callbacks
+from midstride.engine.modules.callback_states import Callbacks
 
 NAN = math.nan
 
@@ -100,7 +100,32 @@ def test_a_callback_that_is_new_starts_afresh_and_one_that_is_gone_is_forgotten(
     saved = Callbacks([EarlyStopping("a")]).state_dict()
     running = Callbacks([BestCheckpoint("a")])
     running.load_state_dict(saved)
-    assert saved == running.state_dict() == {"BestCheckpoint": {"best": math.inf, "best_step": -1}}
+    fresh = {"best": math.inf, "best_step": -1, "monitor": "a", "mode": "min"}
+    assert saved == running.state_dict() == {"BestCheckpoint": fresh}
+
+
+@pytest.mark.parametrize("kind", [BestCheckpoint, EarlyStopping])
+@pytest.mark.parametrize(
+    ("monitor", "mode", "best"), [("a", "max", 0.5), ("a", "min", math.inf), ("b", "max", -math.inf)]
+)
+def test_the_best_of_another_value_says_nothing(
+    kind: Any, monitor: str, mode: str, best: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after = kind("a", mode="max"), kind(monitor, mode=mode)
+    before.best = 0.5
+    running = Callbacks([after])
+    saved = Callbacks([before]).state_dict()
+    running.load_state_dict(saved)
+    assert after.best == best
+    assert saved == running.state_dict()
+    told = f"{kind.__name__} watches {monitor} ({mode}) now, and the snapshot has the best a (max): it begins anew"
+    assert caplog.messages == ([] if best == 0.5 else [told])
+
+
+def test_a_snapshot_that_does_not_say_what_was_watched_is_taken() -> None:
+    best = BestCheckpoint("a")
+    Callbacks([best]).load_state_dict({"BestCheckpoint": {"best": 0.5, "best_step": 3}})
+    assert (best.best, best.best_step) == (0.5, 3)
 
 
 def test_a_callback_that_another_trainer_had_begins_anew() -> None:

@@ -11,7 +11,7 @@ from midstride.engine import TrainingModule
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
-from midstride.engine.modules.callbacks import Callbacks
+from midstride.engine.modules.callback_states import Callbacks
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.optim.optimizers import SchedulerList

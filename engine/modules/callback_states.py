@@ -1,0 +1,65 @@
+"""The states of all callbacks of a fit, as one part of a run's state."""
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from midstride.engine.modules.callbacks import Monitor
+from midstride.engine.state.stateful import AlikeOnRanks, Stateful
+from midstride.engine.user_code import call_user_code
+
+__all__ = ["Callbacks", "by_class_name"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def by_class_name(owners: Sequence[T]) -> dict[str, T]:
+    """Return callbacks by the names of their classes; a second one of a class is `Name#1`."""
+    named: dict[str, T] = {}
+    for owner in owners:
+        name = type(owner).__name__
+        same = sum(1 for known in named if known.split("#")[0] == name)
+        named[f"{name}#{same}" if same else name] = owner
+    return named
+
+
+class Callbacks(AlikeOnRanks):
+    """All callbacks of a Trainer as one part of a run's state, and a DataModule that has a `state_dict`, by class."""
+
+    in_words = "what a callback or the DataModule keeps"
+
+    def __init__(self, owners: Sequence[Stateful]) -> None:
+        self.by_name = by_class_name(owners)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each by name."""
+        named = self.by_name.items()
+        return {name: call_user_code(f"{type(one).__name__}.state_dict", one.state_dict) for name, one in named}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Give each its state back; who is new, or watches another value, starts afresh, who is gone is forgotten."""
+        for name in set(state_dict) - set(self.by_name):
+            del state_dict[name]
+        for name, callback in self.by_name.items():
+            if name in state_dict and not _watches_another(callback, state_dict[name]):
+                where = f"{type(callback).__name__}.load_state_dict"
+                call_user_code(where, callback.load_state_dict, copy.deepcopy(state_dict[name]))
+            else:
+                state_dict[name] = callback.state_dict()
+
+
+def _watches_another(callback: Stateful, saved: dict[str, Any]) -> bool:
+    """Return whether `saved` is the state of a callback that watched another value; warn if it is.
+
+    An older snapshot does not say what was watched.
+    """
+    if not isinstance(callback, Monitor) or "monitor" not in saved or saved == saved | callback.watched:
+        return False
+    log.warning(
+        "%s watches %s (%s) now, and the snapshot has the best %s (%s): it begins anew",
+        *(type(callback).__name__, callback.monitor, callback.mode, saved["monitor"], saved["mode"]),
+    )
+    return True
