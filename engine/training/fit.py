@@ -19,6 +19,8 @@ from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
 from midstride.engine.processes.preload import collector_paused
 from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.session.liveness import LastSeen
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
@@ -145,6 +147,8 @@ class Fit:
             refuse_cudnn_dropout(context.module)
             self.checkpointer = Checkpointer(context, run, snapshots)
             resumed = self.checkpointer.resume(resume)
+        elif run is not None and resume != "never":
+            _refuse_to_start_over(run)
         if not resumed:
             rank = context.world.rank if context.lanes is None else 0  # lanes are seeded where they are run
             seed_everything(rank_seed(context.settings.seed, rank), context.generator)
@@ -181,6 +185,19 @@ def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
         raise JobError.of(f"fit(run={run!r})", faults)
 
 
+def _refuse_to_start_over(run: str) -> None:
+    """Refuse to train without snapshots what has some.
+
+    Raises:
+        UserError: naming the newest.
+    """
+    if taken := SnapshotCatalog(Store.open(run, StoreOptions("none"))).snapshots():
+        raise UserError(
+            f"{run} has snapshots, the newest {taken[-1].name}, and snapshots is null (None), which resumes nothing: "
+            "to resume, leave it out; to start over, give another run name"
+        )
+
+
 def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object) -> FitContext:
     """Return what a fit works with: what is read, the optimizers, and the wrapped training step."""
     module, strategy, options = ready.module, ready.strategy, ready.options
@@ -193,7 +210,7 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
     if refused := _fit_errors(strategy, module, optimizers, options, loaders.training.batch_size):
         raise JobError("\n".join(refused))
     if ready.world.is_first:
-        idle = idle_evaluation(module, ready.callbacks, len(loaders.validation))
+        idle = idle_evaluation(module, ready.callbacks, len(loaders.validation), options)
         for line in [*untrained_parameters(optimizers, module), *layers_in_eval_mode(module), *idle]:
             log.warning("%s", line)
     strategy.setup_optimizers(optimizers, [config.scheduler for config in schedulers])

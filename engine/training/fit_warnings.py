@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
@@ -63,7 +64,9 @@ def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:
         )
 
 
-def idle_evaluation(module: TrainingModule, callbacks: Sequence[Callback], loaders: int) -> list[str]:
+def idle_evaluation(
+    module: TrainingModule, callbacks: Sequence[Callback], loaders: int, options: TrainerOptions
+) -> list[str]:
     """Return messages on validation loaders, a validation_step, and monitors that wait for each other in vain."""
     name = type(module).__name__
     writes = type(module).validation_step is not TrainingModule.validation_step
@@ -72,6 +75,10 @@ def idle_evaluation(module: TrainingModule, callbacks: Sequence[Callback], loade
         lines.append(f"there are validation loaders, and {name} has no validation_step: nothing is evaluated on them")
     if writes and not loaders:
         lines.append(f"{name}.validation_step is never called: there is no validation loader. Write val_dataloader")
+    every, last = options.check_val_every_n_epoch, options.max_epochs
+    if writes and loaders and last is not None and every > last:
+        lines.append(f"check_val_every_n_epoch is {every}, and max_epochs {last}: nothing is validated by then")
+        loaders = 0
     waiting = [c for c in callbacks if isinstance(c, (BestCheckpoint, EarlyStopping)) and not loaders]
     lines += [
         f"{type(callback).__name__} looks at {callback.monitor} after a validation, and there is none: it does nothing"

@@ -267,6 +267,19 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         {"callbacks": [BestCheckpoint("val/loss")]},
         "BestCheckpoint looks at val/loss after a validation, and there is none",
     ),
+    "validations that come after the last epoch": (
+        {"module": Validates(), "data": Validated(DataLoader(Numbers(), 2)), "check_val_every_n_epoch": 2},
+        "check_val_every_n_epoch is 2, and max_epochs 1: nothing is validated by then",
+    ),
+    "a monitor of validations that come after the last epoch": (
+        {
+            "module": Validates(),
+            "data": Validated(DataLoader(Numbers(), 2)),
+            "check_val_every_n_epoch": 2,
+            "callbacks": [BestCheckpoint("val/loss")],
+        },
+        "BestCheckpoint looks at val/loss after a validation, and there is none",
+    ),
     "validation data without a step": (
         {"data": Validated(DataLoader(Numbers(), 2))},
         "there are validation loaders, and Module has no validation_step",
@@ -314,6 +327,16 @@ def stepped() -> Module:
 
     Stepped.__qualname__, Stepped.__module__ = Module.__qualname__, Module.__module__
     return Stepped()
+
+
+def test_a_run_that_has_snapshots_does_not_start_over_without_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fit(run, snapshots=None)
+    fit(run, snapshots=None)
+    fit(run)
+    with pytest.raises(UserError, match=r"run has snapshots, the newest 0{11}4\.\S+, and snapshots is null \(None\)"):
+        fit(run, snapshots=None)
+    Trainer(max_epochs=1, snapshots=None).fit(Module(), DataLoader(Numbers(), 2), run=str(run), resume="never")
 
 
 def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
