@@ -122,8 +122,7 @@ def join(
 
 def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:
     """Return the job in a file, with what the command line says on top."""
-    extra = [f"accept_change=[{', '.join(accepted)}]"] if accepted else []
-    return TrainingJob.load(job, [*(overrides or ()), *extra])
+    return TrainingJob.load(job, overrides or (), accepted or ())
 
 
 @app.command

@@ -4,7 +4,7 @@ Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from midstride.engine.config.options import (
     MonitorOptions,
     NightlyOptions,
     Options,
+    Place,
     SnapshotOptions,
     TrainerOptions,
 )
@@ -76,7 +77,7 @@ class TrainingJob(Options):
     module_args: Arguments = Field({}, title="Module arguments", description="Keyword arguments of the module.")
     data: ImportPath = Field(title="Data", description="The DataModule, as package.module:attribute.")
     data_args: Arguments = Field({}, title="Data arguments", description="Keyword arguments of the data module.")
-    weights: str | None = Field(
+    weights: Place | None = Field(
         None,
         title="Weights",
         description="Weights that a fresh run starts from: the best or last folder of another run.",
@@ -122,7 +123,7 @@ class TrainingJob(Options):
         title="Accepted changes",
         description="Parts of the run's identity that may differ from its snapshot.",
     )
-    folder: str = Field(
+    folder: Place = Field(
         "", title="Code folder", description="Folder to import from in every rank; the job file's own if empty."
     )
 
@@ -142,12 +143,13 @@ class TrainingJob(Options):
         return self
 
     @classmethod
-    def load(cls, path: Path | str, overrides: Iterable[str] = ()) -> "TrainingJob":
+    def load(cls, path: Path | str, overrides: Iterable[str] = (), accepted: Sequence[str] = ()) -> "TrainingJob":
         """Return the job in the YAML file `path`, its paths made absolute against that file.
 
         Args:
             path: the file.
             overrides: choices set from outside, such as "trainer.max_epochs=2"; values are YAML.
+            accepted: changes accepted from outside, beside those that the file accepts.
 
         Raises:
             JobError: with every fault of the file and of the overrides at once.
@@ -160,6 +162,8 @@ class TrainingJob(Options):
         if faults:
             raise JobError.of(path, faults)
         faults = apply_overrides(document, overrides)
+        if accepted and isinstance(there := document.get("accept_change", []), list):
+            document["accept_change"] = [*there, *accepted]
         job: TrainingJob | None = None
         try:
             job = cls.model_validate(document)

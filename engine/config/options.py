@@ -3,6 +3,7 @@
 Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
@@ -28,6 +30,7 @@ __all__ = [
     "MonitorOptions",
     "NightlyOptions",
     "Options",
+    "Place",
     "Record",
     "SnapshotOptions",
     "TrainerOptions",
@@ -92,6 +95,20 @@ class Options(Record):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
+def _written_out(place: str, info: ValidationInfo) -> str:
+    """Return `place`; a variable in it, which would be the name of a folder, is refused."""
+    if found := re.search(r"\$[A-Za-z_]\w*|\$?\{.*?\}+", place):
+        key = "snapshots.url" if info.field_name == "url" else info.field_name
+        raise ValueError(
+            f'{found[0]} is not filled in here: write it out, or let the shell do it, by --set {key}="..."'
+        )
+    return place
+
+
+#: of a folder, or a URL
+Place = Annotated[str, AfterValidator(_written_out)]
+
+
 def _without_password(url: str) -> str:
     if holds_password(url):
         raise ValueError(PASSWORD)
@@ -103,7 +120,7 @@ class SnapshotOptions(Options):
 
     model_config = ConfigDict(json_schema_extra=snapshots_schema)
 
-    url: Annotated[str, Field(min_length=1), AfterValidator(_without_password)] = Field(
+    url: Annotated[str, Field(min_length=1), AfterValidator(_written_out), AfterValidator(_without_password)] = Field(
         "runs", title="Store", description="Folder or fsspec URL that holds the runs."
     )
     credentials: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9-]+$")] | None = Field(
@@ -228,6 +245,12 @@ class TrainerOptions(Options):
         description="Seconds that the ranks wait for one that does not answer in training, before they end.",
     )
     enable_progress_bar: bool = Field(True, title="Progress bar", description="Show a progress bar on a terminal.")
+
+    @model_validator(mode="after")
+    def _clips_by_what_is_given(self) -> "TrainerOptions":
+        if self.gradient_clip_algorithm == "value" and self.gradient_clip_val is None:
+            raise ValueError("gradient_clip_algorithm is value, and nothing is clipped: say gradient_clip_val")
+        return self
 
 
 def checked_options(

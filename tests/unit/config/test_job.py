@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine.config.import_paths import call_with, load_attribute
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.config.yaml_file import parse_yaml
-from midstride.engine.errors import JobError, UserCodeError
+from midstride.engine.errors import JobError
 
 JOB = """
 name: digits
@@ -122,6 +121,15 @@ def test_choices_set_from_outside(tmp_path: Path) -> None:
     assert (job.trainer.max_epochs, job.module_args, job.monitor and job.monitor.metric) == (2, {"lr": 1e-3}, "val/a=b")
 
 
+def test_what_is_accepted_from_outside_is_added_to_what_the_file_accepts(tmp_path: Path) -> None:
+    path = write(tmp_path, JOB + "accept_change: [seed]\n")
+    assert TrainingJob.load(path, accepted=["data_args"]).accept_change == ("seed", "data_args")
+    assert TrainingJob.load(path, ["accept_change=[module]"], ["data"]).accept_change == ("module", "data")
+    assert TrainingJob.load(write(tmp_path), accepted=["data"]).accept_change == ("data",)
+    with pytest.raises(JobError, match="accept_change: should be a list, not 'seed'"):
+        TrainingJob.load(path, ["accept_change=seed"], ["data"])
+
+
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     text = JOB.replace("processes: 2", "processes: 0").replace("ddp", "dpd").replace("max_epochs: 5", "max_epochs: x")
     known = sorted(name for name, row in STRATEGIES.items() if row.start not in ("spawn", "fork"))
@@ -139,6 +147,19 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
+        (
+            "snapshots.url=$HOME/runs",
+            "snapshots.url: $HOME is not filled in here: write it out, or let the shell do it, by --set "
+            'snapshots.url="..."',
+        ),
+        (
+            "weights=s3://runs/${RUN}/best",
+            'weights: ${RUN} is not filled in here: write it out, or let the shell do it, by --set weights="..."',
+        ),
+        (
+            "folder=code/{date}",
+            'folder: {date} is not filled in here: write it out, or let the shell do it, by --set folder="..."',
+        ),
         ("snapshots.url=''", "snapshots.url: String should have at least 1 character, not ''"),
         ("trainer.seed=1", "trainer.seed: has its place at the top of the job: seed"),
         ("trainer.strategy=ddp", "trainer.strategy: has its place under world: world.strategy"),
@@ -168,6 +189,10 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         (
             "world={gpus: [1], auto_select_gpus: true}",
             "world: auto_select_gpus chooses among GPUs, and gpus [1] names them: give a number, or leave it out",
+        ),
+        (
+            "trainer.gradient_clip_algorithm=value",
+            "trainer: gradient_clip_algorithm is value, and nothing is clipped: say gradient_clip_val",
         ),
         ("trainer.accelerator=cpu", "trainer.accelerator: has its place under world: world.accelerator"),
         ("world.lanes=6", "world: lanes: a power of two from 1 to 1024 is needed, not 6"),
@@ -292,55 +317,6 @@ def test_yaml_means_what_people_mean() -> None:
 def test_a_tilde_is_the_home_folder(tmp_path: Path) -> None:
     job = TrainingJob.load(write(tmp_path, JOB.replace("url: runs", "url: ~/runs")))
     assert job.run_url("first") == f"{Path.home()}/runs/first"
-
-
-def make_module(folder: Path, text: str, name: str) -> str:
-    (folder / f"{name}.py").write_text(text)
-    return name
-
-
-def test_a_missing_module_names_what_is_there(tmp_path: Path) -> None:
-    make_module(tmp_path, "", "classifiers")
-    with pytest.raises(
-        JobError, match=r"there is no module 'classifier', did you mean 'classifiers'\?; .* has classifiers"
-    ):
-        load_attribute("classifier:A", tmp_path, "module")
-
-
-def test_a_missing_attribute_names_what_is_there(tmp_path: Path) -> None:
-    make_module(tmp_path, "class Classifier: ...\nclass Other: ...", "some_models")
-    with pytest.raises(JobError, match=r"has no 'Clasifier', did you mean 'Classifier'\?; it has Classifier, Other"):
-        load_attribute("some_models:Clasifier", tmp_path, "module")
-
-
-@pytest.mark.parametrize("text", ["import not_there_at_all", "1 / 0", "def f(:"])
-def test_a_module_that_cannot_be_imported_shows_its_traceback_first(tmp_path: Path, text: str) -> None:
-    name = make_module(tmp_path, text, f"broken_{abs(hash(text))}")
-    with pytest.raises(UserCodeError) as caught:
-        load_attribute(f"{name}:A", tmp_path, "module")
-    message = str(caught.value)
-    assert f"{name}.py" in message
-    assert "imports.py" not in message
-    assert message.endswith(f"raised in import of {name}")
-
-
-def test_two_jobs_may_both_have_a_model(tmp_path: Path) -> None:
-    for one in ("a", "b"):
-        (tmp_path / one).mkdir()
-        make_module(tmp_path / one, f"class Model: name = {one!r}", "twice_there")
-    names = [load_attribute("twice_there:Model", tmp_path / one, "module").name for one in ("a", "b", "a")]
-    assert names == ["a", "b", "a"]
-
-
-def test_wrong_arguments_are_faults_of_the_job() -> None:
-    def build(hidden: int, *, depth: int = 1) -> None: ...
-
-    with pytest.raises(JobError) as caught:
-        call_with(build, {"hiden": 3}, "model:build", "module_args")
-    assert str(caught.value).splitlines() == [
-        "module_args.hiden: model:build takes no 'hiden', did you mean 'hidden'?; it takes hidden, depth",
-        "module_args.hidden: is missing; model:build needs it",
-    ]
 
 
 def test_reading_a_job_loads_no_torch() -> None:
