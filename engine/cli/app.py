@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.cli.champions import champion
 from midstride.engine.cli.export import export
-from midstride.engine.cli.output import busy, reader_has_gone, show_audit, show_error, show_outcome
+from midstride.engine.cli.output import busy, lost_ground, reader_has_gone, show_audit, show_error, show_outcome
 from midstride.engine.cli.project import init
 from midstride.engine.cli.report_view import show_report
 from midstride.engine.cli.runs import report, runs
@@ -180,6 +180,7 @@ def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None 
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     try:
         code = commands(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        print(end="", flush=True)  # what cannot be written is told of here, not at Python's end
         sys.exit(code if isinstance(code, int) else 0)
     except CycloptsError as error:
         show_error(_usage_error(error))
@@ -189,8 +190,11 @@ def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None 
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(StopRequested.exit_code)
-    except BrokenPipeError:
-        if not reader_has_gone():
+    except OSError:
+        gone = reader_has_gone()
+        if not gone and not (why := lost_ground()):
             raise
+        if not gone:
+            show_error(why)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
         sys.exit(1)

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -19,7 +20,16 @@ from midstride.engine.session.outcome import Outcome
 if TYPE_CHECKING:
     from midstride.engine.runs.audit import Audit, EpochAudit
 
-__all__ = ["busy", "print_json", "reader_has_gone", "say_stopping", "show_audit", "show_error", "show_outcome"]
+__all__ = [
+    "busy",
+    "lost_ground",
+    "print_json",
+    "reader_has_gone",
+    "say_stopping",
+    "show_audit",
+    "show_error",
+    "show_outcome",
+]
 
 
 @contextmanager
@@ -52,6 +62,19 @@ def reader_has_gone() -> bool:
     except (OSError, ValueError):  # it is closed, or no file
         return False
     return any(flags & select.POLLERR for _, flags in poll.poll(0))
+
+
+def lost_ground() -> str:
+    """Return what of that on which a command stands is lost: standard output, or its folder; nothing if neither is."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the folder in which this was started has been removed: change to one that is there"
+    try:
+        os.write(1, b"\n")  # Python forgets what it could not write
+    except OSError as error:
+        return f"standard output takes no more ({error.strerror}): what else it would show is left out"
+    return ""
 
 
 def print_json(value: Any) -> None:

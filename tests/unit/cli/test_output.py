@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +19,26 @@ def test_json_has_no_number_that_is_not_finite(capsys: pytest.CaptureFixture[str
 
     printed = json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert printed == {"best": ["val/loss", None], "at": [None, 0.1, 1e-12, 10**20]}
+
+
+COMMAND = (sys.executable, "-m", "midstride.engine")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("init", "project")])
+def test_a_full_disk_under_what_is_printed_is_told_without_a_traceback(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    command = [*COMMAND, *arguments]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "standard output takes no more (No space left on device): what else it would show is left out\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
+def test_a_folder_that_was_removed_is_told_without_a_traceback(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *COMMAND, "runs", "runs"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    said = "the folder in which this was started has been removed: change to one that is there\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", said)
