@@ -67,7 +67,7 @@ WORDS = {
         module module_args data data_args weights seed samples shuffle drop_last global_batch_size
         accumulate_grad_batches gradient_clip_val gradient_clip_algorithm val_check_interval check_val_every_n_epoch
         limit_train_batches limit_val_batches use_distributed_sampler rng precision strategy""",
-    "run.json/bits": "threads cpu machine gpu cuda python torch numpy source",
+    "run.json/bits": "threads cpu machine gpu cuda deterministic python torch numpy source",
     "lease.json": "generation resumed_from run_id ancestors facts time nonce checksum",
     "lease.json/facts": "host pid boot namespace began",
     "attempts.json": """

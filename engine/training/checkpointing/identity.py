@@ -4,7 +4,8 @@ kind      what                                              when it differs
 identity  module, data, their arguments, seed, global       refused with both values, unless accepted by name
           batch size, precision, strategy, and what else
           decides which samples make a step
-bits      world size, threads, CPU, GPU, versions           a warning with both values
+bits      world size, threads, CPU, GPU, versions,          a warning with both values
+          deterministic algorithms
 source    the user's code, by Python module                 a warning that names them
 free      workers, launcher, retries, snapshots, patience,  nothing
           a larger max_epochs or max_steps
@@ -69,6 +70,7 @@ def environment_of(user_code: Collection[type], device: torch.device) -> dict[st
         "machine": platform.machine(),
         "gpu": gpu,
         "cuda": torch.version.cuda,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         **({} if xla is None else {"torch_xla": xla.__version__}),
@@ -145,9 +147,10 @@ def check_environment(
 
 def environment_changes(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
     """Return a line for each thing that may make sums differ in their last bits from here on, and one for code."""
+    before = {"deterministic": running["deterministic"], **saved}  # older snapshots do not say
     lines = [
-        f"{key} was {saved.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"
+        f"{key} was {before.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"
         for key in running
-        if key != "source" and saved.get(key) != running[key]
+        if key != "source" and before.get(key) != running[key]
     ]
     return [*lines, *source_changes(saved.get("source"), running["source"])]

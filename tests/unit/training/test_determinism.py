@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.refused import fit
 from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
+from midstride.engine.training.checkpointing.identity import environment_changes
 from midstride.engine.training.determinism import REPEATABLE, Determinism
 
 
@@ -77,6 +79,19 @@ def test_other_errors_stay_what_they_are(chosen: bool, error: BaseException) -> 
     with pytest.raises(type(error)) as caught, Determinism(chosen, on=True):
         raise error
     assert caught.value is error
+
+
+def test_a_run_that_resumes_with_other_algorithms_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(tmp_path)
+    fit(tmp_path, max_epochs=2)
+    assert not [message for message in caplog.messages if "deterministic" in message]
+    fit(tmp_path, max_epochs=3, deterministic=False)
+    said = "deterministic was True and is False: sums may differ in their last bits from here on"
+    assert [message for message in caplog.messages if "deterministic" in message] == [said]
+
+
+def test_a_snapshot_that_does_not_say_by_which_algorithms_is_taken_up_without_a_word() -> None:
+    assert environment_changes({"source": {}}, {"deterministic": True, "source": {}}) == []
 
 
 def test_the_page_has_every_row() -> None:
