@@ -192,9 +192,10 @@ def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None 
         sys.exit(StopRequested.exit_code)
     except OSError:
         gone = reader_has_gone()
-        if not gone and not (why := lost_ground()):
+        why = "" if gone else lost_ground()
+        if not (gone or why):
             raise
-        if not gone:
+        if why:
             show_error(why)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
         sys.exit(1)
