@@ -34,6 +34,7 @@ __all__ = ["FACTORIES", "Encoded", "decode", "differences", "encode", "walk"]
 
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})
+_TEXT = frozenset({str})
 #: what makes the values of a defaultdict, by the name it is written with
 FACTORIES: dict[str | None, Any] = {
     kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, deque, Counter)
@@ -166,7 +167,7 @@ def _write_tensor(encoder: _Encoder, tensor: Tensor, path: str) -> Any:
 
 
 def _write_dict(encoder: _Encoder, value: dict[Any, Any], path: str) -> Any:
-    if _TAG not in value and all(type(key) is str for key in value):
+    if _TAG not in value and _TEXT.issuperset(map(type, value)):
         if _PLAIN.issuperset(map(type, value.values())):
             return dict(value)
         return {key: encoder.value(item, joined(path, key)) for key, item in value.items()}

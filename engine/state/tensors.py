@@ -161,15 +161,14 @@ class Layout:
 
 def is_freed(tensor: Tensor) -> bool:
     """Return whether the memory of `tensor` was given back: of sharded training's whole weights, between steps."""
-    has_memory = tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda") and tensor.numel() > 0
+    has_memory = tensor.layout == torch.strided and (tensor.is_cpu or tensor.is_cuda) and tensor.numel() > 0
     return has_memory and not tensor.untyped_storage().nbytes()
 
 
 def other_kind(tensor: Tensor) -> str | None:
     """Return of which kind a tensor is that no file holds; None of any other."""
-    kinds = {"quantised": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
-    if found := next((kind for kind, is_found in kinds.items() if is_found), None):
-        return found
+    if tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        return "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else "meta"
     if tensor.layout not in (torch.strided, torch.sparse_coo):
         return str(tensor.layout).removeprefix("torch.")
     return "freed" if is_freed(tensor) else None
