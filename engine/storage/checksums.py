@@ -75,7 +75,7 @@ def _is_whole(data: bytes) -> bool:
     document = json.loads(data)
     del document["checksum"]
     sealed = _sealed(document)
-    return data in (_in_lines(sealed), _indented(sealed))
+    return data == _in_lines(sealed) or data == _indented(sealed)
 
 
 def decode_document(data: bytes, path: str, *keys: str) -> dict[str, Any]:
