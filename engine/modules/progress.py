@@ -1,6 +1,6 @@
 """Progress: where a run stands, by counts of what was consumed."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 __all__ = ["Progress"]
@@ -103,7 +103,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return every count by name; `skipped` where there is something to count, as older snapshots have none."""
-        counts = asdict(self)
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return counts if self.skipped else {name: count for name, count in counts.items() if name != "skipped"}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:

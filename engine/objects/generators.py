@@ -7,7 +7,7 @@ import types
 from abc import ABCMeta
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "Generator",
     "find_generators",
     "get_state",
+    "is_generator",
     "path_to_module",
     "seeder",
     "set_state",
@@ -49,6 +50,17 @@ _CALLED = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "f
 _LIBRARIES = frozenset(
     {"numpy", "torch", "torchdata", "torchvision", "pandas", "pyarrow", "datasets", "PIL", "midstride"}
 )
+
+
+def is_generator(value: object) -> bool:
+    """Return whether `value` is a generator, as `isinstance` does."""
+    kind: type = type(value)
+    return _is_generator_class(kind)
+
+
+@lru_cache(maxsize=1024)  # asked of each global at every snapshot; torch's class answers `isinstance` in Python
+def _is_generator_class(kind: type) -> bool:
+    return issubclass(kind, _GENERATORS)
 
 
 def find_generators(owner: object, *, beside: object = None) -> dict[str, Any]:

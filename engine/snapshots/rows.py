@@ -40,7 +40,7 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
         return ""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([[row.get(name, "") for name in columns] for row in rows])
     return text.getvalue()

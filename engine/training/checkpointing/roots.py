@@ -16,7 +16,7 @@ from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
-from midstride.engine.objects.generators import Generator
+from midstride.engine.objects.generators import is_generator
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.plain_values import PLAIN
 from midstride.engine.objects.process_state import process_state
@@ -266,5 +266,5 @@ def _global_generators(owners: list[Any]) -> Iterator[Root]:
     namespaces: dict[str, Any] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds}
     namespaces |= {module.__name__: module for module in modules}
     for name, namespace in namespaces.items():
-        if generators := {key: value for key, value in vars(namespace).items() if isinstance(value, Generator)}:
+        if generators := {key: value for key, value in vars(namespace).items() if is_generator(value)}:
             yield Root("globals", name, generators)

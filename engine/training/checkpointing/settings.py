@@ -4,6 +4,7 @@ A snapshot gives optimizers and schedulers back as they were, learning rates inc
 makes of other arguments is compared with what it made when the run began, and what does not take effect is named.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,6 +123,8 @@ def _listed(kinds: list[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+        return value
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else identity_of(value)
     return value if is_json(value) else str(value)  # such as inf, which a plateau begins with
 
