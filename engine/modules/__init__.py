@@ -1,6 +1,6 @@
 """What a user writes, and what the engine reads of it.
 
-callback_states  the states of all callbacks as one part of a run's state
+callback_states  the state of callbacks, and of a DataModule that has one, as a part of a run's
 callbacks        `Callback`, and the callbacks that are built in
 fixed_callbacks  the callbacks of a Trainer, which stay those that it was given
 hooks            the hooks that a module and its callbacks have written, looked up once

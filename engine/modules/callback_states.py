@@ -1,11 +1,14 @@
-"""The states of all callbacks of a fit, as one part of a run's state."""
+"""The state of callbacks, and of a DataModule that has one, as a part of a run's."""
 
 import copy
 import logging
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from midstride.engine.modules.callbacks import Monitor
+from midstride.engine.objects.device_tensors import mark_device_tensors, placed_tensors
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.user_code import call_user_code
 
@@ -27,17 +30,25 @@ def by_class_name(owners: Sequence[T]) -> dict[str, T]:
 
 
 class Callbacks(AlikeOnRanks):
-    """All callbacks of a Trainer as one part of a run's state, and a DataModule that has a `state_dict`, by class."""
+    """All callbacks of a Trainer as one part of a run's state, and a DataModule that has a `state_dict`, by class.
+
+    Args:
+        owners: those whose state it is.
+        device: where tensors belong that were on an accelerator.
+    """
 
     in_words = "what a callback or the DataModule keeps"
 
-    def __init__(self, owners: Sequence[Stateful]) -> None:
-        self.by_name = by_class_name(owners)
+    def __init__(self, owners: Sequence[Stateful], device: torch.device) -> None:
+        self.by_name, self._device = by_class_name(owners), device
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each by name."""
-        named = self.by_name.items()
-        return {name: call_user_code(f"{type(one).__name__}.state_dict", one.state_dict) for name, one in named}
+        return {name: self._state_of(name) for name in self.by_name}
+
+    def _state_of(self, name: str) -> Any:
+        owner = self.by_name[name]
+        return mark_device_tensors(call_user_code(f"{type(owner).__name__}.state_dict", owner.state_dict))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give each its state back; who is new, or watches another value, starts afresh, who is gone is forgotten."""
@@ -46,9 +57,10 @@ class Callbacks(AlikeOnRanks):
         for name, callback in self.by_name.items():
             if name in state_dict and not _watches_another(callback, state_dict[name]):
                 where = f"{type(callback).__name__}.load_state_dict"
-                call_user_code(where, callback.load_state_dict, copy.deepcopy(state_dict[name]))
+                given = copy.deepcopy(state_dict[name], placed_tensors(state_dict[name], self._device))
+                call_user_code(where, callback.load_state_dict, given)
             else:
-                state_dict[name] = callback.state_dict()
+                state_dict[name] = self._state_of(name)
 
 
 def _watches_another(callback: Stateful, saved: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ code_state         state that user code keeps outside objects: on classes, in gl
 container_writers  describe containers, and objects of which only the class is known
 containers         restore values, tensors and containers: one filler for each type of node
 data_sets          data sets whose attributes are all of their state
+device_tensors     tensors of an accelerator in states that user code gives: marked, and brought back to the device
 digest             a digest of everything that module, data, their classes and globals hold, for tests
 distributed_tensors  tensors that are cut over the ranks, such as copies of weights: each rank keeps its rows
 function_cache     functions that cache results (`functools.cache`, `lru_cache`): no snapshot holds these

@@ -25,6 +25,7 @@ __all__ = [
     "fill_defaultdict",
     "fill_dict",
     "items_of",
+    "leaf_like",
     "on_device",
     "refill",
     "with_gradient",
@@ -127,7 +128,7 @@ def _tensor(filling: Filler, node: Tensor, live: Any, path: str) -> Any:
         return live
     plain = node.detach()
     placed = filling.memory.place(plain, was_on_host=True)
-    return filling.set(node if placed is plain else _like(node, placed), path)
+    return filling.set(node if placed is plain else leaf_like(node, placed), path)
 
 
 def on_device(filling: Filler, node: Instance, live: Any, path: str) -> Any:
@@ -136,7 +137,7 @@ def on_device(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     if filling.use(live, path, fits=filling.takes(live, value, was_on_host=False)):
         _fill(filling, live, value)
         return live
-    return filling.set(_like(value, filling.memory.place(value.detach(), was_on_host=False)), path)
+    return filling.set(leaf_like(value, filling.memory.place(value.detach(), was_on_host=False)), path)
 
 
 def _fill(filling: Filler, live: Tensor, value: Tensor) -> None:
@@ -145,7 +146,7 @@ def _fill(filling: Filler, live: Tensor, value: Tensor) -> None:
         live.detach().copy_(value)
 
 
-def _like(value: Tensor, placed: Tensor) -> Tensor:
+def leaf_like(value: Tensor, placed: Tensor) -> Tensor:
     """Return `placed` as the leaf that `value` is."""
     if type(value) is nn.Parameter:
         return nn.Parameter(placed, requires_grad=value.requires_grad)

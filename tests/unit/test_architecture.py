@@ -217,12 +217,12 @@ WALKS = {
     "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",
     "engine/metrics/torchmetrics_state.py: _copied": "states of metrics: what is in a list never changes",
     "engine/metrics/values.py: numbers_in": "what a metric computed: a tensor is a nest of numbers",
+    "engine/objects/device_tensors.py: tensors_in": "trees of state: nodes and deques too",
     "engine/optim/optimizers.py: _describe": "text for a message",
     "engine/optim/optimizers.py: _read": "what configure_optimizers may return, a few shapes of it",
     "engine/optim/optimizers.py: _uncast": "two trees, of which one may lack what the other has",
     "engine/state/codec.py: value": "the document of a tree, whose dicts have tags",
     "engine/state/differences.py: same_key_order": "two trees, of which the orders of keys count, and nothing else",
-    "engine/training/checkpointing/restore_check.py: _tensors": "trees of state: nodes and deques too",
 }
 
 

@@ -6,16 +6,15 @@ they are, so that nothing moves in memory; what a part says is compared with a c
 """
 
 import copy
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError
+from midstride.engine.objects.device_tensors import tensors_in
 from midstride.engine.state.differences import differences
-from midstride.engine.state.nodes import Instance
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.state.tensors import is_freed
@@ -106,16 +105,4 @@ def _by_digest(tensor: Tensor) -> Tensor | str:
 
 def _copied(tree: Any, tensor: Callable[[Tensor], Tensor | str] = _on_host) -> Any:
     """Return a copy of `tree` with what `tensor` makes of its tensors."""
-    return copy.deepcopy(tree, {id(found): tensor(found) for found in _tensors(tree)})
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a tree of state; lists of plain numbers, such as the state of `random`, are not walked."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (dict, Instance)):
-        for value in (tree.state if isinstance(tree, Instance) else tree).values():
-            yield from _tensors(value)
-    elif isinstance(tree, (list, tuple, deque)) and any(type(item) not in (int, float, str) for item in tree):
-        for value in tree:
-            yield from _tensors(value)
+    return copy.deepcopy(tree, {id(found): tensor(found) for found in tensors_in(tree)})

@@ -11,6 +11,7 @@ from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.module_state import NonPersistentBuffers
 from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.objects.device_tensors import mark_device_tensors, place_device_tensors
 from midstride.engine.objects.object_state import upgrade
 from midstride.engine.optim.optimizers import OptimizerList, SchedulerList
 from midstride.engine.seeds import Generators
@@ -39,14 +40,14 @@ def state_parts(context: FitContext) -> dict[str, Stateful]:
         "optimizers": wrap(OptimizerList(lambda: context.optimizers, context.module)),
         "schedulers": SchedulerList(context.schedulers),
         "precision": context.precision,
-        "callbacks": Callbacks([*context.callbacks, *_own_state(context.source)]),
+        "callbacks": Callbacks([*context.callbacks, *_own_state(context.source)], context.device),
         "logged": context.metric_logger,
         "metrics": context.metric_logger.metrics,
         "gradients": wrap(Gradients(context.module)),
         "modes": context.modes,
         "buffers": NonPersistentBuffers(context.module),
         "objects": objects_of(context),
-        "user": UserState(context.hooks),
+        "user": UserState(context.hooks, context.device),
         "generators": Generators(context.generator, alike=context.lanes is not None, devices=devices_of(context)),
     }
 
@@ -91,19 +92,21 @@ class UserState(AlikeOnRanks):
 
     in_words = "what on_save_checkpoint keeps"
 
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks = hooks
+    def __init__(self, hooks: Hooks, device: torch.device) -> None:
+        self._hooks, self._device = hooks, device
 
     def state_dict(self) -> dict[str, Any]:
         """Ask them for it."""
         state: dict[str, Any] = {}
         self._hooks.call("on_save_checkpoint", state)
-        return state
+        marked: dict[str, Any] = mark_device_tensors(state)
+        return marked
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Give it back to them, to the module first."""
-        self._hooks.call("on_load_checkpoint", state_dict, of="module")
-        self._hooks.call("on_load_checkpoint", state_dict, of="callbacks")
+        given = place_device_tensors(state_dict, self._device)
+        self._hooks.call("on_load_checkpoint", given, of="module")
+        self._hooks.call("on_load_checkpoint", given, of="callbacks")
 
 
 def _mean(gradients: Sequence[Tensor], ranks: int) -> Tensor:

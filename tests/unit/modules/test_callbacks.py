@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -11,7 +12,7 @@ from midstride.engine import BestCheckpoint, Callback, EarlyStopping, Trainer, T
 from midstride.engine.errors import UserError
 from midstride.engine.modules.callback_states import Callbacks
 
-NAN = math.nan
+NAN, HOST = math.nan, torch.device("cpu")
 
 
 class Logs(TrainingModule):
@@ -91,14 +92,14 @@ def test_callbacks_of_one_class_have_states_of_their_own() -> None:
     first, again = three(), three()
     for number, callback in enumerate(first):
         callback.best = float(number)  # type: ignore[attr-defined]
-    Callbacks(again).load_state_dict(Callbacks(first).state_dict())
-    assert list(Callbacks(first).by_name) == ["EarlyStopping", "BestCheckpoint", "EarlyStopping#1"]
+    Callbacks(again, HOST).load_state_dict(Callbacks(first, HOST).state_dict())
+    assert list(Callbacks(first, HOST).by_name) == ["EarlyStopping", "BestCheckpoint", "EarlyStopping#1"]
     assert [callback.best for callback in again] == [0.0, 1.0, 2.0]  # type: ignore[attr-defined]
 
 
 def test_a_callback_that_is_new_starts_afresh_and_one_that_is_gone_is_forgotten() -> None:
-    saved = Callbacks([EarlyStopping("a")]).state_dict()
-    running = Callbacks([BestCheckpoint("a")])
+    saved = Callbacks([EarlyStopping("a")], HOST).state_dict()
+    running = Callbacks([BestCheckpoint("a")], HOST)
     running.load_state_dict(saved)
     fresh = {"best": math.inf, "best_step": -1, "monitor": "a", "mode": "min"}
     assert saved == running.state_dict() == {"BestCheckpoint": fresh}

@@ -39,7 +39,7 @@ def test_gradients_of_an_open_window_become_their_mean_on_every_rank() -> None:
 
 #: what the ranks ought to have alike, and the words for where they do not
 ALIKE: dict[str, Any] = {
-    "a callback": Callbacks([]),
+    "a callback": Callbacks([], torch.device("cpu")),
     "a scheduler": SchedulerList([]),
     "is in training": TrainingModes(Module()),
     "a loader": FitLoaders(cast("ResumableLoader", None)),
