@@ -7,7 +7,7 @@ from typing import Any
 
 from midstride.engine.config.strategy_spec import Conflict, StrategyRequest, StrategySpec
 
-__all__ = ["STRATEGIES", "conflicts", "default_launcher"]
+__all__ = ["FORK_AFTER_CUDA", "STRATEGIES", "conflicts", "default_launcher"]
 
 _ALONE = Conflict(lambda c: c.ranks > 1, "strategy single has one process, not {ranks}; for more choose ddp")
 _ONE_PROCESS = Conflict(
@@ -41,7 +41,7 @@ _SPAWN_IN_NOTEBOOK = Conflict(
     lambda c: c.interactive and c.launcher is None,
     "strategy {strategy} in a notebook: its fresh processes cannot import what is written here: use ddp_notebook",
 )
-_FORK_AFTER_CUDA = Conflict(
+FORK_AFTER_CUDA = Conflict(
     lambda c: c.cuda_in_use and c.launcher is None,
     "strategy {strategy} after CUDA was used in this process (torch.cuda.is_available() is enough): a forked process "
     "cannot use CUDA again: use ddp_spawn, or start afresh and leave CUDA alone before the fit, or set "
@@ -252,14 +252,14 @@ STRATEGIES: dict[str, StrategySpec] = {
         _DDP,
         "fork",
         options=_DDP_OPTIONS,
-        conflicts=(*_DDP_CONFLICTS, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+        conflicts=(*_DDP_CONFLICTS, _STARTED_ALREADY, FORK_AFTER_CUDA),
         in_lanes=_ORDERED,
     ),
     "ddp_notebook": StrategySpec(
         _DDP,
         "fork",
         options=_DDP_OPTIONS,
-        conflicts=(*_DDP_CONFLICTS, _STARTED_ALREADY, _FORK_AFTER_CUDA),
+        conflicts=(*_DDP_CONFLICTS, _STARTED_ALREADY, FORK_AFTER_CUDA),
         in_lanes=_ORDERED,
     ),
 }

@@ -7,9 +7,11 @@ from typing import Any, Protocol, TypeVar, cast
 
 from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.errors import EngineError, UserCodeError
+from midstride.engine.config.strategies import FORK_AFTER_CUDA
+from midstride.engine.errors import EngineError, JobError, UserCodeError
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.ranks.gpus import fork_cannot_use_cuda
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
 from midstride.engine.ranks.predictions import join_ranks
@@ -97,11 +99,24 @@ def _in_children(verb: Any, trainer: StartsRanks, module: Any, data: Any, argume
     arguments, placement = trainer.leave(module, verb.__name__, arguments), trainer.placement
     mine = {"gpus": placement.gpus, "devices": None} if placement.gpus else {"gpus": 0, "devices": placement.ranks}
     call = TrainerCall(type(trainer), {**trainer.arguments, **mine}, verb.__name__, module, data, arguments)
+    if placement.start == "fork" and placement.gpus:
+        _ensure_can_fork(trainer)
     ranks = run_in_children(call, placement.ranks, "spawn" if placement.start == "spawn" else "fork")
     trainer.adopt_result(module, ranks[0].state, fitted=verb.__name__ == "fit")
     if verb.__name__ == "predict":
         return join_ranks([rank.value for rank in ranks])
     return ranks[0].value
+
+
+def _ensure_can_fork(trainer: StartsRanks) -> None:
+    """Refuse ranks on GPUs if this process has used CUDA since the Trainer was made.
+
+    Raises:
+        JobError: it has.
+    """
+    if fork_cannot_use_cuda():
+        name = trainer.arguments.get("strategy") or "ddp_notebook"
+        raise JobError(FORK_AFTER_CUDA.message.format(strategy=name))
 
 
 def _here(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:

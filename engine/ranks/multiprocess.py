@@ -122,7 +122,7 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
         with ChildProcesses(_run_rank, [folder, call if method == "fork" else None], environments, method) as children:
             asked_to_stop = _watch(children)
         _raise_for_results(folder, ranks, asked_to_stop)
-        return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
+        return [_read(folder / f"result-{rank}.pt") for rank in range(ranks)]
 
 
 def _watch(children: ChildProcesses) -> bool:
@@ -168,6 +168,11 @@ def _write(path: Path, value: Any) -> None:
         torch.save(value, draft)
 
 
+def _read(path: Path) -> Any:
+    """Return what a rank has written, on the host: a process that uses a GPU can fork no ranks any more."""
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
 def _portable(error: BaseException) -> tuple[BaseException, str]:
     """The error as it can travel, and its traceback as text."""
     text = "".join(traceback.format_exception(error))
@@ -178,7 +183,7 @@ def _portable(error: BaseException) -> tuple[BaseException, str]:
 
 
 def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
-    raised = [torch.load(path, weights_only=False) for path in sorted(folder.glob("raised-*.pt"))]
+    raised = [_read(path) for path in sorted(folder.glob("raised-*.pt"))]
     done = [Outcome("done", rank=rank) for rank in range(ranks) if (folder / f"result-{rank}.pt").exists()]
     outcome = decide([*done, *(outcome for outcome, _, _ in raised)], None if asked_to_stop else 1, ranks)
     if outcome.kind == "done":

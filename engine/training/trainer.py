@@ -253,7 +253,8 @@ class Trainer(TrainerState):
         meant, alone = copy.copy(self.strategy), build_strategy("single", lanes=None if lanes is None else lanes.count)
         trainers = module._trainer
         meant.attach(World(size=processes, local_size=processes), self.strategy.devices)
-        alone.attach(World(), self.strategy.devices)
+        # Ranks that are forked later cannot use a GPU that this process has used.
+        alone.attach(World(), [torch.device("cpu")] if self.placement.start == "fork" else self.strategy.devices)
         refused, trial = self.with_strategy(meant)._module_errors(module, data), self.with_strategy(alone)
         try:
             with trial._prepare(module, data, "fit") as ready:

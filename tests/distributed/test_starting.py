@@ -184,6 +184,35 @@ for trainer in (alone, two, alone, two):
 """
 
 
+ON_A_GPU = """
+from midstride.engine import Callback
+
+class Keeps(Callback):
+    def __init__(self):
+        self.seen = torch.zeros(1)
+
+    def on_fit_start(self, trainer, module):  # in a rank: what it saves from here on says that it was on a GPU
+        torch.serialization.register_package(0, lambda storage: "cuda:0", lambda storage, location: None)
+        self.seen = torch.ones(1)
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+keeps = Keeps()
+Trainer(strategy="ddp_fork", devices=2, max_epochs=1, callbacks=[keeps]).fit(Line())
+assert (keeps.seen.item(), keeps.seen.device.type) == (1, "cpu")
+"""
+
+
+def test_what_ranks_have_on_gpus_comes_back_to_the_host(tmp_path: Path) -> None:
+    """Where their caller would use a GPU, it could fork no ranks any more."""
+    code, log = run(MODULE + ON_A_GPU, tmp_path)
+    assert code == 0, log
+
+
 def test_ranks_are_forked_after_a_fit_in_this_process(tmp_path: Path) -> None:
     code, printed = run(MODULE + ALONE_BEFORE, tmp_path)
     assert code == 0, printed

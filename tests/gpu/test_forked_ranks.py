@@ -1,12 +1,18 @@
-"""Ranks of torch's agent are forks of it, but for those that could not use their GPU then."""
+"""Ranks that are forked must be able to use their GPU: those of torch's agent, and those of a Trainer."""
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.errors import JobError
 from midstride.engine.launch import elastic_ranks
+from midstride.engine.ranks import dispatch
 
 MODULE = "json.tool"
 RANK = (sys.executable, "-u", "-m", MODULE)
@@ -43,3 +49,60 @@ def test_a_rank_that_could_not_use_its_gpu_is_started_afresh(case: str) -> None:
         started = start(command, {"RANK": "0"})
     assert (started is not None) == is_forked
     assert started is None or started.environment == {"RANK": "0"}
+
+
+class Net(TrainingModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(torch.zeros(4, 2))  # type: ignore[arg-type]
+
+
+def test_a_check_leaves_gpus_to_the_ranks_that_are_forked_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail(f"{device} is used"))
+    module = Net()
+    assert Trainer(strategy="ddp_fork", devices=2, max_epochs=1).check(module) == []
+    assert module.layer.weight.is_cpu
+
+
+#: how ranks are started, their GPUs, whether a fork could use CUDA -> whether the call is refused
+CALLS = {
+    "forked": ("fork", [0, 1], True, False),
+    "forked after CUDA was used": ("fork", [0, 1], False, True),
+    "forked, on the CPU": ("fork", [], False, False),
+    "spawned": ("spawn", [0, 1], False, False),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_ranks_are_not_forked_once_cuda_was_used(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, gpus, can_use_cuda, is_refused = CALLS[case]
+    started: list[str] = []
+
+    class Ended(Exception):
+        """The ranks would begin here."""
+
+    def run(call: Any, ranks: int, method: str) -> Any:
+        started.append(method)
+        raise Ended
+
+    monkeypatch.setattr(dispatch, "run_in_children", run)
+    monkeypatch.setattr(dispatch, "fork_cannot_use_cuda", lambda: not can_use_cuda)
+    trainer: Any = SimpleNamespace(placement=SimpleNamespace(start=start, gpus=gpus, ranks=2), arguments={})
+    trainer.leave = lambda module, verb, arguments: arguments
+
+    @dispatch.on_all_ranks
+    def fit(self: Any, module: Any, data: Any = None) -> None: ...
+
+    with pytest.raises(JobError if is_refused else Ended, match="after CUDA was used" if is_refused else None):
+        fit(trainer, Net())
+    assert started == ([] if is_refused else [start])
