@@ -1,5 +1,6 @@
 """Batches come to a GPU on a stream of their own, while steps before them are computed."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -7,7 +8,16 @@ from torch import Tensor
 
 from midstride.engine.trees import convert
 
-__all__ = ["BatchStream"]
+__all__ = ["BatchStream", "copy_stream"]
+
+
+@cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which batches come to `device`, the same for all loaders of this process.
+
+    The memory of a batch is used again for later ones on its stream, and for nothing else.
+    """
+    return torch.cuda.Stream(device)
 
 
 class BatchStream:
@@ -22,7 +32,7 @@ class BatchStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)
+        self._stream = copy_stream(device)
 
     def move(self, batch: Any) -> Any:
         """Return `batch` on the GPU, ready for what the current stream computes from now on."""

@@ -4,7 +4,7 @@ An operation on tensors of two devices raises here as it does on GPUs, and so do
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.strategies.pipeline import strategy as pipeline
 from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import average_gradients
-from midstride.engine.training.batch_stream import BatchStream
+from midstride.engine.training.batch_stream import BatchStream, copy_stream
 from midstride.engine.training.checkpointing.identity import environment_changes, environment_of
 from midstride.engine.trees import move, to_host
 from midstride.engine.world import World
@@ -142,6 +142,27 @@ def test_dp_copies_what_a_net_has_together_and_not_tensor_by_tensor(fake: FakeTe
     assert [total is not None and total.device for total in sums] == [GPUS[0]] * len(first)
 
 
+@pytest.fixture
+def no_stream() -> Iterator[None]:
+    """No stream for copies is there yet, nor afterwards."""
+    copy_stream.cache_clear()
+    yield
+    copy_stream.cache_clear()
+
+
+@pytest.mark.usefixtures("no_stream")
+def test_batches_of_all_loaders_come_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stream keeps the memory of its batches to itself."""
+    made: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "Stream", made.append)
+    for device in GPUS:
+        context = replace(Trainer(max_epochs=1).context, device=device)
+        for loader in (0, 1, 0, 1):  # as in two validations
+            context.batch_transfer(loader)
+    assert made == GPUS
+
+
+@pytest.mark.usefixtures("no_stream")
 def test_a_batch_is_copied_on_a_stream_that_the_step_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     device, calls = torch.device("meta"), list[str]()
 
@@ -238,6 +259,23 @@ def test_pipeline_measures_layers_that_are_on_the_host(fake: FakeTensorMode, mon
     assert len(cut) == 2
 
 
+def test_layers_of_other_stages_come_to_the_host(fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they may be too large for the device."""
+    received: list[torch.device] = []
+    monkeypatch.setattr(torch.distributed, "recv", lambda tensor, rank: received.append(tensor.device))
+    strategy: Any = build_strategy("pipeline", {"stages": 2})
+    strategy.attach(World(size=2), GPUS[:1])
+    strategy._location = pipeline.PipelineLocation((1, 0), 1, None, GPUS[0])
+    theirs = {"sequential_module.9.weight": (torch.Size([2, 2]), torch.float32)}
+    strategy.collective = SimpleNamespace(gather=lambda mine: [mine, theirs])
+    module = Layers()
+    on_gpu(module, GPUS[0])
+    weights = strategy.full_state_dict(module)
+    assert received == [GPUS[0]]  # over NCCL
+    assert weights.pop("sequential_module.9.weight").device.type == "cpu"
+    assert {tensor.device for tensor in weights.values()} == {GPUS[0]}
+
+
 #: what clips, of gradients on a device
 CLIPS: dict[str, Callable[[list[nn.Parameter]], object]] = {
     "by norm": lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0),
@@ -279,6 +317,7 @@ class Moving(TrainingModule):
         return [*batch, "after"]
 
 
+@pytest.mark.usefixtures("no_stream")
 def test_a_module_that_moves_its_batches_does_so_on_the_stream_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)  # whatever uses it fails
     context = replace(Trainer(max_epochs=1).context, module=Moving(), device=GPUS[1])

@@ -280,15 +280,16 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
 
     def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
-        """Return the layers of all stages on rank 0, and on other ranks their own."""
+        """Return the layers of all stages on rank 0, those of others on the host, and on other ranks their own."""
         own, prefix = module.state_dict(), "sequential_module."
         stage = {name: t for name, t in own.items() if name.startswith(prefix) and isinstance(t, Tensor)}
         everyone = self.collective.gather({name: (t.shape, t.dtype) for name, t in stage.items()})
         if self.world.is_first:
             for rank in self._location.ranks[:-1]:
                 for name, (shape, dtype) in everyone[rank].items():
-                    own[name] = torch.empty(shape, dtype=dtype, device=self.device)
-                    dist.recv(own[name], rank)
+                    received = torch.empty(shape, dtype=dtype, device=self.device)
+                    dist.recv(received, rank)
+                    own[name] = received.cpu()  # together they may be too large for the device
         elif 0 in self._location.ranks:
             for tensor in stage.values():
                 dist.send(tensor.contiguous(), 0)
