@@ -86,7 +86,11 @@ class LightningTrainer:
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
         """The newest logged values by name, each a tensor of one number."""
-        return {name: torch.tensor(value) for name, value in self._trainer.callback_metrics.items()}
+        kind, values = torch.get_default_dtype(), dict[str, Any](self._trainer.callback_metrics)
+        return {
+            name: value.to(kind) if isinstance(value, Tensor) else torch.tensor(value)  # one of a GPU stays there
+            for name, value in values.items()
+        }
 
     logged_metrics = progress_bar_metrics = callback_metrics
 

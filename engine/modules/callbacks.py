@@ -5,10 +5,12 @@ import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from midstride.engine.errors import UserError
+from midstride.engine.metrics.values import number
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.optim import Optimizer
 
     from midstride.engine.modules.interface import TrainerInterface
@@ -312,5 +314,6 @@ class LearningRateMonitor(Callback):
     ) -> None:
         """Log the rate that this batch's step will use."""
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        for number, rate in enumerate(rates):
-            trainer.metric_logger.rows.set_next("lr" if len(rates) == 1 else f"lr/{number}", float(rate))
+        for index, rate in enumerate(rates):
+            name = "lr" if len(rates) == 1 else f"lr/{index}"
+            trainer.metric_logger.rows.set_next(name, number(name, rate) if isinstance(rate, Tensor) else float(rate))

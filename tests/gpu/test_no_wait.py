@@ -1,6 +1,7 @@
 """Between snapshots the host waits for no device; what it reads later is what it would have read at once."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from support.device_waits import WaitCounter, as_on_a_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine import Callback, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.errors import LossNotFinite
+from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.progress import Progress
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.training.finite import FiniteLosses
@@ -147,3 +149,26 @@ def test_weights_are_not_kept_after_a_loss_that_is_not_finite(tmp_path: Path) ->
 def test_without_a_run_a_loss_that_is_not_finite_ends_the_fit() -> None:
     with as_on_a_device(), pytest.raises(LossNotFinite, match="batch 3"):
         Trainer(max_epochs=1, enable_progress_bar=False).fit(Module(3), data())
+
+
+def test_a_learning_rate_on_a_device_is_kept_as_it_is_then() -> None:
+    rate = torch.tensor(0.5)
+    trainer = Trainer(max_epochs=1)
+    stand_in: Any = SimpleNamespace(
+        optimizers=[SimpleNamespace(param_groups=[{"lr": rate}])], metric_logger=trainer.metric_logger
+    )
+    with as_on_a_device(), WaitCounter() as counter:
+        LearningRateMonitor().on_train_batch_start(stand_in, Module(), None, 0)
+    assert counter.total == 0
+    rate.fill_(0.25)
+    assert trainer.metric_logger.rows.state_dict()["pending"]["lr"] == 0.5
+
+
+def test_a_value_on_a_device_is_a_tensor_there_under_lightnings_name() -> None:
+    trainer = Trainer(max_epochs=1)
+    trainer.metric_logger.set_values({"host": 0.1, "device": torch.tensor(0.1, dtype=torch.float64)})  # type: ignore[dict-item]
+    with WaitCounter() as counter:
+        host, device = LightningTrainer(trainer).callback_metrics.values()
+    assert counter.total == 0
+    assert (host.dtype, device.dtype) == (torch.float32, torch.float32)
+    assert host == device
