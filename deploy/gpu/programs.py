@@ -137,6 +137,27 @@ class Count(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
+class Average(Callback):
+    """Keeps an average of what the device was given, there, and gives it to snapshots."""
+
+    def __init__(self) -> None:
+        self._mean: Tensor | None = None
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Add the batch."""
+        seen = batch[0].flatten(1).mean(1)
+        self._mean = seen if self._mean is None else self._mean * 0.9 + seen
+        module.log("average", self._mean.mean())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average."""
+        return {"mean": self._mean}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take it back."""
+        self._mean = state_dict["mean"]
+
+
 class Die(Callback):
     """Ends the last rank as a kill does."""
 
@@ -203,16 +224,17 @@ def fit(
         callbacks: of the Trainer.
         cudnn: whether it is used.
         touches_cuda: whether it was used in this process before.
-        has_extras: whether the net has a generator of its own and an average.
+        has_extras: whether the net has a generator of its own and an average, and a callback has another.
         options: of the Trainer.
     """
     torch.backends.cudnn.enabled = cudnn
     if touches_cuda:
         torch.zeros(1, device="cuda")
+    extras = [Average()] if has_extras else []
     ends = [] if end is None else [_ENDS[end]()]
     trainer = Trainer(
         **{"max_epochs": 1, "seed": 7, "enable_progress_bar": False, "snapshots": {"every_steps": 5}, **options},
-        callbacks=[*callbacks, *ends],
+        callbacks=[*callbacks, *extras, *ends],
     )
     drawn = torch.Generator().manual_seed(1)
     samples = STEPS * 8
