@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.cli.champions import champion
 from midstride.engine.cli.export import export
-from midstride.engine.cli.output import busy, lost_ground, reader_has_gone, show_audit, show_error, show_outcome
+from midstride.engine.cli.output import busy, reader_has_gone, show_audit, show_error, show_outcome, surroundings_fault
 from midstride.engine.cli.project import init
 from midstride.engine.cli.report_view import show_report
 from midstride.engine.cli.runs import report, runs
@@ -192,7 +192,7 @@ def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None 
         sys.exit(StopRequested.exit_code)
     except OSError:
         gone = reader_has_gone()
-        why = "" if gone else lost_ground()
+        why = "" if gone else surroundings_fault()
         if not (gone or why):
             raise
         if why:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "busy",
-    "lost_ground",
     "print_json",
     "reader_has_gone",
     "say_stopping",
     "show_audit",
     "show_error",
     "show_outcome",
+    "surroundings_fault",
 ]
 
 
@@ -64,8 +64,8 @@ def reader_has_gone() -> bool:
     return any(flags & select.POLLERR for _, flags in poll.poll(0))
 
 
-def lost_ground() -> str:
-    """Return what of that on which a command stands is lost: standard output, or its folder; nothing if neither is."""
+def surroundings_fault() -> str:
+    """Return why no command can work here: the folder was removed, or standard output takes no more; else nothing."""
     try:
         Path.cwd()
     except FileNotFoundError:
