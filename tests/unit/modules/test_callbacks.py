@@ -114,8 +114,8 @@ def test_the_best_of_another_value_says_nothing(
 ) -> None:
     before, after = kind("a", mode="max"), kind(monitor, mode=mode)
     before.best = 0.5
-    running = Callbacks([after])
-    saved = Callbacks([before]).state_dict()
+    running = Callbacks([after], HOST)
+    saved = Callbacks([before], HOST).state_dict()
     running.load_state_dict(saved)
     assert after.best == best
     assert saved == running.state_dict()
@@ -125,7 +125,7 @@ def test_the_best_of_another_value_says_nothing(
 
 def test_a_snapshot_that_does_not_say_what_was_watched_is_taken() -> None:
     best = BestCheckpoint("a")
-    Callbacks([best]).load_state_dict({"BestCheckpoint": {"best": 0.5, "best_step": 3}})
+    Callbacks([best], HOST).load_state_dict({"BestCheckpoint": {"best": 0.5, "best_step": 3}})
     assert (best.best, best.best_step) == (0.5, 3)
 
 
