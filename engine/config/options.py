@@ -5,6 +5,7 @@ Importing this needs no torch: an orchestrator reads jobs without loading it.
 
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -253,24 +254,34 @@ class TrainerOptions(Options):
         return self
 
 
+def _seed_errors(seed: object) -> list[str]:
+    fits = isinstance(seed, Integral) and not isinstance(seed, bool) and abs(int(seed)) < 1 << 63
+    return [] if fits else [f"seed: should be a whole number below 2**63, not {seed!r}"]
+
+
 def checked_options(
-    options: dict[str, Any], snapshots: SnapshotOptions | Mapping[str, Any] | None, others: Sequence[str] = ()
+    options: dict[str, Any],
+    snapshots: SnapshotOptions | Mapping[str, Any] | None,
+    seed: object = 0,
+    others: Sequence[str] = (),
 ) -> tuple[TrainerOptions, SnapshotOptions | None]:
     """Return a Trainer's arguments, validated.
 
     Args:
         options: fields of `TrainerOptions`.
         snapshots: those of `SnapshotOptions`.
+        seed: what generators of Python, numpy and torch are to be seeded with.
         others: faults found elsewhere, told together with what is found here.
 
     Raises:
         JobError: with every fault at once.
     """
-    faults = list(others)
+    faults = [*others, *_seed_errors(seed)]
     checked: list[Any] = []
     for group, kind, given in (("", TrainerOptions, options), ("snapshots", SnapshotOptions, snapshots)):
         try:
-            checked.append(given if given is None or isinstance(given, kind) else kind.model_validate(dict(given)))
+            values = dict(given) if isinstance(given, Mapping) else given
+            checked.append(given if given is None or isinstance(given, kind) else kind.model_validate(values))
         except ValidationError as error:
             faults += validation_errors(error, kind, group)
     if not faults and checked[0].max_epochs is None and checked[0].max_steps is None:

@@ -64,7 +64,10 @@ def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple[Any, C
     for callback in several:
         own = _library_class(type(callback))
         if own is None or isinstance(callback, Callback):
-            found.append((callback, adapt(callback)))
+            acting = adapt(callback)
+            found.append((callback, acting))
+            if not (acting is None or isinstance(acting, Callback)):
+                faults.append(f"callbacks: should be objects of classes derived from Callback, not {callback!r}")
         elif type(callback).__name__ != own:
             faults.append(_fault(f"{type(callback).__name__}, derived from Lightning's {own},", own))
         elif own in COUNTERPARTS:

@@ -164,7 +164,7 @@ class Trainer(TrainerState):
         )
         self.placement, faults = resolve_placement(request, Hardware.here())
         asked, unknown = checked_loggers(loggers)
-        checked = checked_options(options, snapshots, [*faults, *unknown, *logger_errors(asked)])
+        checked = checked_options(options, snapshots, seed, [*faults, *unknown, *logger_errors(asked)])
         settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}), asked, global_batch_size)
         super().__init__(self.placement.strategy, settings, callbacks)
         seed_call(seed)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine import BestCheckpoint, Callback, Trainer, TrainingModule
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import IdentityChanged, UserCodeError, UserError
+from midstride.engine.errors import IdentityChanged, JobError, UserCodeError, UserError
 from midstride.engine.runs.markdown import markdown_of
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
@@ -199,3 +199,20 @@ def test_the_rest_of_an_epoch_is_not_left_out_without_a_word() -> None:
 def test_should_stop_that_a_callback_sets_ends_the_fit() -> None:
     assert fit_setting("should_stop", True).global_step == 1
     assert fit_setting("should_stop", False).global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"seed": 1 << 64}, "seed: should be a whole number below 2**63, not 18446744073709551616"),
+        ({"seed": 1.5}, "seed: should be a whole number below 2**63, not 1.5"),
+        ({"seed": True}, "seed: should be a whole number below 2**63, not True"),
+        ({"callbacks": "best"}, "callbacks: should be objects of classes derived from Callback, not 'best'"),
+        ({"callbacks": [BestCheckpoint]}, "callbacks: should be objects of classes derived from Callback, not <class"),
+        ({"snapshots": False}, "snapshots: should be keys and values, not False"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_as_the_trainer_is_made(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError) as refused:
+        Trainer(**arguments)
+    assert words in str(refused.value)
