@@ -23,7 +23,7 @@ __all__ = [
     "MachineDevices",
     "devices_of_machine",
     "devices_of_rank",
-    "ensure_own_gpus",
+    "ensure_devices",
 ]
 
 #: `gpus` was not given: None is a choice, the CPU
@@ -199,21 +199,31 @@ def _too_few_gpus(hardware: Hardware, world: World, per_process: int) -> str:
     )
 
 
-def ensure_own_gpus(strategy: Strategy, uuid_of: Callable[[torch.device], str] = _uuid) -> None:
-    """Refuse a GPU that two ranks have: torchrun and the like hide no GPU from any process. Every rank calls this.
+def ensure_devices(strategy: Strategy, uuid_of: Callable[[torch.device], str] = _uuid) -> None:
+    """Refuse ranks on other kinds of devices than rank 0, and a GPU that two ranks have. Every rank calls this.
+
+    A machine whose GPUs are not seen gives its ranks the CPU; torchrun and the like hide no GPU from any process.
 
     Raises:
-        JobError: naming the ranks and the GPU.
+        JobError: naming the ranks and their machines, or the GPU.
     """
-    if strategy.device.type != "cuda" or strategy.world.size == 1:
+    if strategy.world.size == 1:
         return
-    host = socket.gethostname()
+    kind = strategy.device.type
+    own = socket.gethostname(), kind, [uuid_of(gpu) for gpu in strategy.devices] if kind == "cuda" else []
+    ranks: list[tuple[str, str, list[str]]] = strategy.collective.gather(own)
     taken: dict[tuple[str, str], int] = {}
-    for rank, gpus in enumerate(strategy.collective.gather([(host, uuid_of(gpu)) for gpu in strategy.devices])):
+    for rank, (host, kind, gpus) in enumerate(ranks):
+        if kind != ranks[0][1]:
+            raise JobError(
+                f"rank 0 on {ranks[0][0]} has the device {ranks[0][1]}, and rank {rank} on {host} has {kind}: all need "
+                "the same. See why torch finds no GPU on one of them (nvidia-smi tells), leave that machine out, or "
+                'say accelerator="cpu" (in a job world.accelerator: cpu)'
+            )
         for gpu in gpus:
-            if (other := taken.setdefault(gpu, rank)) != rank:
+            if (other := taken.setdefault((host, gpu), rank)) != rank:
                 raise JobError(
-                    f"ranks {other} and {rank} were both given GPU {gpu[1]} of {gpu[0]}, which has fewer GPUs than "
+                    f"ranks {other} and {rank} were both given GPU {gpu} of {host}, which has fewer GPUs than "
                     'processes, or hides some (CUDA_VISIBLE_DEVICES): start fewer processes, or say accelerator="cpu" '
                     "(in a job world.accelerator: cpu)"
                 )

@@ -24,7 +24,7 @@ from midstride.engine.modules.hooks import unknown_hooks
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module
 from midstride.engine.modules.progress import Progress
 from midstride.engine.processes.lifetime import tie_to_parent
-from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_own_gpus
+from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_devices
 from midstride.engine.ranks.dispatch import on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.ranks.predictions import of_loaders
@@ -291,7 +291,7 @@ class Trainer(TrainerState):
                 gc.collect()  # reference cycles keep the module of an earlier fit, and its GPU memory, alive
         self.reporter.emit("imported")
         self.strategy.init_process_group()
-        ensure_own_gpus(self.strategy)
+        ensure_devices(self.strategy)
         self.reporter.emit("met")
         # Whatever setup draws is the same on every rank and in every attempt.
         seed_call(self.settings.seed, device_generator(self.strategy))

@@ -13,7 +13,7 @@ import torch
 from midstride.engine.errors import JobError
 from midstride.engine.optim.precision import Precision
 from midstride.engine.ranks import gpus
-from midstride.engine.ranks.devices import ensure_own_gpus
+from midstride.engine.ranks.devices import ensure_devices
 from midstride.engine.ranks.gpus import parse_devices, parse_gpus
 from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.strategies.collective import SingleProcess
@@ -129,20 +129,33 @@ def test_a_trainer_of_precision_16_does_not_ask_for_cuda(monkeypatch: pytest.Mon
 
 
 class OtherRanks(SingleProcess):
-    """Ranks on this machine that have the GPUs of these UUIDs."""
+    """Ranks on this machine that have the GPUs of these UUIDs; of none, the CPU."""
 
     def __init__(self, *others: str) -> None:
         self.others = others
 
     def gather(self, value: object) -> list[Any]:
         host = socket.gethostname()
-        return [value, *([(host, uuid)] for uuid in self.others)]
+        return [value, *((host, "cuda" if uuid else "cpu", [uuid] if uuid else []) for uuid in self.others)]
 
 
-@pytest.mark.parametrize(("others", "refused"), [(["b"], False), (["a"], True), (["b", "b"], True)], ids=str)
-def test_a_gpu_that_two_ranks_have_is_refused_when_they_meet(others: list[str], refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "others", "refused"),
+    [
+        ("cuda", ["b"], ""),
+        ("cuda", ["a"], "ranks 0 and 1 were both given GPU a"),
+        ("cuda", ["b", "b"], "ranks 1 and 2 were both given GPU b"),
+        ("cuda", ["b", ""], "rank 0 on .* has the device cuda, and rank 2 on .* has cpu: all need the same"),
+        ("cpu", ["", "b"], "rank 0 on .* has the device cpu, and rank 2 on .* has cuda: all need the same"),
+        ("cpu", [""], ""),
+    ],
+    ids=str,
+)
+def test_devices_that_cannot_train_together_are_refused_when_ranks_meet(
+    device: str, others: list[str], refused: str
+) -> None:
     strategy = Ddp()
     strategy.collective = OtherRanks(*others)
-    strategy.attach(World(size=1 + len(others)), [torch.device("cuda", 0)])
-    with pytest.raises(JobError, match="both given GPU") if refused else nullcontext():
-        ensure_own_gpus(strategy, lambda _: "a")
+    strategy.attach(World(size=1 + len(others)), [torch.device(device)])
+    with pytest.raises(JobError, match=refused) if refused else nullcontext():
+        ensure_devices(strategy, lambda _: "a")
