@@ -97,7 +97,9 @@ class Options(Record):
 
 
 def _written_out(place: str, info: ValidationInfo) -> str:
-    """Return `place`; a variable in it, which would be the name of a folder, is refused."""
+    """Return `place`; what would be the name of a folder and is not meant so, a variable or half a URL, is refused."""
+    if half := re.match(r"([a-z][a-z0-9+]+:)/(?!/)", place):
+        raise ValueError(f"{place} is a folder called {half[1]} here; a URL has two slashes: {half[1]}//")
     if found := re.search(r"\$[A-Za-z_]\w*|\$?\{.*?\}+", place):
         key = "snapshots.url" if info.field_name == "url" else info.field_name
         raise ValueError(

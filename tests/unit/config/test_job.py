@@ -160,6 +160,10 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
             "folder=code/{date}",
             'folder: {date} is not filled in here: write it out, or let the shell do it, by --set folder="..."',
         ),
+        (
+            "snapshots.url=s3:/runs",
+            "snapshots.url: s3:/runs is a folder called s3: here; a URL has two slashes: s3://",
+        ),
         ("snapshots.url=''", "snapshots.url: String should have at least 1 character, not ''"),
         ("trainer.seed=1", "trainer.seed: has its place at the top of the job: seed"),
         ("trainer.strategy=ddp", "trainer.strategy: has its place under world: world.strategy"),
