@@ -257,7 +257,7 @@ class TrainerOptions(Options):
 
 
 def _seed_errors(seed: object) -> list[str]:
-    fits = isinstance(seed, Integral) and not isinstance(seed, bool) and abs(int(seed)) < 1 << 63
+    fits = type(seed) is not bool and isinstance(seed, Integral) and abs(int(seed)) < 1 << 63
     return [] if fits else [f"seed: should be a whole number below 2**63, not {seed!r}"]
 
 

@@ -19,14 +19,13 @@ from midstride.engine.metrics.accumulator import (
 )
 from midstride.engine.metrics.metric_log import MetricLog, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
-from midstride.engine.metrics.values import NOT_TAKEN, number, numbers_in, of_batch
+from midstride.engine.metrics.values import NOT_TAKEN, number, numbers_in, of_batch, warn_not_taken
 from midstride.engine.trees import samples_in
 
 __all__ = ["LoggingStage", "MetricLogger"]
 
 #: what is going on
 LoggingStage = Literal["train", "validate", "test", "predict"]
-
 
 #: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx: as `TrainingModule.log` was given them
 LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
@@ -101,9 +100,10 @@ class MetricLogger:
 
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
         """Take one value in; see `TrainingModule.log`."""
-        wanted = self._targets.get(asked)
+        wanted = self._targets.get(asked) or self._log_target(*asked)
         if wanted is None:
-            wanted = self._targets[asked] = self._log_target(*asked)
+            return
+        self._targets[asked] = wanted
         name = asked[0]
         if isinstance(value, Tensor):
             value = number(name, value)
@@ -132,7 +132,10 @@ class MetricLogger:
         sync: bool,
         reduce_fx: str,
         add_dataloader_idx: bool,
-    ) -> _LogTarget:
+    ) -> _LogTarget | None:
+        if self.closed == "trained":  # a training that is done does not fail for it
+            warn_not_taken(name, self.closed)
+            return None
         if self.closed:
             raise UserError(f"self.log({name!r}) {NOT_TAKEN[self.closed]}")
         if name in ("epoch", "step"):

@@ -1,5 +1,6 @@
 """Values as `self.log` is given them, and the numbers in them."""
 
+import logging
 from typing import Any
 
 import torch
@@ -8,15 +9,22 @@ from torch import Tensor
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_internals import batch_value
 
-__all__ = ["NOT_TAKEN", "copied", "is_on_host", "number", "numbers_in", "of_batch"]
+__all__ = ["NOT_TAKEN", "copied", "is_on_host", "number", "numbers_in", "of_batch", "warn_not_taken"]
+
+log = logging.getLogger(__name__)
 
 #: where no value is taken -> what `self.log` says there
 NOT_TAKEN = {
     "setup": "in setup, before there is a row for it: log in on_train_start or later.",
     "reduced": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
-    "trained": "comes after the last row: log in on_train_epoch_end instead.",
+    "trained": "comes after the last row, and is in none: log in on_train_epoch_end instead.",
     "predict": "in a prediction: there is nothing to log to. Return what you want to keep.",
 }
+
+
+def warn_not_taken(name: str, where: str) -> None:
+    """Say that the value called `name` is not taken, and what to do; `where` is a key of NOT_TAKEN."""
+    log.warning("self.log(%r) %s", name, NOT_TAKEN[where])
 
 
 def is_on_host(tensor: Tensor) -> bool:

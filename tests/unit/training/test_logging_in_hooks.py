@@ -1,4 +1,4 @@
-"""What `self.log` makes of a value in each hook: it stands in the row of its step, or is refused with the way out."""
+"""What `self.log` makes of a value in each hook: it stands in the row of its step, or is not taken and that said."""
 
 import csv
 from pathlib import Path
@@ -24,10 +24,9 @@ WHERE: dict[str, tuple[str, ...] | str] = {
     **dict.fromkeys(("on_validation_start", "on_validation_epoch_start", "on_validation_batch_start"), ENDS),
     **dict.fromkeys(("on_validation_batch_end", "on_validation_epoch_end", "on_train_epoch_end"), ENDS),
     "on_validation_end": "comes after the values of this evaluation were put together: log in its on_..._epoch_end",
-    **dict.fromkeys(
-        ("on_train_end", "on_fit_end", "teardown"), "comes after the last row: log in on_train_epoch_end instead"
-    ),
+    **dict.fromkeys(("on_train_end", "on_fit_end", "teardown"), ()),
 }
+LATE = "self.log('x') comes after the last row, and is in none: log in on_train_epoch_end instead."
 
 
 class Line(TrainingModule):
@@ -48,7 +47,9 @@ class Line(TrainingModule):
 
 @pytest.mark.parametrize("owner", ["module", "callback"])
 @pytest.mark.parametrize("hook", WHERE)
-def test_what_a_hook_logs_stands_in_its_row_or_is_refused(tmp_path: Path, hook: str, owner: str) -> None:
+def test_what_a_hook_logs_stands_in_its_row_or_is_not_taken(
+    tmp_path: Path, hook: str, owner: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def log(self: Any, *given: Any, **_: Any) -> None:
         module = self if owner == "module" else given[1]
         module.log("x", 7.0)
@@ -64,4 +65,5 @@ def test_what_a_hook_logs_stands_in_its_row_or_is_refused(tmp_path: Path, hook: 
     else:
         trainer.fit(module, rows, rows, run=tmp_path / "run")
         written = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
-        assert [(row["step"], row["x"]) for row in written if row["x"]] == [(step, "7.0") for step in where]
+        assert [(row["step"], row["x"]) for row in written if row.get("x")] == [(step, "7.0") for step in where]
+        assert caplog.messages.count(LATE) == (0 if where else 1)
