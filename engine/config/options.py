@@ -264,7 +264,7 @@ def _seed_errors(seed: object) -> list[str]:
 def checked_options(
     options: dict[str, Any],
     snapshots: SnapshotOptions | Mapping[str, Any] | None,
-    seed: object = 0,
+    seed: object,
     others: Sequence[str] = (),
 ) -> tuple[TrainerOptions, SnapshotOptions | None]:
     """Return a Trainer's arguments, validated.

@@ -1,13 +1,12 @@
 """Prepared data: made once, with a manifest that tells later whether they are still there."""
 
 import os
-from pathlib import Path
 
 from midstride.engine.errors import EngineError, StoreUnsafe, UserCodeError
 from midstride.engine.jobs.build import build_data
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import Manifest, manifest_of
-from midstride.engine.storage.store import PASSWORD, holds_password
+from midstride.engine.storage.store import PASSWORD, absolute_url, holds_password
 
 __all__ = ["prepare"]
 
@@ -41,4 +40,4 @@ def _folder_of(data: object) -> str | None:
     url = os.fspath(folder)
     if holds_password(url):
         raise StoreUnsafe(f"data_args: {PASSWORD}")
-    return url if "://" in url else str(Path(url).absolute())
+    return absolute_url(url)

@@ -100,10 +100,9 @@ class MetricLogger:
 
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
         """Take one value in; see `TrainingModule.log`."""
-        wanted = self._targets.get(asked) or self._log_target(*asked)
+        wanted = self._targets.get(asked) or self._log_target(asked)
         if wanted is None:
             return
-        self._targets[asked] = wanted
         name = asked[0]
         if isinstance(value, Tensor):
             value = number(name, value)
@@ -123,16 +122,9 @@ class MetricLogger:
         else:
             self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
 
-    def _log_target(
-        self,
-        name: str,
-        on_step: bool | None,
-        on_epoch: bool | None,
-        prog_bar: bool,
-        sync: bool,
-        reduce_fx: str,
-        add_dataloader_idx: bool,
-    ) -> _LogTarget | None:
+    def _log_target(self, asked: LogRequest) -> _LogTarget | None:
+        """Return what was asked for, understood, for as long as `begin` is not called; None where nothing is taken."""
+        name, on_step, on_epoch, prog_bar, sync, reduce_fx, add_dataloader_idx = asked
         if self.closed == "trained":  # a training that is done does not fail for it
             warn_not_taken(name, self.closed)
             return None
@@ -149,7 +141,7 @@ class MetricLogger:
         on_step = stepping if on_step is None else on_step
         on_epoch = not stepping if on_epoch is None else on_epoch
         suffix = "" if self._loader is None or not add_dataloader_idx else f"/dataloader_idx_{self._loader}"
-        return _LogTarget(
+        target = self._targets[asked] = _LogTarget(
             step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,
             epoch=name + suffix if on_epoch else "",
             also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
@@ -157,6 +149,7 @@ class MetricLogger:
             reduce_fx=reduce_fx,
             plain=on_step and training and not (sync or on_epoch),
         )
+        return target
 
     def _accumulate(self, wanted: _LogTarget, value: Any, weight: float) -> None:
         if wanted.step:

@@ -35,7 +35,6 @@ MEDIAN_FILE, MOST_IGNORED_TYPES = 120, 16
 LARGE = {
     "engine/training/trainer.py: __init__": "a user's choices, completed by an editor",
     "engine/modules/module.py: log": "Lightning's arguments",
-    "engine/metrics/logger.py: _log_target": "those of log",
     "flows/cli.py: deploy": "options of a command",
     "flows/deployment.py: deploy": "options of a command",
     "engine/data/dataloader_order.py: evaluation_loader": "how a loader is read",

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from support.refused import Module, Numbers, fit
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine import Callback
 from midstride.engine.errors import EngineError
 
 STEPS = ("1", "2", "3", "4", "5", "6")
@@ -29,20 +29,12 @@ WHERE: dict[str, tuple[str, ...] | str] = {
 LATE = "self.log('x') comes after the last row, and is in none: log in on_train_epoch_end instead."
 
 
-class Line(TrainingModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        loss: Tensor = self.layer(batch[:, None]).square().mean()
-        return loss
-
+class Validated(Module):
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         pass
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+    def val_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(Numbers(2), 2)
 
 
 @pytest.mark.parametrize("owner", ["module", "callback"])
@@ -54,16 +46,16 @@ def test_what_a_hook_logs_stands_in_its_row_or_is_not_taken(
         module = self if owner == "module" else given[1]
         module.log("x", 7.0)
 
-    module = type("Logging", (Line,), {hook: log} if owner == "module" else {})()
+    module = type("Logging", (Validated,), {hook: log} if owner == "module" else {})()
     callback = type("Beside", (Callback,), {hook: log} if owner == "callback" else {})()
-    trainer = Trainer(max_epochs=2, callbacks=[callback], enable_progress_bar=False)
-    rows, where = DataLoader(torch.arange(6.0), 2), WHERE[hook]  # type: ignore[arg-type]
+    options: dict[str, Any] = {"data": DataLoader(Numbers(6), 2), "callbacks": [callback], "max_epochs": 2}
+    where = WHERE[hook]
     if isinstance(where, str):
         with pytest.raises(EngineError) as refused:
-            trainer.fit(module, rows, rows, run=tmp_path / "run")
+            fit(tmp_path / "run", module=module, **options)
         assert f"self.log('x') {where}" in str(refused.value)
     else:
-        trainer.fit(module, rows, rows, run=tmp_path / "run")
+        fit(tmp_path / "run", module=module, **options)
         written = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
         assert [(row["step"], row["x"]) for row in written if row.get("x")] == [(step, "7.0") for step in where]
         assert caplog.messages.count(LATE) == (0 if where else 1)
