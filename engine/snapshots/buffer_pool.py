@@ -102,7 +102,7 @@ def _touched(size: int) -> Tensor:
             with contextlib.suppress(OSError):  # a kernel without it
                 pages.madvise(getattr(mmap, advice))
     memory = torch.frombuffer(pages, dtype=torch.uint8).zero_()
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # merely to ask whether there is a GPU takes from this process that it can fork
         _pin(memory)
     return memory
 

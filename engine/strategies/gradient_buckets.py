@@ -1,7 +1,7 @@
 """Gradients averaged bucket by bucket, the first ones while the backward pass still runs, where no DDP does it.
 
 What travels together, and in which order, follows from the parameters that train alone: sums have the same bits in
-every attempt. When a bucket is sent decides nothing, so each rank judges that for itself.
+every attempt. When a bucket is sent decides no bits; over gloo each rank judges that for itself.
 """
 
 import weakref
@@ -184,12 +184,16 @@ class _Plan:
         self._missing[self._bucket_of[index]] -= 1
 
     def can_send(self) -> bool:
-        """Return whether the next bucket is complete, and the one before it has arrived: none waits for another."""
+        """Return whether the next bucket is complete, and on the CPU the one before it has arrived: none waits for it.
+
+        NCCL needs one order on every rank of all that is begun, that of `sync_batchnorm` in the backward pass included,
+        and when a sum arrives is each GPU's own affair.
+        """
         number = len(self.sent)
         if self._is_first or number == len(self.buckets) or self._missing[number]:
             return False
         before = self.sent[-1] if self.sent else None
-        return before is None or before.exchange.is_completed()
+        return before is None or before.flat.device.type == "cuda" or before.exchange.is_completed()
 
     def check(self) -> None:
         """Find gradients that changed after they were there.

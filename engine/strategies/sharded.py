@@ -207,9 +207,9 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         for name, value in module.state_dict(keep_vars=True).items():
             if id(value) not in gathered:
                 whole = cast("DTensor", value.detach()).full_tensor() if isinstance(value, DTensor) else value
+                if not self.world.is_first:  # it only helped to gather
+                    whole = None
                 gathered[id(value)] = whole.detach().cpu() if isinstance(whole, Tensor) else whole
-            if not self.world.is_first:
-                gathered[id(value)] = None
             named[name] = gathered[id(value)]
         return named if self.world.is_first else {}
 

@@ -58,7 +58,7 @@ class Determinism:
     def __enter__(self) -> None:
         self._before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
         if self._on:
-            if torch.cuda.is_available():
+            if torch.cuda.device_count():  # unlike is_available, it leaves a process that can fork ranks for GPUs
                 # cuBLAS reads this when it is first used; without it torch refuses to promise anything.
                 os.environ.setdefault(_CUBLAS, ":4096:8")
             # use_deterministic_algorithms(True) does the same, but imports the compiler first: 2.5 s.

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,16 @@ def test_a_check_leaves_gpus_to_the_ranks_that_are_forked_afterwards(monkeypatch
     module = Net()
     assert Trainer(strategy="ddp_fork", devices=2, max_epochs=1).check(module) == []
     assert module.layer.weight.is_cpu
+
+
+def test_a_fit_on_the_cpu_leaves_gpus_to_the_ranks_that_are_forked_afterwards(tmp_path: Path) -> None:
+    """Merely to ask `torch.cuda.is_available` takes CUDA from every process that is forked later."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        patch.setattr(torch.cuda, "device_count", lambda: 2)
+        for name in ("is_available", "init", "set_device", "cudart"):
+            patch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"{name} is called"))
+        Trainer(accelerator="cpu", max_epochs=1, snapshots={"every_steps": 2}).fit(Net(), run=tmp_path / "run")
 
 
 #: how ranks are started, their GPUs, whether a fork could use CUDA -> whether the call is refused
