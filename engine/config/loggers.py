@@ -52,7 +52,7 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
         json_schema_extra={"pattern": f"^({'|'.join(LOGGERS)})$|{IMPORT_PATH}"},
     )
     args: Arguments = Field({}, title="Arguments", description="Keyword arguments of the logger.")
-    wait_s: Annotated[float, Field(ge=0)] = Field(
+    wait_s: Annotated[float, Field(strict=True, ge=0)] = Field(
         60.0, title="Wait", description="Seconds to wait at the end of the training for a tracker that is slow or away."
     )
 

@@ -64,9 +64,11 @@ Whole = (
     BeforeValidator(lambda value: 1.0 if value is None else value),
     PlainSerializer(lambda value: None if _is_whole(value) else value, when_used="json"),
 )
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+Fraction = Annotated[float, Field(strict=True, gt=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
-Limit = Annotated[Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0.0, le=1.0)], *Whole]
+Limit = Annotated[
+    Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(strict=True, ge=0.0, le=1.0)], *Whole
+]
 
 
 def short_precision(value: Any) -> Any:
@@ -137,13 +139,13 @@ class SnapshotOptions(Options):
         title="Lease",
         description="exclusive: the store lets only one world advance a run. none: you see to that, on any fsspec URL.",
     )
-    store_patience_s: Annotated[float, Field(ge=0)] = Field(
+    store_patience_s: Annotated[float, Field(strict=True, ge=0)] = Field(
         300.0, title="Patience", description="Seconds to wait for a store that does not answer."
     )
     every_steps: Count | None = Field(
         None, title="Every n steps", description="Steps between snapshots; during a validation, batches."
     )
-    every_seconds: Annotated[float, Field(gt=0)] | None = Field(
+    every_seconds: Annotated[float, Field(strict=True, gt=0)] | None = Field(
         None, title="Every t seconds", description="Seconds between snapshots."
     )
     overhead: Fraction | None = Field(
@@ -186,7 +188,7 @@ class NightlyOptions(Options):
         title="Metric",
         description="Test value that is compared. If empty, the monitor's: test/loss where that is val/loss.",
     )
-    margin: Annotated[float, Field(ge=0)] = Field(
+    margin: Annotated[float, Field(strict=True, ge=0)] = Field(
         0.0, title="Margin", description="The challenger must be better by more than this, in units of the metric."
     )
     warm_start: bool = Field(False, title="Warm start", description="Start each night from the champion's weights.")
@@ -206,7 +208,7 @@ class TrainerOptions(Options):
         "32", title="Precision", description="Floating-point precision; 16 and bf16 are mixed precision."
     )
     accumulate_grad_batches: Count = Field(1, title="Accumulate", description="Batches that make one optimizer step.")
-    gradient_clip_val: Annotated[float, Field(gt=0)] | None = Field(
+    gradient_clip_val: Annotated[float, Field(strict=True, gt=0)] | None = Field(
         None, title="Clip gradients", description="Largest norm (or value) of the gradients."
     )
     gradient_clip_algorithm: Literal["norm", "value"] = Field("norm", title="Clip by", description="Norm or value.")
@@ -242,7 +244,7 @@ class TrainerOptions(Options):
     deterministic: bool | None = Field(
         None, title="Deterministic", description="Use only deterministic algorithms; by default if snapshots are on."
     )
-    collective_timeout_s: Annotated[float, Field(ge=1)] = Field(
+    collective_timeout_s: Annotated[float, Field(strict=True, ge=1)] = Field(
         600.0,
         title="Collective time-out",
         description="Seconds that the ranks wait for one that does not answer in training, before they end.",

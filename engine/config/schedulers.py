@@ -62,7 +62,7 @@ class RayArguments(Options):
     address: str = Field(
         "auto", description="HOST:PORT of the cluster, or ray://HOST:PORT; auto: the one of this machine."
     )
-    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
+    resources: dict[str, Annotated[float, Field(strict=True, ge=0)]] = Field(
         {}, description="Of each node, such as GPU: 8; those that a machine has once put one node on each."
     )
 

@@ -67,7 +67,7 @@ def _reasons(detail: Mapping[str, Any], path: str, known_paths: Sequence[str]) -
         return [message]
     given = "null" if detail["input"] is None else repr(detail["input"])
     if detail["type"] in ("model_type", "dict_type"):
-        below = [_leaf(inner) for inner in known_paths if path and inner.rpartition(".")[0] == path]
+        below = [_leaf(inner) for inner in known_paths if path and inner.rpartition(".")[0] == _without_numbers(path)]
         return [f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)]
     for theirs, ours in _MESSAGES.items():
         message = message.replace(theirs, ours)
@@ -77,7 +77,7 @@ def _reasons(detail: Mapping[str, Any], path: str, known_paths: Sequence[str]) -
 def _unknown(path: str, known_paths: Sequence[str]) -> str:
     """Say where a key that is unknown here belongs, or what may stand here."""
     group, _, name = path.rpartition(".")
-    group = ".".join(key for key in group.split(".") if not key.isdigit())  # the keys of a list's items are alike
+    group = _without_numbers(group)
     if homes := [known for known in known_paths if _leaf(known) == name]:
         above = homes[0].rpartition(".")[0]
         return f"has its place {f'under {above}' if above else 'at the top of the job'}: {homes[0]}"
@@ -90,6 +90,11 @@ def _unknown(path: str, known_paths: Sequence[str]) -> str:
         if close := get_close_matches(name, [_leaf(known) for known in near], n=1, cutoff=cutoff):
             return f"is unknown, did you mean {next(known for known in near if _leaf(known) == close[0])}?"
     return f"is unknown; here may stand {', '.join(sorted(map(_leaf, here)))}"
+
+
+def _without_numbers(path: str) -> str:
+    """The path of a key in each item of a list: they are alike."""
+    return ".".join(key for key in path.split(".") if not key.isdigit())
 
 
 def _leaf(path: str) -> str:

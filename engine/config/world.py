@@ -66,7 +66,7 @@ _NODES = r"^[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?$"
 #: host:port; port 0 is any that is free
 _ADDRESS = r"^[A-Za-z0-9._-]+:[0-9]{1,5}$"
 
-TimeoutS = Annotated[float, Field(gt=0)] | None  # None: wait for ever
+TimeoutS = Annotated[float, Field(strict=True, gt=0)] | None  # None: wait for ever
 
 
 GpuCount = Annotated[int, Field(ge=-1, strict=True)]
@@ -135,10 +135,10 @@ class WorldOptions(Options):
         description="HOST:PORT of the machine that launches, where the nodes meet: the address for `midstride join`. "
         "If empty and something starts the nodes, a free port of this machine.",
     )
-    node_timeout_s: Annotated[float, Field(gt=0)] = Field(
+    node_timeout_s: Annotated[float, Field(strict=True, gt=0)] = Field(
         5.0, title="Node time-out", description="Seconds without a sign of life after which a node is left out."
     )
-    grow_after_s: Annotated[float, Field(ge=0)] | None = Field(
+    grow_after_s: Annotated[float, Field(strict=True, ge=0)] | None = Field(
         60.0,
         title="Grow after",
         description="Seconds of training before nodes that wait are let in, after a snapshot; never if empty.",

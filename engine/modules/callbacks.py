@@ -3,6 +3,7 @@
 import copy
 import math
 import weakref
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -275,12 +276,19 @@ class EarlyStopping(Monitor):
         mode: "min" or "max".
         min_delta: smallest change that counts as an improvement.
         check_finite: stop at once when the value is not finite.
+
+    Raises:
+        UserError: `patience` is not a whole number from 0 on, or `min_delta` not a finite one.
     """
 
     def __init__(
         self, monitor: str, patience: int = 3, mode: str = "min", min_delta: float = 0.0, check_finite: bool = False
     ) -> None:
         super().__init__(monitor, mode)
+        if not _is_number(patience, Integral) or patience < 0:
+            raise UserError(f"EarlyStopping: patience should be a whole number from 0 on, not {patience!r}")
+        if not _is_number(min_delta, Real):
+            raise UserError(f"EarlyStopping: min_delta should be a finite number, not {min_delta!r}")
         self.patience, self.min_delta, self.check_finite = patience, min_delta, check_finite
         self.wait_count = 0
 
@@ -304,6 +312,10 @@ class EarlyStopping(Monitor):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take best value and count back."""
         self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]
+
+
+def _is_number(value: Any, kind: type[Any]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class LearningRateMonitor(Callback):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import JobError
 from midstride.engine.launch import elastic_ranks
-from midstride.engine.ranks import dispatch
+from midstride.engine.ranks import dispatch, gpus
 
 MODULE = "json.tool"
 RANK = (sys.executable, "-u", "-m", MODULE)
@@ -68,6 +68,7 @@ class Net(TrainingModule):
 
 
 def test_a_check_leaves_gpus_to_the_ranks_that_are_forked_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "is_in_bad_fork", lambda: False)  # whatever ran in this process before
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail(f"{device} is used"))
     module = Net()

@@ -261,6 +261,8 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
             "loggers.0.arg: is unknown, did you mean loggers.args?",
         ),
         ("callbacks=m:Mine", "callbacks: should be a list, not 'm:Mine'"),
+        ("callbacks=['m:Mine']", "callbacks.0: should be keys and values, not 'm:Mine'; its keys are path, args"),
+        ("trainer.gradient_clip_val=true", "trainer.gradient_clip_val: should be a number, not True"),
         ("module_args=[3]", "module_args: should be keys and values, not [3]"),
         ("seed=null", "seed: should be a whole number, not null"),
         ("name=a b", "name: should be letters, digits and . _ -, a letter or digit first, not 'a b'"),

@@ -85,6 +85,15 @@ def test_what_is_not_logged_cannot_be_monitored(kind: type[Callback]) -> None:
         kind("value", mode="low")  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"patience": True}, {"patience": -1}, {"patience": 2.0}, {"min_delta": "0.1"}, {"min_delta": NAN}]
+)
+def test_early_stopping_takes_no_other_numbers(arguments: dict[str, Any]) -> None:
+    ((name, value),) = arguments.items()
+    with pytest.raises(UserError, match=rf"EarlyStopping: {name} should be a \w+ number( from 0 on)?, not {value!r}"):
+        EarlyStopping("value", **arguments)
+
+
 def test_callbacks_of_one_class_have_states_of_their_own() -> None:
     def three() -> list[Callback]:
         return [EarlyStopping("a"), BestCheckpoint("a"), EarlyStopping("b")]

@@ -209,6 +209,8 @@ def test_should_stop_that_a_callback_sets_ends_the_fit() -> None:
         ({"seed": True}, "seed: should be a whole number below 2**63, not True"),
         ({"callbacks": "best"}, "callbacks: should be objects of classes derived from Callback, not 'best'"),
         ({"callbacks": [BestCheckpoint]}, "callbacks: should be objects of classes derived from Callback, not <class"),
+        ({"val_check_interval": True}, "val_check_interval: should be a whole number; or should be a number, not True"),
+        ({"snapshots": {"every_seconds": True}}, "snapshots.every_seconds: should be a number, not True"),
         ({"snapshots": False}, "snapshots: should be keys and values, not False"),
     ],
 )
