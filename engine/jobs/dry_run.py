@@ -33,12 +33,15 @@ def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judge
     tested: dict[str, float] = {}
     with _quietly():
         trainer = _fitted(job, module, data)
+        logged = sorted(trainer.metric_logger.values)
         if type(module).test_step is not TrainingModule.test_step:
             tested = trainer.test(module, data)
     faults = missing_metric(tested, judged_by) if judged_by else []
-    if job.monitor is not None and trainer.last_fit is not None and not trainer.last_fit.context.loaders.validation:
-        where = f"{job.data} needs a val_dataloader"
-        faults.append(f"monitor: {job.monitor.metric} is looked at after a validation, and there is none: {where}")
+    if job.monitor is not None and job.monitor.metric not in logged:
+        faults.append(
+            f"monitor: {job.monitor.metric} is not logged; logged: {', '.join(logged) or 'nothing'}. What a "
+            f"validation_step logs needs a val_dataloader of {job.data}"
+        )
     return faults
 
 
@@ -60,7 +63,12 @@ def _quietly() -> Iterator[None]:
     """Keep back what a Trainer says about its world, which is not the job's, and what is said twice or refused."""
     said = [
         logging.getLogger(name)
-        for name in ("midstride", "midstride.engine.training.fit", "midstride.engine.training.losses")
+        for name in (
+            "midstride",
+            "midstride.engine.training.fit",
+            "midstride.engine.training.fit_loop",
+            "midstride.engine.training.losses",
+        )
     ]
     for logger in said:
         logger.disabled = True

@@ -216,6 +216,15 @@ class Monitor(Callback):
         self.mode = mode
         self.best = math.inf if mode == "min" else -math.inf
 
+    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """Judge the newest value, if the validation is one of a fit."""
+        if trainer.is_fitting:
+            self.judge(trainer)
+
+    def judge(self, trainer: "TrainerInterface") -> None:
+        """Act on the newest value: after each validation, or at the end of each epoch of a fit that has none."""
+        raise NotImplementedError("a callback that watches a value says what comes of it: write judge")
+
     @property
     def watched(self) -> dict[str, str]:
         """What is watched, as part of the state: the best of another value, or by another mode, says nothing here."""
@@ -238,7 +247,7 @@ class Monitor(Callback):
 
 
 class BestCheckpoint(Monitor):
-    """Keeps the weights of the best validation in the run's `best` folder.
+    """Keeps the weights of the best validation in the run's `best` folder; without a validation, of the best epoch.
 
     Args:
         monitor: name of a logged value, such as "val/loss".
@@ -249,10 +258,8 @@ class BestCheckpoint(Monitor):
         super().__init__(monitor, mode)
         self.best_step = -1
 
-    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+    def judge(self, trainer: "TrainerInterface") -> None:
         """Keep the weights if the monitored value is better than any before."""
-        if not trainer.is_fitting:
-            return
         value = self.value(trainer)
         if self.is_better(value):
             self.best, self.best_step = value, trainer.progress.step
@@ -272,7 +279,7 @@ class EarlyStopping(Monitor):
 
     Args:
         monitor: name of a logged value.
-        patience: validations without an improvement after which training stops.
+        patience: validations, or epochs of a fit without any, without an improvement after which training stops.
         mode: "min" or "max".
         min_delta: smallest change that counts as an improvement.
         check_finite: stop at once when the value is not finite.
@@ -292,10 +299,8 @@ class EarlyStopping(Monitor):
         self.patience, self.min_delta, self.check_finite = patience, min_delta, check_finite
         self.wait_count = 0
 
-    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
-        """Count validations without an improvement."""
-        if not trainer.is_fitting:
-            return
+    def judge(self, trainer: "TrainerInterface") -> None:
+        """Count validations, or epochs, without an improvement."""
         value = self.value(trainer)
         is_out = self.check_finite and not math.isfinite(value)
         if not is_out and self.is_better(value, self.min_delta):

@@ -4,9 +4,11 @@ Between two batches everything that decides what comes next stands in the contex
 snapshot taken at a boundary, in training or in the middle of a validation, is a position to go on from.
 """
 
+import logging
 from typing import Any
 
 from midstride.engine.errors import NotExact, UserError
+from midstride.engine.modules.callbacks import Monitor
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
@@ -17,6 +19,8 @@ from midstride.engine.training.shared_order import ensure_shared_order
 from midstride.engine.trees import samples_in
 
 __all__ = ["FitLoop"]
+
+log = logging.getLogger(__name__)
 
 
 class FitLoop:
@@ -44,6 +48,8 @@ class FitLoop:
         self.validation = (
             EvaluationLoop(context, "validate", validation, checkpointer) if validation and is_on else None
         )
+        monitors = [callback for callback in context.callbacks if isinstance(callback, Monitor)]
+        self._monitors, self._named = monitors if self.validation is None else [], list[Monitor]()
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
                 f"the run stands at batch {self.progress.batch} of its epoch, which has {len(loader)} now: "
@@ -176,9 +182,26 @@ class FitLoop:
             with context.metric_logger.epoch_end():  # what is logged there belongs to this epoch
                 context.hooks.call("on_train_epoch_end")
             context.metric_logger.close_epoch()
+            self._judge_epoch()
         self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
         self.loader.stand_at_end(False)
+
+    def _judge_epoch(self) -> None:
+        """Have monitors look at what training logged, where no validation follows it; name those that see nothing."""
+        values = self.context.metric_logger.values
+        for monitor in self._monitors:
+            if monitor.monitor in values:
+                monitor.judge(self.context.trainer)
+            elif self.context.world.is_first and monitor not in self._named:
+                self._named.append(monitor)
+                log.warning(
+                    "%s does nothing: it monitors %s, of which the epoch has no value, and there is no validation; it "
+                    "has %s. On several processes log it with on_epoch=True",
+                    type(monitor).__name__,
+                    monitor.monitor,
+                    ", ".join(sorted(values)) or "nothing",
+                )
 
 
 def _ensure_epoch_goes_on(returned: object, index: int) -> None:

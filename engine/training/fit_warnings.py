@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
-from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
+from midstride.engine.modules.callbacks import Callback, Monitor
 from midstride.engine.modules.module import TrainingModule
 
 __all__ = ["check_gradients", "idle_evaluation", "layers_in_eval_mode", "untrained_parameters"]
@@ -78,10 +78,9 @@ def idle_evaluation(
     every, last = options.check_val_every_n_epoch, options.max_epochs
     if writes and loaders and last is not None and every > last:
         lines.append(f"check_val_every_n_epoch is {every}, and max_epochs {last}: nothing is validated by then")
-        loaders = 0
-    waiting = [c for c in callbacks if isinstance(c, (BestCheckpoint, EarlyStopping)) and not loaders]
-    lines += [
-        f"{type(callback).__name__} looks at {callback.monitor} after a validation, and there is none: it does nothing"
-        for callback in waiting
-    ]
+        lines += [
+            f"{type(one).__name__} looks at {one.monitor} after a validation, and there is none: it does nothing"
+            for one in callbacks
+            if isinstance(one, Monitor)
+        ]
     return lines

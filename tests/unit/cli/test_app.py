@@ -128,7 +128,7 @@ def test_check_tells_every_fault_at_once(job: str, tmp_path: Path, capsys: pytes
     ("override", "said"),
     [
         ("module_args.fail_at=0", 'KeyError: "a mistake in the user\'s code"'),
-        ("monitor={metric: loss}", "monitor: loss is looked at after a validation, and there is none"),
+        ("monitor={metric: loss}", "monitor: loss is not logged; logged: "),
         ("module=cli_model:Data", "module: cli_model:Data is no TrainingModule"),
     ],
 )

@@ -1,6 +1,7 @@
 """What the built-in callbacks make of the values that they are given, and how several are told apart."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,19 +12,26 @@ from torch.utils.data import DataLoader
 from midstride.engine import BestCheckpoint, Callback, EarlyStopping, Trainer, TrainingModule
 from midstride.engine.errors import UserError
 from midstride.engine.modules.callback_states import Callbacks
+from midstride.engine.testing import assert_resumes_exactly
 
 NAN, HOST = math.nan, torch.device("cpu")
 
 
 class Logs(TrainingModule):
-    """Takes one step an epoch, and finds the next of some values in the validation after it."""
+    """Takes one step an epoch, and logs the next of some values: in the validation after it, the step or the epoch."""
 
-    def __init__(self, values: list[float]) -> None:
+    def __init__(self, values: list[float], where: str = "validation") -> None:
         super().__init__()
-        self.layer, self.values = nn.Linear(1, 1), values
+        self.layer, self.values, self.where = nn.Linear(1, 1), values, where
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.where in ("step", "mean"):
+            self.log("value", self.values[self.current_epoch], on_epoch=self.where == "mean")
         return self.layer(batch.float().unsqueeze(1)).mean()
+
+    def on_train_epoch_end(self) -> None:
+        if self.where == "epoch end":
+            self.log("value", self.values[self.current_epoch])
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self.log("value", self.values[self.current_epoch])
@@ -34,9 +42,10 @@ class Logs(TrainingModule):
         return SGD(self.parameters(), lr=0.1)
 
 
-def fit(values: list[float], *callbacks: Callback) -> Trainer:
+def fit(values: list[float], *callbacks: Callback, where: str = "validation") -> Trainer:
     trainer = Trainer(max_epochs=len(values), callbacks=list(callbacks))
-    trainer.fit(Logs(values), DataLoader([1, 2], batch_size=2), DataLoader([3]))
+    data = DataLoader([1, 2], batch_size=2), DataLoader([3]) if where == "validation" else None
+    trainer.fit(Logs(values, where), *data)
     return trainer
 
 
@@ -52,10 +61,15 @@ STOPS: dict[str, tuple[EarlyStopping, list[float], int, float]] = {
 }
 
 
+#: where the value is logged: what is logged in training is looked at where there is no validation
+PLACES = ("validation", "step", "mean", "epoch end")
+
+
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("case", STOPS)
-def test_training_stops_where_nothing_gets_better(case: str) -> None:
+def test_training_stops_where_nothing_gets_better(case: str, where: str) -> None:
     stopping, values, steps, best = STOPS[case]
-    assert fit(values, stopping).progress.step == steps
+    assert fit(values, stopping, where=where).progress.step == steps
     assert stopping.best == best
 
 
@@ -69,11 +83,12 @@ BESTS: dict[str, tuple[str, list[float], int]] = {
 }
 
 
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("case", BESTS)
-def test_the_best_weights_are_those_of_the_best_validation(case: str) -> None:
+def test_the_best_weights_are_those_of_the_best_value(case: str, where: str) -> None:
     mode, values, step = BESTS[case]
     best = BestCheckpoint("value", mode)
-    fit(values, best)
+    fit(values, best, where=where)
     assert best.best_step == step
 
 
@@ -130,6 +145,11 @@ def test_the_best_of_another_value_says_nothing(
     assert saved == running.state_dict()
     told = f"{kind.__name__} watches {monitor} ({mode}) now, and the snapshot has the best a (max): it begins anew"
     assert caplog.messages == ([] if best == 0.5 else [told])
+
+
+def test_what_saw_epochs_without_a_validation_resumes_exactly() -> None:
+    callbacks = [BestCheckpoint("value"), EarlyStopping("value", patience=9)]
+    assert_resumes_exactly(partial(Logs, [2.0, 1.0, 3.0], "mean"), DataLoader([1, 2, 3]), callbacks=callbacks, steps=9)
 
 
 def test_a_snapshot_that_does_not_say_what_was_watched_is_taken() -> None:

@@ -264,8 +264,9 @@ class Holds(Module):
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "a validation without data": ({"module": Validates()}, "Validates.validation_step is never called"),
     "a monitor without a validation": (
-        {"callbacks": [BestCheckpoint("val/loss")]},
-        "BestCheckpoint looks at val/loss after a validation, and there is none",
+        {"callbacks": [BestCheckpoint("val/loss")], "max_epochs": 2},
+        "BestCheckpoint does nothing: it monitors val/loss, of which the epoch has no value, and there is no "
+        "validation; it has nothing. On several processes",
     ),
     "validations that come after the last epoch": (
         {"module": Validates(), "data": Validated(DataLoader(Numbers(), 2)), "check_val_every_n_epoch": 2},
