@@ -21,6 +21,7 @@ from midstride.engine.processes.loopback import free_port
 __all__ = ["ServerError", "api", "name_faults", "need_server"]
 
 _PORTS_TRIED = 3
+_LAST_LINES = 20
 # What Prefect itself runs for an ephemeral server (prefect.server.api.server), only detached from our signals.
 _APPLICATION = "prefect.server.api.server:create_app"
 
@@ -174,6 +175,6 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     end_within(process, 5)
 
 
-def _tail(log: IO[bytes], lines: int = 20) -> str:
+def _tail(log: IO[bytes]) -> str:
     log.seek(0)
-    return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-_LAST_LINES:])

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from midstride.engine.processes.lifetime import MARK, descendants, signal_all
@@ -36,11 +35,11 @@ class RegisteredRanks:
         self._since: dict[str, float] = {}
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "RegisteredRanks | None":
-        """Return the ranks of the world that this process keeps, if it wants them looked after."""
-        if cls.VARIABLE not in environment:
+    def from_environment(cls) -> "RegisteredRanks | None":
+        """Return the ranks of the world that this process supervises, if its environment asks for that."""
+        if (where := os.environ.get(cls.VARIABLE)) is None:
             return None
-        return cls(Path(environment[MARK]), all_here=environment[cls.VARIABLE] == "all")
+        return cls(Path(os.environ[MARK]), all_here=where == "all")
 
     def running(self) -> list[int]:
         """Return the ranks below this process. The process ids of another machine mean nothing here."""

@@ -73,9 +73,9 @@ class Session:
         _write(self.folder / "job.json", json.dumps(document, indent=2))
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Session | None":
+    def from_environment(cls) -> "Session | None":
         """Return the session this process belongs to, if a launcher started it."""
-        folder = environment.get(cls.VARIABLE)
+        folder = os.environ.get(cls.VARIABLE)
         return cls(folder) if folder else None
 
     @property

@@ -169,11 +169,6 @@ class HorovodCollective(Collective):
         with _meeting_errors(self._rank):
             return _gather(value, "gather", self.wait)
 
-    def allreduce(self, tensor: Tensor, name: str, op: Any) -> None:
-        """Put what `op` makes of every rank's `tensor` in its place; what meets there has the same `name`."""
-        with _meeting_errors(self._rank):
-            self.wait(_Exchange(tensor, name, op))
-
     def start_mean(self, tensor: Tensor, name: str) -> "_Mean":
         """Begin to put the mean of every rank's `tensor` in its place."""
         with _meeting_errors(self._rank):
@@ -187,7 +182,8 @@ class HorovodCollective(Collective):
     def all_agree(self, value: bool) -> bool:
         """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
         lowest = torch.tensor([int(value)])
-        self.allreduce(lowest, "agree", hvd.Min)
+        with _meeting_errors(self._rank):
+            self.wait(_Exchange(lowest, "agree", hvd.Min))
         return bool(lowest)
 
     @contextmanager

@@ -149,8 +149,8 @@ class OrderedReducer:
         finally:
             self._is_open = False
         assert self._run == len(self._lanes.own), "every lane of this rank is run in a batch"
-        if self._buffers.buckets:
-            self._submit_all(self._buffers.buckets, 1.0)
+        for buffers in self._buffers.buckets:
+            self._submit(buffers, 1.0)
         for future in self._under_way:
             future.result()
         for bucket, indices in zip(self._buckets, self._layout, strict=True):
@@ -211,10 +211,6 @@ class OrderedReducer:
         # In the order of the layout, whatever the order of readiness.
         while len(self._under_way) < len(self._buckets) and self._done[len(self._under_way)]:
             self._submit(self._buckets[len(self._under_way)], 1 / self._lanes.count)
-
-    def _submit_all(self, buckets: Sequence[_Bucket], scale: float) -> None:
-        for bucket in buckets:
-            self._submit(bucket, scale)
 
     def _submit(self, bucket: _Bucket, scale: float) -> None:
         if self._thread is not None:

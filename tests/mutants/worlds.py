@@ -226,7 +226,7 @@ WORLDS = [
     Mutant(
         "jobs in the queue outlive their launcher",
         "engine/launch/schedulers/slurm.py",
-        '_run(["scancel", self._job], _environment())',
+        '_run(["scancel", self._job])',
         "pass",
         "distributed/test_slurm.py::test_a_job_in_the_queue_is_no_hang_and_is_cancelled_on_a_stop",
     ),

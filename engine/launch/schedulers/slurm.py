@@ -47,7 +47,7 @@ class Slurm(Scheduler):
     def start(self, address: str) -> str:
         """Submit; return which job it is."""
         command = [*self._sbatch(), f"--wrap={self._command(address)}"]
-        done = _run(command, _environment())
+        done = _run(command)
         if done.returncode != 0:
             error = f"sbatch refuses: {_words(done)}\n  it was asked: {shlex.join(command)}"
             raise WorldError(error) if _AWAY.search(done.stderr) else JobError(error)
@@ -56,7 +56,7 @@ class Slurm(Scheduler):
 
     def end_reason(self) -> str:
         """Return how the job has ended."""
-        done = _run(["squeue", "--noheader", "--states=all", f"--job={self._job}", "--format=%T"], _environment())
+        done = _run(["squeue", "--noheader", "--states=all", f"--job={self._job}", "--format=%T"])
         if done.returncode != 0 and "Invalid job id" not in done.stderr:  # which is one that Slurm has forgotten
             raise WorldError(_words(done))
         states = {*done.stdout.split()}
@@ -69,7 +69,7 @@ class Slurm(Scheduler):
     def stop(self) -> None:
         """Cancel the job."""
         if self._job:
-            _run(["scancel", self._job], _environment())
+            _run(["scancel", self._job])
 
     def _sbatch(self) -> list[str]:
         nodes = self.request.nodes
@@ -107,8 +107,8 @@ def _of_a_job(name: str) -> bool:
     return name.startswith(("SLURM_", "SLURMD_")) and name != "SLURM_CONF"
 
 
-def _run(command: list[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    """Run one of Slurm's commands.
+def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run one of Slurm's commands, in the environment of nodes.
 
     Raises:
         StrategyUnavailable: there is no such command.
@@ -116,7 +116,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> "subprocess.Comp
     """
     try:
         return subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=_ANSWER_S, check=False
+            command, env=_environment(), capture_output=True, text=True, timeout=_ANSWER_S, check=False
         )
     except FileNotFoundError:
         raise StrategyUnavailable(
