@@ -41,7 +41,7 @@ def main() -> None:
     store = serve_store()  # torchrun's own listens on every interface
     try:
         with ranks_forked(_RANK):
-            torchrun([*_meeting_at(store.port), *(argument for argument in sys.argv[1:] if argument != "--standalone")])
+            torchrun([*_meeting_at(store.port), *sys.argv[1:]])
     except (ChildFailedError, SignalException):
         sys.exit(1)  # why is in the ranks' outcomes; a traceback of the agent would only hide it
 

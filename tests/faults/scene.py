@@ -71,7 +71,7 @@ class Scene:
         """Give the run one life under torchrun; return its agent's exit code."""
         rank = self.folder / "rank.pickle"
         rank.write_bytes(pickle.dumps(partial(_speaking, self.setting, self.url, self.folder / "said.txt", None)))
-        agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone"]
+        agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent"]
         ranks = [f"--nproc-per-node={self.setting.ranks}", "-m", "faults.rank", str(rank)]
         environment = {**self._environment, "PYTHONPATH": str(Path(__file__).parents[1])}
         self.codes = [subprocess.run([*agent, *ranks], env=environment, timeout=LIMIT_S, check=False).returncode]

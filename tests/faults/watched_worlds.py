@@ -116,7 +116,7 @@ class Scene:
             return [*agent, "--start-timeout", "120", "-np", "2", sys.executable, *rank]
         if launcher == "spawn":
             return [sys.executable, self.script("spawn_agent", SPAWN_AGENT), *rank]
-        agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone", "--nproc-per-node=2"]
+        agent = [sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--nproc-per-node=2"]
         return [*agent, "--monitor-interval=0.1", *rank]
 
     def pids(self, name: str = "*") -> list[int]:

@@ -25,7 +25,7 @@ class Torchrun(Launcher):
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
         """Return the command of the agent."""
         return [
-            *(sys.executable, "-m", "midstride.engine.launch.torchrun_agent", "--standalone"),
+            *(sys.executable, "-m", "midstride.engine.launch.torchrun_agent"),
             f"--nproc-per-node={job.world.processes}",
             "--max-restarts=0",
             "--monitor-interval=0.1",
