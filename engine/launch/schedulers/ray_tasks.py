@@ -8,12 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from midstride.engine.errors import StrategyUnavailable, WorldError
 from midstride.engine.launch.schedulers.base import NodeRequest, Scheduler, join_command
+from midstride.engine.processes.signal_handlers import signal_handlers
 
 __all__ = ["Ray"]
 
@@ -48,8 +47,9 @@ class Ray(Scheduler):
             raise StrategyUnavailable(
                 "world.on is ray, which is not installed here: pip install 'midstride[ray]', in the cluster's version"
             ) from None
+        ours: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            with _signals_kept():
+            with signal_handlers(ours):  # after it, they are back: Ray's own would end the launcher
                 ray.init(address=self._address, log_to_driver=False, configure_logging=False)
         except (ConnectionError, OSError, RuntimeError) as error:
             raise WorldError(f"Ray does not answer at {self._address}: {error}") from error
@@ -91,14 +91,3 @@ def _end_of(task: Any) -> str:
         return f"exit code {ray.get(task)}"
     except ray.exceptions.RayError as error:
         return type(error).__name__
-
-
-@contextmanager
-def _signals_kept(numbers: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) -> Iterator[None]:
-    """Put handlers of signals back: Ray's would end the launcher."""
-    before: Mapping[int, Any] = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
