@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -151,8 +151,18 @@ class ModelRegistry:
             Overtaken: another run was promoted since `decision` was made.
         """
         # First, so that a champion has weights; those of a loser of the race lie there for nothing.
-        self._keep(run.store, weights, run.name)
-        return self._commit(decision.over, run.name, run.job.module, run.job.module_args, decision.over, decision)
+        self._copy_weights(run.store, weights, run.name)
+        return self._commit(
+            Champion(
+                number=(decision.over or 0) + 1,
+                run=run.name,
+                module=run.job.module,
+                module_args=run.job.module_args,
+                before=decision.over,
+                decision=decision,
+                time=time.time(),
+            )
+        )
 
     def roll_back(self) -> Champion:
         """Make the champion before this one champion again.
@@ -166,30 +176,23 @@ class ModelRegistry:
             who = f"{champion.run} is the first champion" if champion else "there is no champion"
             raise UserError(f"{self.name}: {who}, so there is none to go back to")
         back = self.champion(champion.before)
-        return self._commit(champion.number, back.run, back.module, back.module_args, back.before, None)
+        return self._commit(replace(back, number=champion.number + 1, decision=None, time=time.time()))
 
-    def _commit(
-        self,
-        over: int | None,
-        run: str,
-        module: str,
-        module_args: dict[str, Any],
-        before: int | None,
-        decision: PromotionDecision | None,
-    ) -> Champion:
-        champion = Champion((over or 0) + 1, run, module, module_args, before, decision, time.time())
-        document = {**asdict(champion), "decision": decision and decision.model_dump(), "nonce": uuid4().hex}
+    def _commit(self, champion: Champion) -> Champion:
+        decision = champion.decision and champion.decision.model_dump()
+        document = {**asdict(champion), "decision": decision, "nonce": uuid4().hex}
         data, path = encode_document(document), _path(champion.number)
         # A store may win for us, lose the answer, and refuse our second try: then the file there is ours.
         if self._store.create(path, data) or self._store.read(path) == data:
             return champion
         winner = self.champion(champion.number)
         raise Overtaken(
-            f"{winner.run} became champion of {self.name} while {run} was being compared with the one before: "
+            f"{winner.run} became champion of {self.name} while {champion.run} was being compared with the one before: "
             "nothing was changed, try again to compare with the new one"
         )
 
-    def _keep(self, source: Store, folder: str, run: str) -> None:
+    def _copy_weights(self, source: Store, folder: str, run: str) -> None:
+        """Copy the weights in `folder` of a run's store to the champions: a champion outlives its run."""
         if (saved := newest_weights(source, folder)) is None:
             raise SnapshotMissing(f"no weights were saved in {source.url}/{folder}")
         data = source.read(f"{folder}/{saved.file}")

@@ -39,8 +39,8 @@ AROUND = [
     Mutant(
         "a roll-back can only go back once",
         "engine/registry/registry.py",
-        "back.module_args, back.before, None)",
-        "back.module_args, champion.number, None)",
+        "replace(back, number=champion.number + 1, decision=None,",
+        "replace(back, number=champion.number + 1, before=champion.number, decision=None,",
         f"{CHAMPIONS}::test_the_last_promoted_is_champion_and_a_roll_back_goes_back_one_by_one",
     ),
     Mutant(
