@@ -1,7 +1,7 @@
 """A logged value on its way from batches to an epoch, and from ranks to a run."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,14 @@ from torch import Tensor
 
 from midstride.engine.metrics.values import is_on_host
 
-__all__ = ["REDUCTIONS", "Accumulator", "over_ranks", "steps_over_ranks"]
+__all__ = [
+    "REDUCTIONS",
+    "Accumulator",
+    "over_ranks",
+    "states_over_ranks",
+    "steps_over_ranks",
+    "weighted_over_ranks",
+]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
 
@@ -91,27 +98,29 @@ def _on_one_device(total: Any, value: Any) -> tuple[Any, Any]:
 def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:
     """Return the value of every name that any rank has, given what each rank has."""
     values: dict[str, float] = {}
-    for name in dict.fromkeys(name for rank in ranks for name in rank):
-        having = [rank[name] for rank in ranks if name in rank]
-        first = having[0]
-        joined = Accumulator(first.reduce_fx, first.sync)
-        for running in having if first.sync else having[:1]:
-            joined.merge(running)
-        values[name] = joined.value
-        if first.also:
-            values[first.also] = joined.value
+    for name, merged in _merged(ranks).items():
+        values[name] = merged.value
+        if merged.also:
+            values[merged.also] = merged.value
     return values
 
 
-def joined_over_ranks(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return one state for every name, of what each rank has: the fields of `Accumulator`."""
-    joined: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(name for rank in ranks for name in rank):
-        having = [Accumulator(**rank[name]) for rank in ranks if name in rank]
-        for other in having[1:] if having[0].sync else ():
-            having[0].merge(other)
-        joined[name] = asdict(having[0])
-    return joined
+def states_over_ranks(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return one state for every name that any rank has, given the states of each rank: the fields of `Accumulator`."""
+    merged = _merged([{name: Accumulator(**state) for name, state in rank.items()} for rank in ranks])
+    return {name: asdict(accumulator) for name, accumulator in merged.items()}
+
+
+def _merged(ranks: Sequence[Mapping[str, Accumulator]]) -> dict[str, Accumulator]:
+    """Return one accumulator for every name that any rank has; without `sync`, that of the first rank that has it."""
+    merged: dict[str, Accumulator] = {}
+    for rank in ranks:
+        for name, own in rank.items():
+            if name not in merged:
+                merged[name] = replace(own)
+            elif merged[name].sync:
+                merged[name].merge(own)
+    return merged
 
 
 def steps_over_ranks(ranks: Sequence[dict[str, list[tuple[float, float]]]]) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""MetricLogger values of a run in lanes: what a lane logs is kept apart, and put together in the order of lanes."""
+"""Logged values of a run in lanes: what a lane logs is kept apart, and put together in the order of lanes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

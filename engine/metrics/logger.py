@@ -12,8 +12,8 @@ from midstride.engine.errors import UserError
 from midstride.engine.metrics.accumulator import (
     REDUCTIONS,
     Accumulator,
-    joined_over_ranks,
     over_ranks,
+    states_over_ranks,
     steps_over_ranks,
     weighted_over_ranks,
 )
@@ -329,7 +329,7 @@ class MetricLogger:
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return for rank 0 what all ranks have logged, put together, and for the others what adds nothing."""
         kinds = ("running", "evaluated")
-        joined: dict[str, Any] = {kind: joined_over_ranks([state[kind] for state in states]) for kind in kinds}
+        joined: dict[str, Any] = {kind: states_over_ranks([state[kind] for state in states]) for kind in kinds}
         steps = weighted_over_ranks([state["steps"] for state in states])
         if rank:
             joined = {kind: {} for kind in kinds}
