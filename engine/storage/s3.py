@@ -147,9 +147,8 @@ class S3Store(RemoteStore):
                 raise
 
     def _etag(self, full: str) -> str | None:
-        bucket, key, _ = self._files.split_path(full)
         try:
-            return str(self._files.call_s3("head_object", Bucket=bucket, Key=key)["ETag"])
+            return str(self._head(full)["ETag"])
         except FileNotFoundError:
             return None
 
@@ -198,14 +197,18 @@ class S3Store(RemoteStore):
                 yield self._retried(lambda: fetched(start))  # noqa: B023 - called at once
 
     def _writer_of(self, full: str) -> str | None:
-        bucket, key, _ = self._files.split_path(full)
-        metadata: dict[str, str] = self._files.call_s3("head_object", Bucket=bucket, Key=key)["Metadata"]
+        metadata: dict[str, str] = self._head(full)["Metadata"]
         return metadata.get(_WRITER)
 
     def size(self, path: str) -> int:
         """Return the bytes of a file, in one request also where there is none."""
-        bucket, key, _ = self._files.split_path(self._full(path))
-        return int(self._retried(lambda: self._files.call_s3("head_object", Bucket=bucket, Key=key))["ContentLength"])
+        return int(self._retried(lambda: self._head(self._full(path)))["ContentLength"])
+
+    def _head(self, full: str) -> dict[str, Any]:
+        """Return what the server says of a file without sending it; FileNotFoundError if there is none."""
+        bucket, key, _ = self._files.split_path(full)
+        found: dict[str, Any] = self._files.call_s3("head_object", Bucket=bucket, Key=key)
+        return found
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder, and abort the uploads below it."""
