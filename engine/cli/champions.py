@@ -7,11 +7,10 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.markup import escape
 
-from midstride.engine.cli.output import print_json
-from midstride.engine.cli.table import show_table
+from midstride.engine.cli.output import AsJson, print_json
+from midstride.engine.cli.table import show_table, table_console
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import UserError
 from midstride.engine.registry.publication import publish_champion
@@ -23,7 +22,6 @@ __all__ = ["champion", "listeners"]
 
 Url = Annotated[str, Parameter(help="The store of all runs: a folder or an fsspec URL.")]
 Job = Annotated[str | None, Parameter(help="Name of the job, where the store has champions of several.")]
-AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
 
 #: who else hears of a roll-back: the registry, who left, who is back. `midstride` tells Prefect's server
 listeners: list[Callable[[ModelRegistry, Champion, Champion], object]] = []
@@ -40,10 +38,7 @@ def list_champions(url: Url, *, job: Job = None, as_json: AsJson = False) -> int
     if as_json:
         print_json(found)
         return 0
-    console, columns = (
-        Console(width=None if Console().is_terminal else 160, highlight=False),
-        ("run", "number", "promoted", "why"),
-    )
+    console, columns = table_console(), ("run", "number", "promoted", "why")
     for name, champions in found.items():
         rows = [[escape(str(one[column])) for column in columns] for one in champions]
         show_table(console, escape(name), columns, rows, ("run", "promoted", "why"), heads=("run",))

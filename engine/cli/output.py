@@ -8,19 +8,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from pydantic_core import to_json
 from rich.console import Console
 from rich.markup import escape
 
-from midstride.engine.cli.table import show_table
+from midstride.engine.cli.table import show_table, table_console
 from midstride.engine.session.outcome import Outcome
 
 if TYPE_CHECKING:
     from midstride.engine.runs.audit import Audit, EpochAudit
 
 __all__ = [
+    "AsJson",
     "busy",
     "print_json",
     "reader_has_gone",
@@ -30,6 +32,9 @@ __all__ = [
     "show_outcome",
     "surroundings_fault",
 ]
+
+
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
 
 
 @contextmanager
@@ -105,7 +110,7 @@ def show_audit(run: str, audit: "Audit") -> None:
     for cells, epochs in itertools.groupby(audit.epochs, lambda epoch: (*_epoch_cells(epoch), escape(_verdict(epoch)))):
         first, *others = [epoch.epoch for epoch in epochs]
         rows.append((f"{first} to {others[-1]}" if others else str(first), *cells))
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console = table_console()
     show_table(console, escape(run), columns, rows, texts=("epoch", "verdict"))
     for fault in audit.faults:
         console.print(escape(fault), style="red")

@@ -4,11 +4,11 @@ import time
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
-from midstride.engine.cli.output import busy, print_json
+from midstride.engine.cli.output import AsJson, busy, print_json
 from midstride.engine.cli.report_view import show_report, show_runs
-from midstride.engine.cli.snapshots import AsJson, Url, runs_at
+from midstride.engine.cli.snapshots import Url, runs_at
+from midstride.engine.cli.table import table_console
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import url_name
 from midstride.engine.runs.report import report_at
@@ -26,7 +26,7 @@ def runs(url: Url, /, *, as_json: AsJson = False) -> int:
     if as_json:
         print_json(summaries)
         return 0
-    show_runs(Console(width=None if Console().is_terminal else 160), url, summaries, time.time())
+    show_runs(table_console(), url, summaries, time.time())
     return 0
 
 
@@ -40,5 +40,5 @@ def report(url: RunUrl, /, *, as_json: AsJson = False) -> int:
     if as_json:
         print(result.model_dump_json(indent=1))
         return 0
-    show_report(Console(width=None if Console().is_terminal else 160, highlight=False), result)
+    show_report(table_console(), result)
     return 0

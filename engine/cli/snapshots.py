@@ -6,11 +6,10 @@ from datetime import datetime
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.markup import escape
 
-from midstride.engine.cli.output import busy, print_json
-from midstride.engine.cli.table import show_table
+from midstride.engine.cli.output import AsJson, busy, print_json
+from midstride.engine.cli.table import show_table, table_console
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.inspection import Finding, inspect_run
@@ -23,7 +22,6 @@ __all__ = ["Url", "runs_at", "snapshots"]
 Url = Annotated[str, Parameter(help="A run, or a store of runs: a folder or an fsspec URL.")]
 Keep = Annotated[int, Parameter(help="How many to keep, beside the one that the newest attempt resumed from.")]
 Yes = Annotated[bool, Parameter(name="--yes", help="Make the changes, instead of only listing them.", negative=())]
-AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs.", negative=())]
 
 snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of all runs of a store.")
 
@@ -116,7 +114,7 @@ def _show(found: dict[str, list[Finding]], as_json: bool) -> None:
     if as_json:
         print_json({run: [one.as_json() for one in findings] for run, findings in found.items()})
         return
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console = table_console()
     columns = ("snapshot", "step", "gen", "bytes", "taken", "state")
     for run, findings in found.items():
         rows = [_cells(finding) for finding in findings]

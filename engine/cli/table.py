@@ -6,10 +6,17 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-__all__ = ["show_table"]
+__all__ = ["show_table", "table_console"]
 
 #: columns of a terminal on which nothing is wrapped
 _WIDE = 10_000
+#: columns of what is no terminal, such as a file
+_WIDTH = 160
+
+
+def table_console() -> Console:
+    """Return standard output, as wide as the terminal; what is no terminal gets room for tables."""
+    return Console(width=None if Console().is_terminal else _WIDTH, highlight=False)
 
 
 def show_table(
