@@ -109,7 +109,7 @@ _NOT_SO_MANY = Conflict(
 )
 
 _NO_SUCH_REPLICAS = Conflict(
-    lambda c: _knows_ranks(c) and c.options.get("replicas", 1) not in (1, *_proper_divisors(c.ranks)),
+    lambda c: _knows_ranks(c) and c.options.get("replicas", 1) not in (1, *_divisors(c.ranks)[:-1]),
     "strategy_args.replicas: {options[replicas]} with {ranks} ranks: groups of several ranks each are needed, so a "
     "divisor of the number of ranks that is smaller; for a whole copy of the weights on every rank use ddp",
 )
@@ -133,10 +133,6 @@ def _knows_ranks(request: StrategyRequest) -> bool:
     return request.accelerator is None or request.launcher is not None or request.ranks > 1
 
 
-def _proper_divisors(ranks: int) -> list[int]:
-    return [number for number in range(2, ranks) if ranks % number == 0]
-
-
 def _are_counts(values: list[Any]) -> bool:
     return bool(values) and all(type(value) is int and value > 0 for value in values)
 
@@ -147,6 +143,7 @@ def _stages(request: StrategyRequest) -> Any:
 
 
 def _divisors(ranks: int) -> list[int]:
+    """Return the divisors of a number of ranks, without 1."""
     return [number for number in range(2, ranks + 1) if ranks % number == 0]
 
 
