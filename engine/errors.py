@@ -33,7 +33,7 @@ from pathlib import Path
 from traceback import StackSummary, TracebackException
 from typing import ClassVar
 
-from midstride.engine.formatting import format_message
+from midstride.engine.formatting import format_count, format_message
 
 __all__ = [
     "EngineError",
@@ -87,8 +87,7 @@ class JobError(UserError):
     @classmethod
     def of(cls, where: object, faults: Sequence[str]) -> "JobError":
         """Word all `faults` found in `where`."""
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        return cls("\n  ".join([f"{count} in {where}:", *faults]))
+        return cls("\n  ".join([f"{format_count(len(faults), 'fault')} in {where}:", *faults]))
 
 
 class UserCodeError(UserError):

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from midstride.engine.formatting import format_count
 from midstride.engine.lanes import allowed_sizes
 
 __all__ = ["Nodes"]
@@ -102,18 +103,14 @@ class Nodes:
         lines = []
         for ready in range(self.least, self.most + 1):
             ranks, used = ready * self.processes, self.training(ready)
-            what = f"{_count(ready, 'node')} ({_count(ranks, 'rank')})"
+            what = f"{format_count(ready, 'node')} ({format_count(ranks, 'rank')})"
             if used == ready:
                 lines.append(f"{what} will do")
                 continue
-            then = f"{_count(used, 'node')} of them train, the rest wait" if used else "they wait for more"
+            then = f"{format_count(used, 'node')} of them train, the rest wait" if used else "they wait for more"
             lines.append(f"{what} cannot share {self._shared}: {then}")
         return lines
 
 
 def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,13 +1,14 @@
 """How messages call the values of a state, and where they stand."""
 
+from midstride.engine.formatting import format_count
+
 __all__ = ["joined", "kind_of", "unwritable"]
 
 
 def unwritable(faults: list[str]) -> str:
     """Return the message for values that cannot be written, each named with its path."""
-    count = "1 value" if len(faults) == 1 else f"{len(faults)} values"
     shown = [*faults[:20], *([f"and {len(faults) - 20} more"] if len(faults) > 20 else [])]
-    return "\n  ".join([f"{count} of the state cannot be written:", *shown]) + (
+    return "\n  ".join([f"{format_count(len(faults), 'value')} of the state cannot be written:", *shown]) + (
         "\nGive whatever holds such a value a state_dict() that returns tensors and plain values only, "
         "and a load_state_dict() that rebuilds the rest."
     )

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from midstride.engine.errors import EngineError, JobError, StopRequested, WorldError
+from midstride.engine.formatting import format_count
 from midstride.engine.launch.nodes.node_store import NodeStore, Plan
 from midstride.engine.launch.nodes.round_log import RoundLog
 from midstride.engine.launch.nodes.round_watchdog import RoundWatchdog
@@ -229,7 +230,7 @@ class NodeServer:
         hosts = [node.host for node in members]
         self._log.begin(number, hosts, ranks, why)
         print(
-            f"round {number}: {', '.join(hosts)}, {ranks} rank{'s' * (ranks > 1)}{f' ({why})' if why else ''}",
+            f"round {number}: {', '.join(hosts)}, {format_count(ranks, 'rank')}{f' ({why})' if why else ''}",
             flush=True,
         )
         threads = max(1, min(node.cores for node in members) // self._rounds.machines.processes)
