@@ -218,20 +218,20 @@ class ModuleStructure:
         return GraphWalk({id(value): name for name, value in anchors.items()}, tensors)
 
     def _rebuild(self, nodes: dict[str, Any]) -> None:
-        filling = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)  # what they share is one
+        restore = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)  # what they share is one
         for path, node in nodes.items():
             _leave_kept_out(node)
             owner, name = self._module.get_submodule(owner_of(path)), path.rpartition(".")[2]
             if path in own_layers(layers_of(self._module)):
                 continue
-            made = filling.put(node, MISSING, f"structure/{path}")
+            made = restore.put(node, MISSING, f"structure/{path}")
             if not isinstance(made, nn.Module):
                 raise UserError(
                     f"the module {path}, a {node.kind}, came up in training, and this attempt cannot build it: its "
                     "class is not to be found. Make it in __init__, or define the class at the top of a file."
                 )
             if lost := [
-                f"{shown(where.removeprefix('structure/'))} (was {was})" for where, was in filling.stale.items()
+                f"{shown(where.removeprefix('structure/'))} (was {was})" for where, was in restore.stale.items()
             ]:
                 raise UserError(
                     f"the module {path} came up in training, and this attempt cannot build it as it was: "

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_internals import is_kind_of_metric, set_anew, set_anew_among
 from midstride.engine.objects.attributes import delete_attribute, new_locks, set_attribute, state_attributes
-from midstride.engine.objects.containers import MISSING, Filler
+from midstride.engine.objects.containers import MISSING, Restore
 from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.plain_values import kind_name, step
 
@@ -81,22 +81,22 @@ def fresh(kind: Any) -> Any:
     return made
 
 
-def fill_attributes(filling: Filler, nodes: dict[str, Any], live: Any, path: str) -> None:
+def fill_attributes(restore: Restore, nodes: dict[str, Any], live: Any, path: str) -> None:
     """Let a live object have the attributes that `nodes` describe, each filled in the one that it has."""
     before, set_by_class = state_attributes(live), set_anew_among(nodes)
     for name, child in nodes.items():
         if name in set_by_class:  # described by an earlier version
-            filling.read_back()
+            restore.read_back()
             continue
-        if filling.change.drops(path, name) or filling.change.replaces(path, name, child):
-            filling.skip(child, step(path, name))
+        if restore.change.drops(path, name) or restore.change.replaces(path, name, child):
+            restore.skip(child, step(path, name))
             continue
-        _fill_attribute(filling, child, live, name, before.get(name, MISSING), path)
+        _fill_attribute(restore, child, live, name, before.get(name, MISSING), path)
     for name in before.keys() - nodes.keys():
-        if not filling.change.adds(path, name):
+        if not restore.change.adds(path, name):
             delete_attribute(live, name)
     if not keep_order(live, nodes):
-        filling.read_back()
+        restore.read_back()
 
 
 def keep_order(owner: object, nodes: dict[str, Any]) -> bool:
@@ -115,14 +115,14 @@ def keep_order(owner: object, nodes: dict[str, Any]) -> bool:
     return True
 
 
-def _fill_attribute(filling: Filler, node: Any, owner: object, name: str, before: Any, path: str) -> None:
-    after = filling.put(node, before, step(path, name))
+def _fill_attribute(restore: Restore, node: Any, owner: object, name: str, before: Any, path: str) -> None:
+    after = restore.put(node, before, step(path, name))
     if after is before or after is MISSING:
         return
     try:
         _set_attribute(owner, name, after)
     except AttributeError:  # its class has no room for it, or a property there
-        filling.give_up(step(path, name), "set", MISSING)
+        restore.give_up(step(path, name), "set", MISSING)
 
 
 def _set_attribute(owner: Any, name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "MISSING",
-    "Filler",
+    "Restore",
     "fill_defaultdict",
     "fill_dict",
     "items_of",
@@ -35,7 +35,7 @@ __all__ = [
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
 
 
-class Filler(Protocol):
+class Restore(Protocol):
     """The members of a `GraphRestore` that functions which put values back use."""
 
     device: torch.device
@@ -102,19 +102,19 @@ class Filler(Protocol):
         ...
 
 
-def _same(filling: Filler, node: Same, live: Any, path: str) -> Any:
-    found = filling.find(node.path)
-    return filling.give_up(path, f"the same as {node.path}", live) if found is MISSING else found
+def _same(restore: Restore, node: Same, live: Any, path: str) -> Any:
+    found = restore.find(node.path)
+    return restore.give_up(path, f"the same as {node.path}", live) if found is MISSING else found
 
 
-def _view(filling: Filler, node: View, live: Any, path: str) -> Any:
-    base: Any = filling.find(node.of)
+def _view(restore: Restore, node: View, live: Any, path: str) -> Any:
+    base: Any = restore.find(node.of)
     if not isinstance(base, Tensor):
-        return filling.give_up(path, f"a view of {node.of}", live)
+        return restore.give_up(path, f"a view of {node.of}", live)
     view = base.detach().as_strided(node.shape, node.strides, base.storage_offset() + node.offset)
     if isinstance(live, Tensor) and _is_same_view(live, view):
-        return filling.set(live, path)
-    return filling.set(view, path)
+        return restore.set(live, path)
+    return restore.set(view, path)
 
 
 def _is_same_view(a: Tensor, b: Tensor) -> bool:
@@ -122,26 +122,26 @@ def _is_same_view(a: Tensor, b: Tensor) -> bool:
     return alike and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
 
 
-def _tensor(filling: Filler, node: Tensor, live: Any, path: str) -> Any:
-    if filling.use(live, path, fits=filling.takes(live, node, was_on_host=True)):
-        _fill(filling, live, node)
+def _tensor(restore: Restore, node: Tensor, live: Any, path: str) -> Any:
+    if restore.use(live, path, fits=restore.takes(live, node, was_on_host=True)):
+        _fill(restore, live, node)
         return live
     plain = node.detach()
-    placed = filling.memory.place(plain, was_on_host=True)
-    return filling.set(node if placed is plain else leaf_like(node, placed), path)
+    placed = restore.memory.place(plain, was_on_host=True)
+    return restore.set(node if placed is plain else leaf_like(node, placed), path)
 
 
-def on_device(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def on_device(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a tensor that was on an accelerator."""
     value = node.state["value"]
-    if filling.use(live, path, fits=filling.takes(live, value, was_on_host=False)):
-        _fill(filling, live, value)
+    if restore.use(live, path, fits=restore.takes(live, value, was_on_host=False)):
+        _fill(restore, live, value)
         return live
-    return filling.set(leaf_like(value, filling.memory.place(value.detach(), was_on_host=False)), path)
+    return restore.set(leaf_like(value, restore.memory.place(value.detach(), was_on_host=False)), path)
 
 
-def _fill(filling: Filler, live: Tensor, value: Tensor) -> None:
-    filling.memory.take(live, value)
+def _fill(restore: Restore, live: Tensor, value: Tensor) -> None:
+    restore.memory.take(live, value)
     with torch.no_grad():
         live.detach().copy_(value)
 
@@ -153,88 +153,88 @@ def leaf_like(value: Tensor, placed: Tensor) -> Tensor:
     return placed.requires_grad_(value.requires_grad)
 
 
-def with_gradient(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def with_gradient(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a tensor that is no parameter of the module, and has a gradient."""
     before = live.grad if isinstance(live, Tensor) and live.is_leaf else None
-    target: Any = filling.put(node.state["value"], live, path)
-    gradient = filling.put(node.state["gradient"], MISSING if before is None else before, step(path, "grad"))
+    target: Any = restore.put(node.state["value"], live, path)
+    gradient = restore.put(node.state["gradient"], MISSING if before is None else before, step(path, "grad"))
     if gradient is not before:
         target.grad = gradient
     return target
 
 
-def _array(filling: Filler, node: Any, live: Any, path: str) -> Any:
+def _array(restore: Restore, node: Any, live: Any, path: str) -> Any:
     fits = isinstance(live, np.ndarray) and (live.dtype, live.shape) == (node.dtype, node.shape)
-    if filling.use(live, path, fits=fits and live.flags.writeable):
+    if restore.use(live, path, fits=fits and live.flags.writeable):
         live[...] = node
         return live
-    return filling.set(node, path)
+    return restore.set(node, path)
 
 
-def _bytes(filling: Filler, node: bytearray, live: Any, path: str) -> Any:
-    target = live if filling.use(live, path, fits=type(live) is bytearray) else filling.set(bytearray(), path)
+def _bytes(restore: Restore, node: bytearray, live: Any, path: str) -> Any:
+    target = live if restore.use(live, path, fits=type(live) is bytearray) else restore.set(bytearray(), path)
     target[:] = node
     return target
 
 
-def _list(filling: Filler, node: list[Any], live: Any, path: str) -> Any:
+def _list(restore: Restore, node: list[Any], live: Any, path: str) -> Any:
     before = list(live) if type(live) is list else []
-    target = live if filling.use(live, path, fits=type(live) is list) else filling.set([], path)
-    target[:] = items_of(filling, node, before, path)
+    target = live if restore.use(live, path, fits=type(live) is list) else restore.set([], path)
+    target[:] = items_of(restore, node, before, path)
     return target
 
 
-def items_of(filling: Filler, nodes: Any, before: Any, path: str) -> list[Any]:
+def items_of(restore: Restore, nodes: Any, before: Any, path: str) -> list[Any]:
     """Return the items that `nodes` describe, each filled in the one that stood at its index before."""
     if PLAIN.issuperset(map(type, nodes)):
         return list(nodes)
     padded = itertools.chain(before, itertools.repeat(MISSING))
     pairs = enumerate(zip(nodes, padded, strict=False))
-    items = (filling.put(node, live, f"{path}/{index}") for index, (node, live) in pairs)
+    items = (restore.put(node, live, f"{path}/{index}") for index, (node, live) in pairs)
     return [None if item is MISSING else item for item in items]  # others keep their places
 
 
-def _tuple(filling: Filler, node: tuple[Any, ...], live: Any, path: str) -> Any:
+def _tuple(restore: Restore, node: tuple[Any, ...], live: Any, path: str) -> Any:
     before = live if type(live) is tuple else ()
-    items = items_of(filling, node, before, path)
+    items = items_of(restore, node, before, path)
     unchanged = len(before) == len(items) and all(map(lambda a, b: a is b, before, items))
     return before if unchanged else tuple(items)
 
 
-def _deque(filling: Filler, node: deque[Any], live: Any, path: str) -> Any:
+def _deque(restore: Restore, node: deque[Any], live: Any, path: str) -> Any:
     before = list(live) if type(live) is deque else []
     fits = type(live) is deque and live.maxlen == node.maxlen
-    target = live if filling.use(live, path, fits=fits) else filling.set(deque(maxlen=node.maxlen), path)
-    items = items_of(filling, node, before, path)
+    target = live if restore.use(live, path, fits=fits) else restore.set(deque(maxlen=node.maxlen), path)
+    items = items_of(restore, node, before, path)
     target.clear()
     target.extend(items)
     return target
 
 
-def _dict(filling: Filler, node: dict[Any, Any], live: Any, path: str) -> Any:
+def _dict(restore: Restore, node: dict[Any, Any], live: Any, path: str) -> Any:
     fits = type(live) is type(node)
     if fits and isinstance(node, defaultdict):
         fits = live.default_factory is node.default_factory
     made = defaultdict(node.default_factory) if isinstance(node, defaultdict) else type(node)()
     before = dict(live) if isinstance(live, dict) else {}
-    target = live if filling.use(live, path, fits=fits) else filling.set(made, path)
-    fill_dict(filling, node, target, before, path)
+    target = live if restore.use(live, path, fits=fits) else restore.set(made, path)
+    fill_dict(restore, node, target, before, path)
     return target
 
 
-def fill_dict(filling: Filler, node: dict[Any, Any], target: Any, before: dict[Any, Any], path: str) -> None:
+def fill_dict(restore: Restore, node: dict[Any, Any], target: Any, before: dict[Any, Any], path: str) -> None:
     """Let `target` hold what `node` describes, in its order, each value filled in the one its key had before."""
     live_keys = list(before)
     pairs = []
-    filling.is_old |= not all(map(is_plain_key, node))  # earlier versions knew no dicts whose keys are objects
+    restore.is_old |= not all(map(is_plain_key, node))  # earlier versions knew no dicts whose keys are objects
     for index, (key, item) in enumerate(node.items()):
-        found = filling.put(key, MISSING, f"{path} (a key)") if not _is_unknown_key(filling, key) else MISSING
+        found = restore.put(key, MISSING, f"{path} (a key)") if not _is_unknown_key(restore, key) else MISSING
         if found is MISSING:  # only the live object knows it
             if index >= len(live_keys):
-                filling.give_up(f"{path} (a key)", "another", MISSING)
+                restore.give_up(f"{path} (a key)", "another", MISSING)
                 continue
             found = live_keys[index]
-        pairs.append((found, filling.put(item, before.get(found, MISSING), step(path, found))))
+        pairs.append((found, restore.put(item, before.get(found, MISSING), step(path, found))))
     refill(target, [pair for pair in pairs if pair[1] is not MISSING])
 
 
@@ -245,25 +245,25 @@ def refill(target: Any, pairs: list[tuple[Any, Any]]) -> None:
         target[key] = value
 
 
-def _is_unknown_key(filling: Filler, key: Any) -> bool:
-    return isinstance(key, Same) and filling.find(key.path) is MISSING
+def _is_unknown_key(restore: Restore, key: Any) -> bool:
+    return isinstance(key, Same) and restore.find(key.path) is MISSING
 
 
-def fill_defaultdict(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_defaultdict(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Fill a defaultdict whose factory is a function or a class: that of the live one, or one found by its name."""
     has_own = type(live) is defaultdict
     factory = live.default_factory if has_own else MISSING
     if "factory" in node.state:
-        factory = filling.put(node.state["factory"], factory, step(path, "default_factory"))
+        factory = restore.put(node.state["factory"], factory, step(path, "default_factory"))
     if factory is MISSING:
-        return filling.give_up(path, node.kind, live)
-    target = live if filling.use(live, path, fits=has_own) else filling.set(defaultdict(), path)
+        return restore.give_up(path, node.kind, live)
+    target = live if restore.use(live, path, fits=has_own) else restore.set(defaultdict(), path)
     target.default_factory = factory
-    fill_dict(filling, node.state["items"], target, dict(target), path)
+    fill_dict(restore, node.state["items"], target, dict(target), path)
     return target
 
 
-KINDS: dict[type, Callable[[Filler, Any, Any, str], Any]] = {
+KINDS: dict[type, Callable[[Restore, Any, Any, str], Any]] = {
     **{Same: _same, View: _view, list: _list, tuple: _tuple, deque: _deque, np.ndarray: _array},
     bytearray: _bytes,
     **dict.fromkeys((Tensor, nn.Parameter, nn.Buffer), _tensor),

@@ -7,7 +7,7 @@ from torch import nn
 
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.container_writers import Walk, instance_of, opaque_node
-from midstride.engine.objects.containers import Filler
+from midstride.engine.objects.containers import Restore
 from midstride.engine.objects.plain_values import step
 from midstride.engine.state.nodes import Instance, Same, instances_in
 from midstride.engine.state.row_shards import (
@@ -41,39 +41,39 @@ def distributed_node(walk: Walk, value: Any, path: str) -> Any:
     return node
 
 
-def fill_rows(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_rows(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a distributed tensor: in place, or placed as the module's weights are."""
     rows: RowShard = node.state["rows"]
     own = row_shard_of(live) if is_distributed(live) else None
-    fits = own is not None and _is_cut_alike(own, rows) and filling.weight_at(own.rows) is None
+    fits = own is not None and _is_cut_alike(own, rows) and restore.weight_at(own.rows) is None
     if own is not None:  # where it is, all weights' rows are
-        fits = fits and filling.takes(own.rows, rows.rows, was_on_host=own.rows.is_cpu)
-        if filling.use(live, path, fits=fits):
-            filling.memory.take(own.rows, rows.rows)
+        fits = fits and restore.takes(own.rows, rows.rows, was_on_host=own.rows.is_cpu)
+        if restore.use(live, path, fits=fits):
+            restore.memory.take(own.rows, rows.rows)
             own.rows.copy_(rows.rows)
             return live
-    like = filling.sharded_weight
+    like = restore.sharded_weight
     made: Any = None if like is None else distributed_tensor(rows, like)
     if made is None or not _is_cut_alike(row_shard_of(made), rows):
-        return filling.give_up(path, node.kind, live)
+        return restore.give_up(path, node.kind, live)
     requires_grad = node.state.get("requires_grad", False)
     if node.state.get("parameter"):
         made = nn.Parameter(made, requires_grad=requires_grad)
-    return filling.set(made.requires_grad_(requires_grad), path)
+    return restore.set(made.requires_grad_(requires_grad), path)
 
 
 def _is_cut_alike(own: RowShard | None, rows: RowShard) -> bool:
     return own is not None and (own.shape, own.start, len(own.rows)) == (rows.shape, rows.start, len(rows.rows))
 
 
-def fill_alias(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_alias(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a distributed tensor in the memory of a weight."""
-    base: Any = filling.find(node.state["of"].path)
+    base: Any = restore.find(node.state["of"].path)
     if not is_distributed(base):
-        return filling.give_up(path, f"the memory of {node.state['of'].path}", live)
+        return restore.give_up(path, f"the memory of {node.state['of'].path}", live)
     if is_distributed(live) and _start(live) == _start(base) and live.shape == base.shape:
-        return filling.set(live, path)
-    return filling.set(base.detach(), path)
+        return restore.set(live, path)
+    return restore.set(base.detach(), path)
 
 
 def _start(tensor: "DTensor") -> int:

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from midstride.engine.objects.attribute_restore import class_called, fill_attributes
-from midstride.engine.objects.containers import MISSING, Filler
+from midstride.engine.objects.containers import MISSING, Restore
 from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.plain_values import kind_name, step
 from midstride.engine.state.nodes import Instance, kind_text
@@ -15,82 +15,82 @@ from midstride.engine.state.nodes import Instance, kind_text
 __all__ = ["fill_function", "fill_method", "fill_partial", "fill_weak"]
 
 
-def fill_function(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_function(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a function: the code is the run's, and what it closes over is filled in place."""
     code = node.state.get("code")
     is_same = isinstance(live, types.FunctionType) and kind_text(live.__module__, live.__qualname__) == node.kind
     if not is_same or (code is not None and code_digest(live) != code):
-        found = filling.find_function(node.kind, code)
-        if not is_same and not filling.use(found, path, fits=found is not None):
-            return filling.give_up(path, node.kind, live)
+        found = restore.find_function(node.kind, code)
+        if not is_same and not restore.use(found, path, fits=found is not None):
+            return restore.give_up(path, node.kind, live)
         live = live if found is None else found
     if code is not None and code_digest(live) != code:  # mended since
-        filling.read_back()
-    filling.set(live, path)
+        restore.read_back()
+    restore.set(live, path)
     cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))
     for name, child in node.state.get("cells", {}).items():
         cell = cells.get(name, types.CellType())
         before = cell.cell_contents if cell != types.CellType() else MISSING
-        after = filling.put(child, before, step(path, name))
+        after = restore.put(child, before, step(path, name))
         if after is not before and after is not MISSING:
             cell.cell_contents = after
-    _fill_held(filling, node, live, path)
+    _fill_held(restore, node, live, path)
     return live
 
 
-def _fill_held(filling: Filler, node: Instance, live: types.FunctionType, path: str) -> None:
+def _fill_held(restore: Restore, node: Instance, live: types.FunctionType, path: str) -> None:
     """Let a function have the defaults and the attributes that `node` says."""
     for name in node.state.keys() & {"__defaults__", "__kwdefaults__"}:
         before = getattr(live, name)
-        after = filling.put(node.state[name], before, step(path, name))
+        after = restore.put(node.state[name], before, step(path, name))
         if after is not before:
             setattr(live, name, after)
     if "attributes" in node.state:
-        fill_attributes(filling, node.state["attributes"], live, path)
+        fill_attributes(restore, node.state["attributes"], live, path)
 
 
-def fill_method(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_method(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a method of an object."""
     is_method = isinstance(live, (types.MethodType, types.BuiltinMethodType))
-    owner = filling.put(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
+    owner = restore.put(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
     name = node.kind.rpartition(".")[2]
     if is_method and live.__name__ == name and live.__self__ is owner:
         return live
     # a path that a file names could do what the code does not
     method = None if isinstance(owner, PurePath) else getattr(owner, name, None)
     if not isinstance(method, (types.MethodType, types.BuiltinMethodType)) or method.__self__ is not owner:
-        return filling.give_up(path, node.kind, live)
+        return restore.give_up(path, node.kind, live)
     return method
 
 
-def fill_partial(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_partial(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a partial, in place where there is one."""
     kind = class_called(node.kind, live, partial) if node.kind != kind_name(partial) else partial
     fits = type(live) is kind
     before = {name: getattr(live, name) if fits else MISSING for name in ("func", "args", "keywords")}
-    after = {name: filling.put(node.state[name], before[name], step(path, name)) for name in before}
+    after = {name: restore.put(node.state[name], before[name], step(path, name)) for name in before}
     if kind is None or not callable(after["func"]):
-        return filling.give_up(path, node.kind, live)
-    if not filling.use(live, path, fits=fits):
-        live = filling.set(partial.__new__(kind, after["func"], *after["args"], **after["keywords"]), path)
+        return restore.give_up(path, node.kind, live)
+    if not restore.use(live, path, fits=fits):
+        live = restore.set(partial.__new__(kind, after["func"], *after["args"], **after["keywords"]), path)
     else:
         live.__setstate__((after["func"], after["args"], after["keywords"], vars(live)))
-    fill_attributes(filling, node.state.get("attributes", {}), live, path)
+    fill_attributes(restore, node.state.get("attributes", {}), live, path)
     return live
 
 
-def fill_weak(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_weak(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a weak reference."""
     before = live() if type(live) is weakref.ref else None
     if "of" not in node.state:  # nothing kept alive what it referred to
-        return live if type(live) is weakref.ref and before is None else filling.set(weakref.ref(_Gone()), path)
-    after = filling.put(node.state["of"], MISSING if before is None else before, step(path, "of"))
+        return live if type(live) is weakref.ref and before is None else restore.set(weakref.ref(_Gone()), path)
+    after = restore.put(node.state["of"], MISSING if before is None else before, step(path, "of"))
     if after is MISSING:
-        return filling.give_up(path, node.kind, live)
+        return restore.give_up(path, node.kind, live)
     try:
-        return live if after is before else filling.set(weakref.ref(after), path)
+        return live if after is before else restore.set(weakref.ref(after), path)
     except TypeError:  # of a class that has no room for one
-        return filling.give_up(path, node.kind, live)
+        return restore.give_up(path, node.kind, live)
 
 
 class _Gone:

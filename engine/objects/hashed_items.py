@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from midstride.engine.objects.containers import MISSING, Filler, refill
+from midstride.engine.objects.containers import MISSING, Restore, refill
 from midstride.engine.objects.plain_values import PLAIN, key_path, kind_name, step, value_path
 from midstride.engine.state.hash_table import fill_set
 from midstride.engine.state.nodes import Instance, Same
@@ -28,46 +28,46 @@ def is_writable_item(node: Any) -> bool:
     return type(node) in PLAIN or isinstance(node, (Same, Tensor, np.generic))
 
 
-def keyed(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def keyed(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a dict whose keys are objects; what makes its values is the live one's, or found by its name."""
     empty, factory = node.state["empty"], node.state.get("factory")
     own: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
-    made_by = own if factory is None else filling.put(factory, own, step(path, "default_factory"))
+    made_by = own if factory is None else restore.put(factory, own, step(path, "default_factory"))
     if factory is not None and made_by is MISSING:
-        return filling.give_up(path, node.kind, live)
+        return restore.give_up(path, node.kind, live)
     fits = type(live) is type(empty) and (factory is not None or own is getattr(empty, "default_factory", MISSING))
     before = list(live.items()) if isinstance(live, dict) else []
-    target: Any = live if filling.use(live, path, fits=fits) else filling.set(copy.copy(empty), path)
+    target: Any = live if restore.use(live, path, fits=fits) else restore.set(copy.copy(empty), path)
     if factory is not None:
         target.default_factory = made_by
-    fill_keyed(filling, node, target, before, path)
+    fill_keyed(restore, node, target, before, path)
     return target
 
 
-def fill_keyed(filling: Filler, node: Instance, target: Any, before: list[tuple[Any, Any]], path: str) -> None:
+def fill_keyed(restore: Restore, node: Instance, target: Any, before: list[tuple[Any, Any]], path: str) -> None:
     """Let `target` hold the keys and values of `node`; a key that cannot be made anew is left out, and named."""
     by_key = dict(before)
     pairs = []
     for index, (key_node, value_node) in enumerate(zip(node.state["keys"], node.state["values"], strict=True)):
         live_key, live_value = before[index] if index < len(before) else (MISSING, MISSING)
-        key = filling.put(key_node, _fillable(key_node, live_key), key_path(path, index))
+        key = restore.put(key_node, _fillable(key_node, live_key), key_path(path, index))
         live = live_value if key is live_key else by_key.get(key, MISSING)
-        value = filling.put(value_node, live, value_path(path, index))
-        if key_path(path, index) not in filling.stale and value is not MISSING:
+        value = restore.put(value_node, live, value_path(path, index))
+        if key_path(path, index) not in restore.stale and value is not MISSING:
             pairs.append((key, value))
     refill(target, pairs)
 
 
-def members(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def members(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back a set of objects."""
     fits = isinstance(live, (set, frozenset)) and kind_name(type(live)) == node.kind
     before = list(live) if fits else []
-    items = list(_items(filling, node.state["items"], before, path))
+    items = list(_items(restore, node.state["items"], before, path))
     is_ordered = not any(map(_is_by_address, items))
     if fits and (_ids(items) == _ids(before) if is_ordered else set(_ids(items)) == set(_ids(before))):
-        return filling.set(live, path)
+        return restore.set(live, path)
     is_set = node.kind == "builtins:set"
-    target: Any = live if is_set and filling.use(live, path, fits=fits) else set()
+    target: Any = live if is_set and restore.use(live, path, fits=fits) else set()
     if is_ordered:
         is_same = fill_set(target, items)
     else:
@@ -75,11 +75,11 @@ def members(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         target.update(items)
         is_same = _ids(list(target)) == _ids(items)
     if not is_same:
-        filling.reordered.append(path)
-    return filling.set(target if is_set else frozenset(target), path)
+        restore.reordered.append(path)
+    return restore.set(target if is_set else frozenset(target), path)
 
 
-def _items(filling: Filler, nodes: list[Any], before: list[Any], path: str) -> Iterator[Any]:
+def _items(restore: Restore, nodes: list[Any], before: list[Any], path: str) -> Iterator[Any]:
     """Yield the items: those that another part keeps come first, the others in the order of the live ones."""
     kept: set[int] = set()
     others: Iterator[Any] | None = None
@@ -87,9 +87,9 @@ def _items(filling: Filler, nodes: list[Any], before: list[Any], path: str) -> I
         if not isinstance(node, Same) and others is None:
             others = iter([item for item in before if id(item) not in kept])
         live = MISSING if others is None else next(others, MISSING)
-        item = filling.put(node, _fillable(node, live), f"{path}/{index}")
+        item = restore.put(node, _fillable(node, live), f"{path}/{index}")
         kept.add(id(item))
-        if f"{path}/{index}" not in filling.stale:
+        if f"{path}/{index}" not in restore.stale:
             yield item
 
 

@@ -22,7 +22,7 @@ from midstride.engine.errors import NotExact
 from midstride.engine.objects.attribute_restore import class_called, fill_attributes, fresh
 from midstride.engine.objects.containers import (
     MISSING,
-    Filler,
+    Restore,
     fill_defaultdict,
     fill_dict,
     items_of,
@@ -72,31 +72,31 @@ _BITS: dict[str, Callable[[], Any]] = {
 _DATA = frozenset(map(kind_name, TORCH_DATA))
 
 
-def _set(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    items = items_of(filling, node.state["items"], (), path)
+def _set(restore: Restore, node: Instance, live: Any, path: str) -> Any:
+    items = items_of(restore, node.state["items"], (), path)
     has_addresses = items != node.state["items"]  # which have no order that two attempts share
     table = node.state.get("table")
     fits = isinstance(live, (set, frozenset)) and kind_name(type(live)) == node.kind
     if fits and (is_as_described(live, items, table) or (has_addresses and live == set(items))):
         return live
     is_set = node.kind == "builtins:set"
-    found: Any = live if is_set and filling.use(live, path, fits=type(live) is set) else set()
+    found: Any = live if is_set and restore.use(live, path, fits=type(live) is set) else set()
     is_same = fill_set(found, items, table)
     if not is_set:
         found = next((one for one in (frozenset(items), frozenset(found)) if list(one) == items), frozenset(found))
         is_same = list(found) == items
     if not is_same:
-        filling.reordered.append(path)
-    return filling.set(found, path)
+        restore.reordered.append(path)
+    return restore.set(found, path)
 
 
-def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def _generator(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     state = node.state["state"]
     fits = isinstance(live, Generator) and node.kind in ("", kind_name(type(live)))
-    if not filling.use(live, path, fits=fits and _source_of(get_state(live)) == _source_of(state)):
+    if not restore.use(live, path, fits=fits and _source_of(get_state(live)) == _source_of(state)):
         if node.kind not in _GENERATORS:
-            return filling.give_up(path, node.kind, live)
-        live = filling.set(_fresh_generator(node.kind, state, filling.device, path), path)
+            return restore.give_up(path, node.kind, live)
+        live = restore.set(_fresh_generator(node.kind, state, restore.device, path), path)
     set_state(live, state)
     if "spawned" in node.state:
         owner: Any = live  # one of numpy's
@@ -106,7 +106,7 @@ def _generator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
         made |= node.state.get("seeds", {})  # which earlier versions did not keep
         bits.__setstate__((bits.state, np.random.SeedSequence(**made, n_children_spawned=node.state["spawned"])))
     if "attributes" in node.state:
-        fill_attributes(filling, node.state["attributes"], live, path)
+        fill_attributes(restore, node.state["attributes"], live, path)
     return live
 
 
@@ -134,21 +134,21 @@ def _fresh_generator(kind: str, state: Any, device: torch.device, path: str) -> 
     return _GENERATORS[kind](*([_BITS[source]()] if isinstance(source, str) else []))
 
 
-def _count(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    items = items_of(filling, node.state["items"], (), step(path, "items"))
+def _count(restore: Restore, node: Instance, live: Any, path: str) -> Any:
+    items = items_of(restore, node.state["items"], (), step(path, "items"))
     if type(live) is itertools.count and parts_of_iterator(live) == (tuple(items),):
-        return filling.set(live, path)
-    return filling.set(itertools.count(*items), path)
+        return restore.set(live, path)
+    return restore.set(itertools.count(*items), path)
 
 
-def _cursor(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def _cursor(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     fits = live is not MISSING and kind_name(type(live)) == node.kind
     under = live.__reduce__()[1][0] if fits else MISSING
-    source = filling.put(node.state["of"], under, step(path, "of"))
+    source = restore.put(node.state["of"], under, step(path, "of"))
     if source is MISSING:
-        return filling.give_up(path, node.kind, live)
-    if not (fits and source is under and filling.use(live, path, fits=True)):
-        live = filling.set(iter(source), path)
+        return restore.give_up(path, node.kind, live)
+    if not (fits and source is under and restore.use(live, path, fits=True)):
+        live = restore.set(iter(source), path)
     position = node.state["place"]
     live.__setstate__(len(source) if position is None else position)
     if position is None:  # read to its end, however long that was
@@ -156,125 +156,125 @@ def _cursor(filling: Filler, node: Instance, live: Any, path: str) -> Any:
     return live
 
 
-def _enum(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def _enum(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     kind = class_called(node.kind, live, Enum)
     if kind is not None and "value" in node.state:
         return kind(node.state["value"])
     if kind is None or node.state["name"] not in kind.__members__:
-        return filling.give_up(path, f"{node.kind}.{node.state['name']}", live)
+        return restore.give_up(path, f"{node.kind}.{node.state['name']}", live)
     return kind[node.state["name"]]
 
 
-def _named_tuple(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def _named_tuple(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     kind = class_called(node.kind, live, tuple)
     if kind is None:
-        return filling.give_up(path, node.kind, live)
-    items = items_of(filling, node.state["items"], live if type(live) is kind else (), path)
+        return restore.give_up(path, node.kind, live)
+    items = items_of(restore, node.state["items"], live if type(live) is kind else (), path)
     if len(items) != len(kind._fields):
-        return filling.give_up(path, f"{node.kind} of {len(items)} fields", live)
+        return restore.give_up(path, f"{node.kind} of {len(items)} fields", live)
     return tuple.__new__(kind, items)
 
 
-def _derived(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def _derived(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     kind = class_called(node.kind, live, object)
-    plain = filling.put(node.state["base"], MISSING, step(path, "base"))
+    plain = restore.put(node.state["base"], MISSING, step(path, "base"))
     base: Any = type(plain)
     if kind is None or not issubclass(kind, base):
-        return filling.give_up(path, node.kind, live)
-    made = filling.set(base.__new__(kind, plain), path)
-    fill_attributes(filling, node.state["attributes"], made, path)
+        return restore.give_up(path, node.kind, live)
+    made = restore.set(base.__new__(kind, plain), path)
+    fill_attributes(restore, node.state["attributes"], made, path)
     return made
 
 
-def _value(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def _value(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     if node.kind not in _VALUES:
-        return filling.give_up(path, node.kind, live)
+        return restore.give_up(path, node.kind, live)
     return _VALUES[node.kind](*node.state["items"])
 
 
-def _object(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    if not filling.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
-        live = filling.set(fresh(class_called(node.kind, live, object)), path)
+def _object(restore: Restore, node: Instance, live: Any, path: str) -> Any:
+    if not restore.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
+        live = restore.set(fresh(class_called(node.kind, live, object)), path)
         if live is None:
-            return filling.give_up(path, node.kind, MISSING)
-    fill_attributes(filling, node.state["attributes"], live, path)
+            return restore.give_up(path, node.kind, MISSING)
+    fill_attributes(restore, node.state["attributes"], live, path)
     if "items" in node.state:
-        _fill_base(filling, node.state["items"], live, step(path, "items"))
+        _fill_base(restore, node.state["items"], live, step(path, "items"))
     return live
 
 
-def _fill_base(filling: Filler, node: Any, live: Any, path: str) -> None:
+def _fill_base(restore: Restore, node: Any, live: Any, path: str) -> None:
     """Fill what an object of a class derived from a container contains."""
     if isinstance(live, dict):
         before = dict(live)
         after: dict[Any, Any] = {}
         if isinstance(live, defaultdict):
-            _fill_factory(filling, node, live, path)
+            _fill_factory(restore, node, live, path)
         if isinstance(node, Instance) and node.form == "keyed":
-            fill_keyed(filling, node, after, list(before.items()), path)
+            fill_keyed(restore, node, after, list(before.items()), path)
         else:
-            fill_dict(filling, node.state["items"] if isinstance(node, Instance) else node, after, before, path)
+            fill_dict(restore, node.state["items"] if isinstance(node, Instance) else node, after, before, path)
         kind: Any = OrderedDict if isinstance(live, OrderedDict) else dict
         kind.clear(live)
         for key, value in after.items():
             kind.__setitem__(live, key, value)
     elif isinstance(live, set):
-        fill_set(live, items_of(filling, node, (), path))
+        fill_set(live, items_of(restore, node, (), path))
     elif isinstance(live, list):
-        list.__setitem__(live, slice(None), items_of(filling, node, list(live), path))
+        list.__setitem__(live, slice(None), items_of(restore, node, list(live), path))
     elif isinstance(live, deque):
-        items = items_of(filling, node, list(live), path)
+        items = items_of(restore, node, list(live), path)
         maxlen = node.maxlen if isinstance(node, deque) else live.maxlen  # a list: as earlier versions wrote it
         deque.__init__(live, items, maxlen)
 
 
-def _fill_factory(filling: Filler, node: Any, live: defaultdict[Any, Any], path: str) -> None:
+def _fill_factory(restore: Restore, node: Any, live: defaultdict[Any, Any], path: str) -> None:
     """Give a dict of a class derived from defaultdict what makes its values."""
     if isinstance(node, Instance) and "factory" in node.state:
         factory, before = node.state["factory"], live.default_factory
-        after = filling.put(factory, before, step(path, "default_factory"))
+        after = restore.put(factory, before, step(path, "default_factory"))
         live.default_factory = before if after is MISSING else after
     elif isinstance(plain := node.state["empty"] if isinstance(node, Instance) else node, defaultdict):
         live.default_factory = plain.default_factory  # of an earlier version: a dict
 
 
-def _stateful(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    if live is MISSING or kind_name(type(live)) != node.kind or not filling.use(live, path, fits=True):
-        return filling.give_up(path, node.kind, live)
+def _stateful(restore: Restore, node: Instance, live: Any, path: str) -> Any:
+    if live is MISSING or kind_name(type(live)) != node.kind or not restore.use(live, path, fits=True):
+        return restore.give_up(path, node.kind, live)
     if differences(live.state_dict(), node.state["state"]):
         live.load_state_dict(copy.deepcopy(node.state["state"]))
     return live
 
 
-def _address(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    found = filling.find(node.state["of"].path)
-    return filling.give_up(path, node.state["of"].path, live) if found is MISSING else id(found)
+def _address(restore: Restore, node: Instance, live: Any, path: str) -> Any:
+    found = restore.find(node.state["of"].path)
+    return restore.give_up(path, node.state["of"].path, live) if found is MISSING else id(found)
 
 
-def _opaque(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def _opaque(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     found = None if live is MISSING else GraphWalk({}, {}).node(live, path)
     is_new = isinstance(found, Instance) and found.kind in _DATA  # of which earlier versions said no more
     form = found.form if isinstance(found, Instance) and is_new else node.form
     is_one = isinstance(found, Instance) and (found.form, found.kind) == (form, node.kind)
-    if not is_one or filling.is_anchor(live):
-        return filling.give_up(path, node.kind, live)
+    if not is_one or restore.is_anchor(live):
+        return restore.give_up(path, node.kind, live)
     if is_new:
-        filling.read_back()
-    return filling.set(live, path)
+        restore.read_back()
+    return restore.set(live, path)
 
 
-def _class(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def _class(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     if isinstance(live, type) and kind_text(live.__module__, live.__qualname__) == node.kind:
         return live
     found = class_called(node.kind, MISSING, object)
-    return filling.give_up(path, node.kind, live) if found is None else found
+    return restore.give_up(path, node.kind, live) if found is None else found
 
 
-def _large(filling: Filler, node: Instance, live: Any, path: str) -> Any:
-    return filling.set(live, path) if filling.is_left_out(live) else filling.give_up(path, node.kind, live)
+def _large(restore: Restore, node: Instance, live: Any, path: str) -> Any:
+    return restore.set(live, path) if restore.is_left_out(live) else restore.give_up(path, node.kind, live)
 
 
-FORMS: dict[str, Callable[[Filler, Instance, Any, str], Any]] = {
+FORMS: dict[str, Callable[[Restore, Instance, Any, str], Any]] = {
     **{"object": _object, "generator": _generator, "set": _set, "function": fill_function, "method": fill_method},
     **{
         "partial": fill_partial,

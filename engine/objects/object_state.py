@@ -142,10 +142,10 @@ class Objects(AlikeOnRanks):
         for root in roots:
             self._leave_setup_out(root, state_dict)
         saved = [self._saved(root, state_dict, walk) for root in roots]
-        filling = GraphRestore(walk, self._anchors(), self._device, change)
-        filling.stale.update(lost)
+        restore = GraphRestore(walk, self._anchors(), self._device, change)
+        restore.stale.update(lost)
         for root, nodes in zip(roots, saved, strict=True):
-            self._fill(root, nodes, filling)
+            self._fill(root, nodes, restore)
             if root.owner is not None:
                 self._take_away(root, nodes, state_dict.get("deleted", []), change)
             keep_order(root.owner, nodes)
@@ -155,8 +155,8 @@ class Objects(AlikeOnRanks):
             if path.rstrip("/") not in paths:
                 change.lose(path)
         self._code = change.after({root.path: nodes for root, nodes in zip(roots, saved, strict=True)})
-        self._report(filling)
-        is_other = is_old or filling.is_old or change.found or filling.stale or filling.reordered
+        self._report(restore)
+        is_other = is_old or restore.is_old or change.found or restore.stale or restore.reordered
         now = self.state_dict() if is_other else {**state_dict, "built": self._code}
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
@@ -173,18 +173,18 @@ class Objects(AlikeOnRanks):
                 lost[f"{root.path}/__class__"] = f"{wanted}, now {now}"
         return lost
 
-    def _fill(self, root: Root, nodes: dict[str, Any], filling: GraphRestore) -> None:
+    def _fill(self, root: Root, nodes: dict[str, Any], restore: GraphRestore) -> None:
         for name, node in nodes.items():
             path = f"{root.path}/{name}"
-            if filling.change.drops(root.path, name) or filling.change.replaces(root.path, name, node):
-                filling.skip(node, path)
+            if restore.change.drops(root.path, name) or restore.change.replaces(root.path, name, node):
+                restore.skip(node, path)
                 continue
             before = root.values.get(name, MISSING)
-            after = filling.put(node, before, path)
+            after = restore.put(node, before, path)
             if after is before or after is MISSING:
                 continue
             if root.owner is None and root.is_data:  # what reads them has the live one
-                filling.give_up(path, "another object", before)
+                restore.give_up(path, "another object", before)
             root.set(name, after)
 
     def _leave_setup_out(self, root: Root, state: dict[str, Any]) -> None:
@@ -222,29 +222,29 @@ class Objects(AlikeOnRanks):
             if path == root.path:
                 change.drops(path, name)
 
-    def _report(self, filling: GraphRestore) -> None:
-        if filling.change.found:
+    def _report(self, restore: GraphRestore) -> None:
+        if restore.change.found:
             lines = [
                 f"{what}: {format_names([shown(path) for path in paths])}"
-                for what, paths in filling.change.found.items()
+                for what, paths in restore.change.found.items()
             ]
             log.warning(
                 "the code builds other objects than those the snapshot is of: %s. To train with a new value where the "
                 "snapshot's holds, give the attribute another name",
                 "; ".join(lines),
             )
-        if filling.stale:
-            lines = [f"{shown(path)} (was {what})" for path, what in filling.stale.items()]
+        if restore.stale:
+            lines = [f"{shown(path)} (was {what})" for path, what in restore.stale.items()]
             log.warning(
                 "what the snapshot's run had here cannot be brought back, and stays as it was built: %s. Build it in "
                 "__init__ or setup, or in on_load_checkpoint",
                 format_names(lines),
             )
-        if filling.reordered:
+        if restore.reordered:
             log.warning(
                 "these sets iterate in another order than when the snapshot was taken: %s. Where order matters, use "
                 "dict.fromkeys(...) or sorted(...)",
-                format_names([shown(path) for path in filling.reordered]),
+                format_names([shown(path) for path in restore.reordered]),
             )
 
 

@@ -16,7 +16,7 @@ from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attribute_restore import class_called, fill_attributes
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.container_writers import Walk, instance_of, item_nodes, opaque_node
-from midstride.engine.objects.containers import MISSING, Filler, items_of
+from midstride.engine.objects.containers import MISSING, Restore, items_of
 from midstride.engine.objects.plain_values import kind_name, step
 from midstride.engine.state.nodes import Instance
 
@@ -68,20 +68,20 @@ def iterator_node(walk: Walk, value: Any, path: str) -> Any:
     return instance_of(value, "iterator", parts=list(item_nodes(walk, parts, step(path, "parts"))))
 
 
-def fill_iterator(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_iterator(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back an iterator: a new one in its place."""
     kind, within = _ITERATOR_KINDS.get(node.kind), step(path, "parts")
     before = parts_of_iterator(live) if kind is not None and type(live) is kind else None
-    parts = items_of(filling, node.state["parts"], before or (), within)
-    is_whole = not any(where.startswith(f"{within}/") for where in filling.stale)
+    parts = items_of(restore, node.state["parts"], before or (), within)
+    is_whole = not any(where.startswith(f"{within}/") for where in restore.stale)
     if kind is None or not is_whole:
-        return filling.give_up(path, node.kind, live)
+        return restore.give_up(path, node.kind, live)
     made = kind.__new__(kind, *parts[0])
     for state in parts[1:]:
         made.__setstate__(state)
     if isinstance(made, itertools.cycle) and parts[1][1]:  # past its first round: a new one counts otherwise
         made = _cycle_in_a_later_round(parts[1][0], left=operator.length_hint(parts[0][0]))
-    return filling.set(made, path)
+    return restore.set(made, path)
 
 
 def _cycle_in_a_later_round(items: list[Any], left: int) -> "itertools.cycle[Any]":
@@ -118,21 +118,21 @@ def _memory_of(value: Any) -> memoryview | None:
     return memory if memory.format.strip("<>=@!") in _CODES else None
 
 
-def fill_numbers(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_numbers(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back numbers in memory, in place."""
     fits = live is not MISSING and kind_name(type(live)) == node.kind and holds_numbers(type(live))
     if (code := node.state.get("code")) is not None:
         fits = fits and live.typecode == code
         kind = class_called(node.kind, live, array.array) or array.array
-        target = live if filling.use(live, path, fits=fits) else filling.set(kind(code), path)
+        target = live if restore.use(live, path, fits=fits) else restore.set(kind(code), path)
         target[:] = array.array(code, node.state["bytes"].tobytes())
     else:
         target, memory = live, _memory_of(live) if fits else None
-        if memory is None or memory.nbytes != node.state["bytes"].size or not filling.use(live, path, fits=True):
-            return filling.give_up(path, node.kind, live)
+        if memory is None or memory.nbytes != node.state["bytes"].size or not restore.use(live, path, fits=True):
+            return restore.give_up(path, node.kind, live)
         np.frombuffer(memory, dtype=np.uint8)[:] = node.state["bytes"]
     if "attributes" in node.state:
-        fill_attributes(filling, node.state["attributes"], target, path)
+        fill_attributes(restore, node.state["attributes"], target, path)
     return target
 
 
@@ -143,16 +143,16 @@ def object_array_node(walk: Walk, value: Any, path: str) -> Any:
     return instance_of(value, "array of objects", shape=list(value.shape), items=items)
 
 
-def fill_object_array(filling: Filler, node: Instance, live: Any, path: str) -> Any:
+def fill_object_array(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Put back an array of objects, in place where it has the same shape."""
     shape = tuple(node.state["shape"])
     if math.prod(shape) != len(node.state["items"]):
-        return filling.give_up(path, node.kind, live)
+        return restore.give_up(path, node.kind, live)
     is_array = isinstance(live, np.ndarray) and live.dtype == object
     before = live.ravel().tolist() if is_array else ()
     fits = is_array and live.shape == shape and live.flags.writeable
-    target = live if filling.use(live, path, fits=fits) else filling.set(np.empty(shape, dtype=object), path)
-    items = items_of(filling, node.state["items"], before, path)
+    target = live if restore.use(live, path, fits=fits) else restore.set(np.empty(shape, dtype=object), path)
+    items = items_of(restore, node.state["items"], before, path)
     for index, item in zip(np.ndindex(shape), items, strict=True):
         target[index] = item
     return target

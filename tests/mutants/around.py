@@ -179,8 +179,8 @@ AROUND = [
     Mutant(
         "a view comes back as a tensor of its own",
         "engine/objects/containers.py",
-        "        return filling.set(live, path)\n    return filling.set(view, path)",
-        "        return filling.set(live.clone(), path)\n    return filling.set(view.clone(), path)",
+        "        return restore.set(live, path)\n    return restore.set(view, path)",
+        "        return restore.set(live.clone(), path)\n    return restore.set(view.clone(), path)",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had",
     ),
     Mutant(

@@ -165,9 +165,9 @@ CHANGES = [
     Mutant(
         "layers that training made share nothing",
         "engine/modules/structure.py",
-        '            made = filling.put(node, MISSING, f"structure/{path}")\n',
-        "            filling = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)\n"
-        '            made = filling.put(node, MISSING, f"structure/{path}")\n',
+        '            made = restore.put(node, MISSING, f"structure/{path}")\n',
+        "            restore = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)\n"
+        '            made = restore.put(node, MISSING, f"structure/{path}")\n',
         f"{KEPT}[MeasuresMidway]",
     ),
     Mutant(

@@ -176,8 +176,8 @@ COPIES = [
     Mutant(
         "a list that grew large is taken for the one that was built",
         "engine/objects/instances.py",
-        "return filling.set(live, path) if filling.is_left_out(live) else",
-        "return filling.set(live, path) if live is not MISSING else",
+        "return restore.set(live, path) if restore.is_left_out(live) else",
+        "return restore.set(live, path) if live is not MISSING else",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Grows]",
     ),
     Mutant(

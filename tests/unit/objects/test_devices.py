@@ -48,8 +48,8 @@ def test_a_tensor_comes_back_to_where_it_was(name: str) -> None:
 
 def test_tensors_that_share_memory_share_it_on_the_device() -> None:
     base = torch.arange(6.0)
-    filling = GraphRestore(GraphWalk({}, {}), {}, THERE)
-    whole, part, apart = (filling.put(on_device(x), MISSING, str(x)) for x in (base, base[2:5:2], base.clone()))
+    restore = GraphRestore(GraphWalk({}, {}), {}, THERE)
+    whole, part, apart = (restore.put(on_device(x), MISSING, str(x)) for x in (base, base[2:5:2], base.clone()))
     assert (part.shape, part.stride(), part.storage_offset()) == ((2,), (2,), 2)
     assert is_view_of_one(whole, [part])
     assert not is_view_of_one(whole, [apart])
