@@ -22,7 +22,7 @@ from typing import Any
 from midstride.engine.errors import SnapshotError
 from midstride.engine.formatting import url_name
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
-from midstride.engine.loggers.unsent_rows import TOLD, unsent
+from midstride.engine.loggers.unsent_rows import UNSENT_EXIT_CODE, unsent
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
@@ -275,7 +275,7 @@ def main() -> None:
     except SnapshotError as error:
         print(f"{options.path}: {error}", file=sys.stderr, flush=True)
         done = False
-    sys.exit(0 if done else TOLD)
+    sys.exit(0 if done else UNSENT_EXIT_CODE)
 
 
 def _first_line() -> bytes:

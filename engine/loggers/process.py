@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from midstride.engine.config.loggers import LoggerOptions
-from midstride.engine.loggers.unsent_rows import TOLD, unsent
+from midstride.engine.loggers.unsent_rows import UNSENT_EXIT_CODE, unsent
 from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.storage.store import Store
@@ -50,7 +50,7 @@ class LoggerProcesses:
         for options, process in zip(self._loggers, self._processes, strict=True):
             if not end_within(process, options.wait_s + _GRACE_S):
                 why = f"it hung for {options.wait_s:g} s after the end, and was ended"
-            elif process.returncode not in (0, TOLD):
+            elif process.returncode not in (0, UNSENT_EXIT_CODE):
                 why = f"its process ended with {process.returncode}"
             else:
                 continue

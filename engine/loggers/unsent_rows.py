@@ -1,11 +1,11 @@
-"""What is said of a tracker that does not have all rows of a run. Needs no torch, and nothing of a tracker."""
+"""The message about a tracker that does not have all rows of a run. Needs no torch, and no library of a tracker."""
 
 import shlex
 
-__all__ = ["TOLD", "unsent"]
+__all__ = ["UNSENT_EXIT_CODE", "unsent"]
 
-#: what the process of a logger ends with that has said itself what is missing
-TOLD = 3
+#: exit code of a process of a logger that has printed what it has not sent
+UNSENT_EXIT_CODE = 3
 
 
 def unsent(name: str, url: str, why: str) -> str:

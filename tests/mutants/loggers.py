@@ -127,7 +127,7 @@ LOGGERS = [
     Mutant(
         "a logger whose process ends by itself goes unnoticed",
         "engine/loggers/process.py",
-        "elif process.returncode not in (0, TOLD):",
+        "elif process.returncode not in (0, UNSENT_EXIT_CODE):",
         "elif process.returncode < 0:",
         f"{SILENT}[exits-its process ended with 1]",
     ),
