@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.processes.forked_program import ForkedProgram, end_with
-from midstride.engine.processes.lifetime import MARK, die_with_parent
+from midstride.engine.processes.lifetime import SESSION, die_with_parent
 from midstride.engine.processes.preload import preload
 from midstride.engine.processes.proc_entry import show_command, show_variable
 from midstride.engine.processes.supervisor import Supervisor
 
 __all__ = ["ForkServer", "ForkedSupervisor", "ForkingSupervisor", "forking", "running_server"]
 
-_MARK_BYTES = 256
+_SESSION_BYTES = 256
 _REQUEST_BYTES = 1 << 17
 _LOOKS_EVERY_S = 0.5  # for an end, where it waits without a limit
 #: what is read when Python, torch or what they load starts: where one of these differs, a fork would not be the same
@@ -84,7 +84,7 @@ class ForkServer:
         with its_end:
             self._process = subprocess.Popen(
                 command,
-                env={**environment, MARK: " " * _MARK_BYTES},
+                env={**environment, SESSION: " " * _SESSION_BYTES},
                 pass_fds=[its_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -111,7 +111,7 @@ class ForkServer:
             "folder": str(Path.cwd()),
         }
         data = json.dumps(request).encode()
-        if len(data) > _REQUEST_BYTES or len(environment.get(MARK, "").encode()) > _MARK_BYTES:
+        if len(data) > _REQUEST_BYTES or len(environment.get(SESSION, "").encode()) > _SESSION_BYTES:
             return None
         try:
             with self._lock:
@@ -244,7 +244,7 @@ def _supervise(connection: socket.socket, request: dict[str, Any], server: int) 
     os.close(output)
     os.chdir(request["folder"])
     show_command([sys.executable, "-m", "midstride.engine.processes.supervisor", *request["command"]])
-    show_variable(MARK, os.environ.get(MARK, ""))
+    show_variable(SESSION, os.environ.get(SESSION, ""))
     sys.exit(ForkingSupervisor(request["command"], request["grace_s"]).run())
 
 
@@ -270,7 +270,7 @@ def main() -> None:
     """Be the server until the launcher, or its socket, has gone."""
     parent, descriptor, *modules = sys.argv[1:]
     launcher = os.pidfd_open(int(parent))
-    show_variable(MARK, os.environ[MARK])  # where that cannot be done this ends, and nothing is forked
+    show_variable(SESSION, os.environ[SESSION])  # where that cannot be done this ends, and nothing is forked
     preload(*modules)
     try:
         _serve(socket.socket(fileno=int(descriptor)), launcher)

@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 
 __all__ = [
-    "MARK",
+    "SESSION",
     "PARENT",
     "become_subreaper",
     "children",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 #: environment variable by which the processes of a world are found: the folder of its session
-MARK = "MIDSTRIDE_SESSION"
+SESSION = "MIDSTRIDE_SESSION"
 #: environment variable in which a parent tells its children who it is
 PARENT = "MIDSTRIDE_PARENT"
 

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from midstride.engine.processes.lifetime import MARK, descendants, signal_all
+from midstride.engine.processes.lifetime import SESSION, descendants, signal_all
 
 __all__ = ["RegisteredRanks"]
 
@@ -39,7 +39,7 @@ class RegisteredRanks:
         """Return the ranks of the world that this process supervises, if its environment asks for that."""
         if (where := os.environ.get(cls.VARIABLE)) is None:
             return None
-        return cls(Path(os.environ[MARK]), all_here=where == "all")
+        return cls(Path(os.environ[SESSION]), all_here=where == "all")
 
     def running(self) -> list[int]:
         """Return the ranks below this process. The process ids of another machine mean nothing here."""

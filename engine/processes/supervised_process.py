@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from midstride.engine.processes.fork_server import ForkedSupervisor, running_server
-from midstride.engine.processes.lifetime import MARK, descendants, processes_with_env, signal_all
+from midstride.engine.processes.lifetime import SESSION, descendants, processes_with_env, signal_all
 from midstride.engine.processes.signal_handlers import signal_handlers
 
 __all__ = ["SupervisedProcess", "start_supervisor"]
@@ -34,7 +34,7 @@ class SupervisedProcess:
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, grace_s: float) -> None:
         self.grace_s = grace_s
-        self._mark = environment.get(MARK)
+        self._session = environment.get(SESSION)
         self._log = log
         self._offset = log.stat().st_size if log.exists() else 0
         self._supervisor = start_supervisor(command, environment, log, grace_s)
@@ -127,8 +127,8 @@ class SupervisedProcess:
         """Processes of the group that live on, the supervisor apart."""
         running = self._supervisor.poll() is None
         left = set(descendants(self._supervisor.pid)) if running else set()
-        if self._mark:
-            left |= set(processes_with_env(MARK, self._mark))
+        if self._session:
+            left |= set(processes_with_env(SESSION, self._session))
         return sorted(left - {self._supervisor.pid})
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from midstride.engine.errors import WorldError
-from midstride.engine.processes.lifetime import MARK
+from midstride.engine.processes.lifetime import SESSION
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.private_file import read_own
 from midstride.engine.storage.draft import draft_of
@@ -46,7 +46,7 @@ class Session:
     """
 
     #: environment variable that tells a rank where its session is, and marks it as belonging to it
-    VARIABLE: ClassVar[str] = MARK
+    VARIABLE: ClassVar[str] = SESSION
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)

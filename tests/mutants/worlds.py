@@ -247,7 +247,7 @@ WORLDS = [
     Mutant(
         "a fork's processes do not carry the mark of their session",
         "engine/processes/fork_server.py",
-        '    show_variable(MARK, os.environ.get(MARK, ""))\n    sys.exit',
+        '    show_variable(SESSION, os.environ.get(SESSION, ""))\n    sys.exit',
         "    sys.exit",
         f"{FORK_SERVER}::test_its_processes_carry_the_mark_of_their_session_and_end_when_they_are_asked",
     ),

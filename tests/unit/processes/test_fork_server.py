@@ -13,7 +13,7 @@ from support.limit import LIMIT_S
 
 from midstride.engine.processes import fork_server
 from midstride.engine.processes.fork_server import ForkServer, forking, running_server
-from midstride.engine.processes.lifetime import MARK, processes_with_env
+from midstride.engine.processes.lifetime import SESSION, processes_with_env
 from midstride.engine.processes.supervised_process import SupervisedProcess
 
 #: imported by the server, before it is called in a fork
@@ -64,7 +64,7 @@ def server(environment: dict[str, str]) -> Iterator[ForkServer]:
 
 
 def supervised(environment: dict[str, str], folder: Path, *arguments: str, **more: str) -> SupervisedProcess:
-    marked = {**environment, MARK: str(folder / "session"), "SEEN": "42", **more}
+    marked = {**environment, SESSION: str(folder / "session"), "SEEN": "42", **more}
     return SupervisedProcess([*COMMAND, *arguments], environment=marked, log=folder / "log.txt", grace_s=5.0)
 
 
@@ -106,13 +106,13 @@ def test_its_processes_carry_the_mark_of_their_session_and_end_when_they_are_ask
     with supervised(environment, tmp_path, "wait") as group:
         until_said(tmp_path / "log.txt", "waits")
         assert group.wait(0.0) is None
-        assert len(processes_with_env(MARK, str(tmp_path / "session"))) == 2
-        [program] = {*processes_with_env(MARK, str(tmp_path / "session"))} - {group.pid}
+        assert len(processes_with_env(SESSION, str(tmp_path / "session"))) == 2
+        [program] = {*processes_with_env(SESSION, str(tmp_path / "session"))} - {group.pid}
         assert shown(program) == [*COMMAND, "wait"]
         assert shown(group.pid)[1:3] == ["-m", "midstride.engine.processes.supervisor"]
     assert group.poll() == 75
     assert (tmp_path / "log.txt").read_text().endswith("asked to stop\nexit function\n")
-    assert processes_with_env(MARK, str(tmp_path / "session")) == []
+    assert processes_with_env(SESSION, str(tmp_path / "session")) == []
 
 
 def test_any_other_command_is_run_as_it_is(server: ForkServer, environment: dict[str, str], tmp_path: Path) -> None:
@@ -195,9 +195,9 @@ def test_it_ends_with_its_launcher_and_its_worlds_are_asked_to_stop(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "launcher.py").write_text(LAUNCHER)
-    marked = {**environment, MARK: str(tmp_path / "session")}
+    marked = {**environment, SESSION: str(tmp_path / "session")}
     command = [sys.executable, str(tmp_path / "launcher.py"), str(tmp_path / "log.txt")]
     assert subprocess.run(command, env=marked, check=False).returncode == 9
     until_said(tmp_path / "log.txt", "asked to stop\nexit function\n")
-    while processes_with_env(MARK, str(tmp_path / "session")):
+    while processes_with_env(SESSION, str(tmp_path / "session")):
         time.sleep(0.01)
