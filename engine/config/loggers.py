@@ -64,7 +64,7 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
         return self.model_copy(update={"args": {spec.project: name, **self.args}})
 
 
-def _written_out(value: Any) -> Any:
+def _in_full_form(value: Any) -> Any:
     """Return the loggers as a job writes them, a name or a name with arguments each, in their full form."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return value
@@ -80,7 +80,7 @@ def _full_form(value: Any) -> Any:
     return value
 
 
-Loggers = Annotated[tuple[LoggerOptions, ...], BeforeValidator(_written_out)]
+Loggers = Annotated[tuple[LoggerOptions, ...], BeforeValidator(_in_full_form)]
 
 
 class _Group(Options):

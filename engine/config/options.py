@@ -98,7 +98,7 @@ class Options(Record):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
-def _written_out(place: str, info: ValidationInfo) -> str:
+def _checked_place(place: str, info: ValidationInfo) -> str:
     """Return `place`; what would be the name of a folder and is not meant so, a variable or half a URL, is refused."""
     if half := re.match(r"([a-z][a-z0-9+]+:)/(?!/)", place):
         raise ValueError(f"{place} is a folder called {half[1]} here; a URL has two slashes: {half[1]}//")
@@ -111,7 +111,7 @@ def _written_out(place: str, info: ValidationInfo) -> str:
 
 
 #: of a folder, or a URL
-Place = Annotated[str, AfterValidator(_written_out)]
+Place = Annotated[str, AfterValidator(_checked_place)]
 
 
 def _without_password(url: str) -> str:
@@ -125,7 +125,7 @@ class SnapshotOptions(Options):
 
     model_config = ConfigDict(json_schema_extra=snapshots_schema)
 
-    url: Annotated[str, Field(min_length=1), AfterValidator(_written_out), AfterValidator(_without_password)] = Field(
+    url: Annotated[str, Field(min_length=1), AfterValidator(_checked_place), AfterValidator(_without_password)] = Field(
         "runs", title="Store", description="Folder or fsspec URL that holds the runs."
     )
     credentials: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9-]+$")] | None = Field(

@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 
 __all__ = [
-    "SESSION",
     "PARENT",
+    "SESSION",
     "become_subreaper",
     "children",
     "descendants",
