@@ -198,7 +198,7 @@ WORLDS = [
     Mutant(
         "a node that ended many rounds is let in again and again",
         "engine/launch/nodes/rounds.py",
-        "good = [node for node in waiting if not self.is_blamed(node)]\n",
+        "good = [node for node in waiting if not self.fails_too_often(node)]\n",
         "good = waiting\n",
         f"{ROUNDS}::test_a_node_that_ended_two_rounds_waits_while_there_are_enough_without_it",
     ),

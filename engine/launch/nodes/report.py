@@ -1,4 +1,4 @@
-"""What a node tells the launcher of its ranks, and what it hears from it."""
+"""The messages of a node to the launcher about its ranks, and the plans of the launcher that the node follows."""
 
 import os
 import signal
@@ -22,16 +22,16 @@ __all__ = ["NodeReport"]
 
 
 _EVERY_S = 0.2
-#: a launcher that has not answered for so long is gone
+#: seconds without an answer after which the launcher counts as gone
 _SILENT_S = 30.0
 _LOG_BYTES = 1 << 20
 
 
 class NodeReport:
-    """Exchanges messages with the launcher on a thread; ends this process and its ranks if it says so, or is gone.
+    """Exchanges messages with the launcher, on a thread; ends this process and its ranks if told to, or without it.
 
     Args:
-        store: the launcher's, used by the thread alone.
+        store: that of the launcher, used by the thread only.
         node: this node's number.
         session: of this node, whose log its ranks print into.
     """
@@ -41,24 +41,24 @@ class NodeReport:
         self._session: Session | None = None  # of the ranks in this round
         self._events = EventTail(session.events)
         self._plan = Plan()
-        self._round = self._log_offset = self._stacks = 0
-        self._told: set[str] = set()
-        self._waits = False
+        self._round = self._log_offset = self._stacks_written = 0
+        self._outcomes_sent: set[str] = set()
+        self._is_waiting = False
         self._begun = threading.Event()
-        self._spoke_at = time.monotonic()
+        self._answered_at = time.monotonic()
         self._lock = threading.Lock()
-        for work in (self._talk, self._watch):
+        for work in (self._exchange_messages, self._watch_launcher):
             threading.Thread(target=work, name="midstride-node", daemon=True).start()
 
     def next_round(self) -> Plan:
-        """Tell the launcher that the ranks here have ended; return the next round with this node, waiting for it."""
+        """Report that the ranks here have ended; wait for the next round with this node, and return its plan."""
         self._begun.clear()
-        self._waits = True
+        self._is_waiting = True
         self._begun.wait()
         return self._plan
 
     def round_ends(self) -> bool:
-        """Whether the ranks here are to end."""
+        """Whether the ranks here must end."""
         plan = self._plan
         return bool(plan.end) or plan.round != self._round
 
@@ -68,34 +68,34 @@ class NodeReport:
         return self._plan.stop
 
     def leave(self, why: str) -> None:
-        """Tell the launcher that this node leaves, with all that its ranks have said."""
+        """Report that this node leaves, with all that its ranks have printed and written."""
         with self._lock:
             self._send(left=why)
 
-    def _watch(self) -> None:
+    def _watch_launcher(self) -> None:
         """End this process if the launcher has been silent for too long: a link that is cut raises no error."""
-        while time.monotonic() - self._spoke_at < _SILENT_S:
+        while time.monotonic() - self._answered_at < _SILENT_S:
             time.sleep(_EVERY_S)
         self._end(LAUNCHER_GONE, f"the launcher has not answered for {_SILENT_S:g} s")
 
-    def _talk(self) -> None:
+    def _exchange_messages(self) -> None:
         while True:
             try:
                 with self._lock:
                     self._send()
-                    self._obey(self._store.plan())
-                self._spoke_at = time.monotonic()
+                    self._follow(self._store.plan())
+                self._answered_at = time.monotonic()
             except RuntimeError:
                 self._end(LAUNCHER_GONE, "the launcher has gone")
             time.sleep(_EVERY_S)
 
     def _send(self, **more: Any) -> None:
-        """Send what is new of this node and its ranks, and `more`."""
+        """Send a message with the state of this node, what is new about its ranks, and `more`."""
         state = {
             "round": self._round,
             "heard": self._plan.round,
-            "waits": self._waits,
-            "stacks": self._stacks,
+            "waits": self._is_waiting,
+            "stacks": self._stacks_written,
         }  # before what its ranks have left
         self._store.send(self._node, {**state, "lines": self._lines(), **self._news_of_ranks(), **more})
 
@@ -110,8 +110,8 @@ class NodeReport:
             for rank, reading in _readings(session).items()
         }
         outcomes = [outcome.to_json() for outcome in session.outcomes()]
-        new = [outcome for outcome in outcomes if outcome not in self._told]
-        self._told.update(new)
+        new = [outcome for outcome in outcomes if outcome not in self._outcomes_sent]
+        self._outcomes_sent.update(new)
         events = [(event.kind, event.time, event.fields) for event in self._events.new()]
         return {"heartbeats": readings, "events": events, "outcomes": new}
 
@@ -125,8 +125,8 @@ class NodeReport:
         self._log_offset += len(whole)
         return without_noise(whole.decode("utf-8", errors="replace").splitlines())
 
-    def _obey(self, plan: Plan) -> None:
-        """Do what the launcher asks of this node by its newest plan."""
+    def _follow(self, plan: Plan) -> None:
+        """Do what the newest plan of the launcher asks of this node."""
         before, self._plan = self._plan, plan
         if plan.over is not None:
             self._send(left="the run is over")
@@ -137,21 +137,21 @@ class NodeReport:
             signal_all(children(os.getpid()), signal.SIGUSR1)
         if plan.stacks > before.stacks:
             threading.Thread(target=self._write_stacks, args=(plan.stacks,), daemon=True).start()
-        if self._waits and plan.round > self._round and self._node in plan.nodes:
+        if self._is_waiting and plan.round > self._round and self._node in plan.nodes:
             self._begin(plan.round)
-        elif not self._waits and (plan.end == "kill" or plan.round != self._round):
+        elif not self._is_waiting and (plan.end == "kill" or plan.round != self._round):
             signal_all(children(os.getpid()))  # they wait for ranks that are no more, and hear no signal
 
     def _write_stacks(self, asked: int) -> None:
         if self._session is not None:
             write_stacks(_readings(self._session), self._node_session.log)
-        self._stacks = asked
+        self._stacks_written = asked
 
     def _begin(self, number: int) -> None:
         session = self._node_session.of_round(number)
         session.begin(self._node_session.document())
-        self._session, self._events, self._told = session, EventTail(session.events), set()
-        self._round, self._waits = number, False
+        self._session, self._events, self._outcomes_sent = session, EventTail(session.events), set()
+        self._round, self._is_waiting = number, False
         self._begun.set()
 
     def _end(self, code: int, why: str) -> None:

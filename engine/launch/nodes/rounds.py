@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "Rounds"]
 
-#: before the first round: between one node's coming and the next
+#: seconds to wait for another node, after the last one has joined, before the first round begins
 _GATHER_S = 5.0
-#: a node that ended so many rounds
-_DEATHS = 2
-#: of the last ones is left out
-_ROUNDS = 10
+#: a node that has ended so many
+_MAX_FAILURES = 2
+#: of the last rounds is left out while there are enough others
+_ROUNDS_COUNTED = 10
 
 
 @dataclass
@@ -26,14 +26,14 @@ class Node:
     """A machine that has joined, as it was when it last reported.
 
     Args:
-        number: from 1, in the order of coming.
-        host: its name.
-        cores: it has.
-        seen_at: when it last said something.
-        is_ready: it waits for a round; a member of one that is ready has ended its ranks.
-        is_done: they have come to the run's end.
-        left: why it has gone; "" while it has not.
-        stacks: how often its ranks have written theirs to the log.
+        number: from 1, in the order in which nodes join.
+        host: its host name.
+        cores: its number of cores.
+        seen_at: when its last message came, by the clock of `Rounds`.
+        is_ready: whether it waits for a round; if it is a member of the current one, its ranks have ended.
+        is_done: whether its ranks have trained to the end of the run.
+        left: why it has left; "" while it has not.
+        stacks: how often its ranks have written their stacks to the log.
     """
 
     number: int
@@ -46,7 +46,7 @@ class Node:
     stacks: int = 0
 
     def begin(self) -> None:
-        """Forget that it was ready: a round with it begins."""
+        """Reset what it has reported about the round before: a round with it begins."""
         self.is_ready = self.is_done = False
 
 
@@ -54,7 +54,7 @@ class Rounds:
     """The nodes that have joined, and which of them train in the round.
 
     Args:
-        options: how many there may be, and how long is waited for them.
+        options: how many nodes there may be, and time-outs.
         clock: seconds, for tests.
     """
 
@@ -64,7 +64,7 @@ class Rounds:
         self._arrived = clock()
         self._training_since: float | None = None
         self._before: list[Node] = []
-        self._deaths: list[tuple[int, str]] = []  # the round and the host that ended it
+        self._failures: list[tuple[int, str]] = []  # the round and the host that ended it
         self.nodes: dict[int, Node] = {}
         self.number = 0
         self.members: list[Node] = []
@@ -74,7 +74,9 @@ class Rounds:
         self._arrived = self._clock()
         self.nodes[number] = Node(number, host, cores, self._arrived)
 
-    def hear(self, node: Node, *, waits: bool = False, is_done: bool = False, left: str = "", stacks: int = 0) -> None:
+    def update(
+        self, node: Node, *, waits: bool = False, is_done: bool = False, left: str = "", stacks: int = 0
+    ) -> None:
         """Update `node` by what it has reported: that it waits for a round, or leaves, or has written stacks."""
         node.seen_at, node.left, node.stacks = self._clock(), node.left or left, stacks
         node.is_ready, node.is_done = node.is_ready or waits, node.is_done or is_done
@@ -89,51 +91,56 @@ class Rounds:
         return self.members[rank // self.machines.processes]
 
     def silence_s(self, node: Node) -> float:
-        """Return for how long nothing was heard of `node`."""
+        """Return the seconds since the last message of `node`."""
         return self._clock() - node.seen_at
 
     def is_silent(self, node: Node) -> bool:
-        """Whether nothing was heard of `node` for too long."""
+        """Whether the last message of `node` is older than the time-out."""
         return self.silence_s(node) > self._options.node_timeout_s
 
-    def blame(self, node: Node) -> None:
-        """Count that `node` has ended this round, by its death or that of its ranks."""
-        self._deaths.append((self.number, node.host))
+    def count_failure(self, node: Node) -> None:
+        """Count that `node` has ended this round, because it or its ranks died."""
+        self._failures.append((self.number, node.host))
 
-    def is_blamed(self, node: Node) -> bool:
-        """Whether `node` has ended too many rounds: while there are enough without it, it waits."""
-        return self._deaths_of(node) >= _DEATHS
+    def fails_too_often(self, node: Node) -> bool:
+        """Whether `node` has ended too many of the last rounds: it waits while there are enough others."""
+        return self._failures_of(node) >= _MAX_FAILURES
 
-    def blame_words(self, node: Node) -> str:
-        """Return why a node that has ended too many rounds is left out."""
-        times = self._deaths_of(node)
-        return f"node {node.host} has ended {times} of the last {_ROUNDS} rounds: it waits while others are enough"
+    def failure_message(self, node: Node) -> str:
+        """Return a message that a node waits because it has ended too many rounds."""
+        times = self._failures_of(node)
+        return (
+            f"node {node.host} has ended {times} of the last {_ROUNDS_COUNTED} rounds: it waits while others are enough"
+        )
 
-    def _deaths_of(self, node: Node) -> int:
-        return sum(host == node.host and number > self.number - _ROUNDS for number, host in self._deaths)
+    def _failures_of(self, node: Node) -> int:
+        return sum(host == node.host and number > self.number - _ROUNDS_COUNTED for number, host in self._failures)
 
     def present(self) -> list[Node]:
         """Return the nodes that are there."""
         return [node for node in self.nodes.values() if not node.left and not self.is_silent(node)]
 
     def end(self) -> tuple[str, str] | None:
-        """Return how the round must end, "stop" or "kill", and why, "" where its ranks know; None if it goes on."""
+        """Return how the round must end, "stop" or "kill", and why, "" if its ranks report that; None if it goes on."""
         for node in self.members:
             if node.left:
-                return "stop", f"{self.words(node)} leaves: {node.left}"
+                return "stop", f"{self.describe(node)} leaves: {node.left}"
             if self.is_silent(node):
-                return "kill", f"{self.words(node)} was silent for {self._options.node_timeout_s:g} s: it is left out"
+                return (
+                    "kill",
+                    f"{self.describe(node)} was silent for {self._options.node_timeout_s:g} s: it is left out",
+                )
         # The ranks of those that are done may be ahead of the others, which come to the end as well.
         if any(node.is_ready and not node.is_done for node in self.members) or self.have_left():
             return "stop", ""
         if self._has_trained():
-            waiting = [node for node in self._waiting() if not self.is_blamed(node)]
+            waiting = [node for node in self._waiting() if not self.fails_too_often(node)]
             if self.machines.training(len(self.members) + len(waiting)) > len(self.members):
                 return "stop", f"{_list([node.host for node in waiting])} can train as well"
         return None
 
-    def train(self) -> None:
-        """Keep when the round has taken its first step: from then on there is something to lose."""
+    def note_first_step(self) -> None:
+        """Note when the round has taken its first step: `grow_after_s` counts from then on."""
         if self._training_since is None:
             self._training_since = self._clock()
 
@@ -142,14 +149,14 @@ class Rounds:
         grow_s, since = self._options.grow_after_s, self._training_since
         return grow_s is not None and since is not None and self._clock() - since >= grow_s
 
-    def words(self, node: Node) -> str:
-        """Return the name of a node that trains, with its ranks."""
+    def describe(self, node: Node) -> str:
+        """Return the name of a node that trains, with its ranks, for messages."""
         ranks = self.ranks(node)
         said = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         return f"node {node.host} ({said})"
 
     def have_left(self) -> bool:
-        """Whether no rank of the round can be at work any more, as far as is known."""
+        """Whether the ranks of every node of the round have ended, or can no longer be reached."""
         return all(node.is_ready or node.left or self.is_silent(node) for node in self.members)
 
     def have_written_stacks(self, times: int) -> bool:
@@ -163,7 +170,7 @@ class Rounds:
     def begin(self) -> bool:
         """Begin the next round if there are nodes enough; return whether it has begun."""
         waiting = sorted(self._waiting(), key=self._order)
-        good = [node for node in waiting if not self.is_blamed(node)]
+        good = [node for node in waiting if not self.fails_too_often(node)]
         ready = good if self.machines.training(len(good)) else waiting
         count = self.machines.training(len(ready))
         gathers = self.number == 0 and self._clock() - self._arrived < _GATHER_S and len(ready) < self.machines.most

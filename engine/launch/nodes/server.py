@@ -36,9 +36,9 @@ from midstride.engine.session.session import Session
 __all__ = ["NodeServer", "main"]
 
 _POLL_S = 0.05
-#: for the nodes to hear that it is over
+#: seconds that nodes have to read that the run is over
 _GOODBYE_S = 2.0
-#: before the grace is over, to end what a scheduler has started
+#: seconds of the grace that are left for ending what a scheduler has started
 _CANCEL_S = 1.0
 
 
@@ -59,11 +59,11 @@ class NodeServer:
         self._rounds, self._log = Rounds(run.job.world), RoundLog(session.events)
         self._watchdog = RoundWatchdog(session, run.job.world)
         self._plan = Plan()
-        self._why = ""  # of the end of this round, or of the last one
+        self._why = ""  # why this round ends, or why the last one ended
         self._why_none_comes: Callable[[], str] = str
         self._stop_by: float | None = None
         self._snapshots = 0  # that were asked for
-        self._missing = 0  # nodes that a further round waits for, as was said
+        self._missing = 0  # nodes that a further round waits for, as was printed
         self._launcher = parent_of(os.getppid())  # above the supervisor, which asks for a stop when it is killed
 
     def run(self, why_none_comes: Callable[[], str] = str) -> int:
@@ -75,7 +75,7 @@ class NodeServer:
         self._why_none_comes = why_none_comes
         self._store.set("job", {**self._session.document(), "grace_s": self._grace_s, "record": _record(self._run)})
         self._store.publish(self._plan)
-        self._say_where()
+        self._print_address()
         while self._plan.over is None:
             self._receive()
             self._advance()
@@ -94,7 +94,7 @@ class NodeServer:
         """Have the ranks take a snapshot; a handler of signals."""
         self._snapshots += 1
 
-    def _say_where(self) -> None:
+    def _print_address(self) -> None:
         machines = self._rounds.machines
         host = self.address.rpartition(":")[0]
         if is_loopback(found := socket.gethostbyname(host)):
@@ -103,22 +103,22 @@ class NodeServer:
         wanted = f"{machines.least}" if machines.least == machines.most else f"{machines.least} to {machines.most}"
         print(f"waiting for nodes, {wanted} of them: run midstride join {self.address} on each", flush=True)
 
-    # What is heard ------------------------------------------------------------------------------------
+    # Messages of nodes --------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Take in nodes that have come, and the messages of all."""
+        """Add the nodes that have joined, and handle the messages of all nodes."""
         for number in range(1, self._store.arrived() + 1):
             if number not in self._rounds.nodes and (hello := self._store.hello(number)) is not None:
                 self._rounds.add(number, hello["host"], hello["cores"])
         for node in self._rounds.nodes.values():
             for message in self._store.receive(node.number):
-                self._take(node, message)
+                self._handle(node, message)
 
-    def _take(self, node: Node, message: dict[str, Any]) -> None:
+    def _handle(self, node: Node, message: dict[str, Any]) -> None:
         for line in message.get("lines", ()):
             print(f"{node.host}: {line}", flush=True)
         if node in self._rounds.members and message.get("round") == self._rounds.number:
-            self._take_from_ranks(message)
+            self._write_report(message)
         if refused := message.get("refused"):
             self._refuse(refused)
         # A member that waits as it has not yet heard of the round has not ended its ranks: it has none.
@@ -126,13 +126,13 @@ class NodeServer:
         waits = message.get("waits", False) and not (is_member and message["heard"] < self._rounds.number)
         is_done = waits and is_member and self._is_done(node)
         left, stacks = message.get("left", ""), message.get("stacks", 0)
-        self._rounds.hear(node, waits=waits, is_done=is_done, left=left, stacks=stacks)
+        self._rounds.update(node, waits=waits, is_done=is_done, left=left, stacks=stacks)
 
     def _is_done(self, node: Node) -> bool:
         done = {outcome.rank for outcome in self._session.outcomes() if outcome.kind == "done"}
         return done.issuperset(self._rounds.ranks(node))
 
-    def _take_from_ranks(self, message: dict[str, Any]) -> None:
+    def _write_report(self, message: dict[str, Any]) -> None:
         for rank, reading in message["heartbeats"].items():
             reading["phase"] = Phase(reading["phase"])
             heartbeat = HeartbeatReading(**reading)
@@ -140,7 +140,7 @@ class NodeServer:
         for kind, at, fields in message["events"]:
             self._log.write(Event(kind, at, fields))
             if kind == "step":
-                self._rounds.train()
+                self._rounds.note_first_step()
         for outcome in message["outcomes"]:
             self._session.write_outcome(Outcome.from_json(outcome))
 
@@ -150,17 +150,17 @@ class NodeServer:
         if self._rounds.number == 0:
             self._finish(Outcome.of(JobError(why)))
 
-    # What follows -------------------------------------------------------------------------------------
+    # Decisions ----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Do what follows from what was asked of this process and what nodes have reported."""
+        """Decide what happens next, by the requests to this process and the reports of nodes; publish it."""
         if self._plan.over is not None:
             return
         if self._snapshots != self._plan.snapshots:
-            self._tell(snapshots=self._snapshots)
+            self._publish(snapshots=self._snapshots)
         if self._stop_by is not None and not self._plan.stop:
             self._why = "asked to stop"
-            self._tell(stop=True, end="stop")
+            self._publish(stop=True, end="stop")
         if self._stop_by is not None and time.monotonic() > self._stop_by - _CANCEL_S:
             late = f"asked to stop, and not all nodes have left within the grace of {self._grace_s:g} s"
             self._finish(Outcome.of(StopRequested(late)))
@@ -178,11 +178,11 @@ class NodeServer:
             self._session.begin_round(1)  # whose end it is: that of the round before was followed by a wait
             self._finish(Outcome.of(WorldError(why)))
             return
-        self._say_who_is_missing()
+        self._print_missing_nodes()
         if self._run.job.world.on != "join":  # its queue may be long: that is no hang
             HeartbeatReading(phase=Phase.WAITING).write(self._session.heartbeat(0))
 
-    def _say_who_is_missing(self) -> None:
+    def _print_missing_nodes(self) -> None:
         """Print, after a round, how many nodes are missing: a person may have to start another."""
         here, least = len(self._rounds.present()), self._rounds.machines.usable[0]
         missing = least - here if self._rounds.number else 0
@@ -197,7 +197,7 @@ class NodeServer:
             how, why = end
             self._why = self._why or why
             if how != self._plan.end:
-                self._tell(end=how)
+                self._publish(end=how)
         if self._plan.end and self._rounds.have_left():
             self._close()
 
@@ -207,17 +207,17 @@ class NodeServer:
         Ranks that hang when the round is to end are ended by their nodes.
         """
         if not self._plan.end and (hang := self._watchdog.look()) is not None:
-            self._why = hang.message(self._name)
-            self._tell(stacks=self._plan.stacks + 1)
+            self._why = hang.message(self._rank_name)
+            self._publish(stacks=self._plan.stacks + 1)
         if self._watchdog.hang is None or self._plan.end == "kill":
             return
         if self._rounds.have_written_stacks(self._plan.stacks) or self._watchdog.stacks_are_late():
             outcome = Outcome.of(WorldError(self._why), step=self._watchdog.step())
             for rank in range(self._session.ranks or 0):  # as they cannot
                 self._session.write_outcome(replace(outcome, rank=rank))
-            self._tell(end="kill")
+            self._publish(end="kill")
 
-    def _name(self, rank: int) -> str:
+    def _rank_name(self, rank: int) -> str:
         return f"rank {rank} on node {self._rounds.member_of(rank).host}"
 
     def _begin(self) -> None:
@@ -234,44 +234,44 @@ class NodeServer:
             flush=True,
         )
         threads = max(1, min(node.cores for node in members) // self._rounds.machines.processes)
-        self._tell(round=number, nodes=tuple(node.number for node in members), threads=threads, end="")
+        self._publish(round=number, nodes=tuple(node.number for node in members), threads=threads, end="")
 
     def _close(self) -> None:
-        """Keep what came of the round that has ended; end the run unless another round makes sense."""
+        """Record how the round ended; end the run unless another round makes sense."""
         rounds = self._rounds
         lost = [node for node in rounds.members if not node.is_ready and not node.left]
         for node in lost:
-            self._lose(node)
+            self._write_outcomes_of(node)
         ranks = rounds.ranks(rounds.members[-1]).stop
         outcome = decide(self._session.outcomes(), 1, ranks)
         self._log.close(outcome)
         self._why = self._why or cause_of(outcome.error) or outcome.kind
         if outcome.kind == "died":
-            for node in lost[:1] or self._guilty(outcome):
-                self._blame(node)
+            for node in lost[:1] or self._failed_nodes(outcome):
+                self._count_failure(node)
         rounds.close()
         if not self._plan.stop and self._log.verdict().retry:
             print(f"round {rounds.number} has ended: {self._why}", flush=True)
         else:
             self._finish(outcome)
 
-    def _guilty(self, outcome: Outcome) -> list[Node]:
-        """Return the nodes whose ranks have ended this round by a hang or a death; none where a store has failed."""
+    def _failed_nodes(self, outcome: Outcome) -> list[Node]:
+        """Return the nodes whose ranks ended this round, by a hang or an error; none if a store failed."""
         if (hang := self._watchdog.hang) is not None:
             return [node for node in self._rounds.members if {*self._rounds.ranks(node)} & {*hang.ranks}]
         return [] if outcome.type.startswith("midstride.") else [self._rounds.member_of(outcome.rank)]
 
-    def _lose(self, node: Node) -> None:
-        """Write the outcomes of the ranks of a silent node, as they cannot."""
-        error = WorldError(f"{self._rounds.words(node)} was silent for {self._run.job.world.node_timeout_s:g} s")
+    def _write_outcomes_of(self, node: Node) -> None:
+        """Write the outcomes of the ranks of a silent node, which can write none."""
+        error = WorldError(f"{self._rounds.describe(node)} was silent for {self._run.job.world.node_timeout_s:g} s")
         ended = time.time() - self._rounds.silence_s(node)  # what the others say follows from it
         for rank in self._rounds.ranks(node):
             self._session.write_outcome(replace(Outcome.of(error, rank=rank), time=ended))
 
-    def _blame(self, node: Node) -> None:
-        self._rounds.blame(node)
-        if self._rounds.is_blamed(node):
-            self._why += f"; {self._rounds.blame_words(node)}"
+    def _count_failure(self, node: Node) -> None:
+        self._rounds.count_failure(node)
+        if self._rounds.fails_too_often(node):
+            self._why += f"; {self._rounds.failure_message(node)}"
 
     def _finish(self, outcome: Outcome) -> None:
         """Tell all nodes that no round will follow; `outcome` is the world's if no rank has written one."""
@@ -279,9 +279,10 @@ class NodeServer:
             self._session.begin_round(1)
             self._session.write_outcome(outcome)
         gone = parent_of(os.getppid()) != self._launcher
-        self._tell(over=WorldError.exit_code if gone else outcome.code)  # there will be another: the nodes wait for it
+        # If the launcher has gone, another one will come: the nodes wait for it.
+        self._publish(over=WorldError.exit_code if gone else outcome.code)
 
-    def _tell(self, **changes: Any) -> None:
+    def _publish(self, **changes: Any) -> None:
         """Publish the plan with `changes`."""
         self._plan = replace(self._plan, **changes)
         self._store.publish(self._plan)

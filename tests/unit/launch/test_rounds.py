@@ -37,7 +37,7 @@ def come(rounds: Rounds, *hosts: str) -> list[Node]:
         rounds.add(len(rounds.nodes) + 1, host, 8)
     nodes = [*rounds.nodes.values()][-len(hosts) :]
     for node in nodes:
-        rounds.hear(node, waits=True)
+        rounds.update(node, waits=True)
     return nodes
 
 
@@ -45,7 +45,7 @@ def pass_s(rounds: Rounds, clock: Clock, seconds: float, *heard: Node) -> None:
     """Let time pass in which something is heard of some nodes."""
     clock.pass_s(seconds)
     for node in heard:
-        rounds.hear(node)
+        rounds.update(node)
 
 
 def hosts(rounds: Rounds) -> list[str]:
@@ -64,7 +64,7 @@ def test_the_first_round_gives_others_a_moment_to_come(clock: Clock) -> None:
     pass_s(rounds, clock, 2.0, one, two)
     assert rounds.begin()
     assert hosts(rounds) == ["a", "b"]
-    assert [rounds.words(node) for node in rounds.members] == ["node a (ranks 0 to 1)", "node b (ranks 2 to 3)"]
+    assert [rounds.describe(node) for node in rounds.members] == ["node a (ranks 0 to 1)", "node b (ranks 2 to 3)"]
 
 
 def test_as_many_as_there_may_be_begin_at_once(clock: Clock) -> None:
@@ -79,7 +79,7 @@ def test_a_number_that_cannot_share_the_lanes_leaves_one_waiting(clock: Clock) -
     come(rounds, *"abc")
     assert rounds.begin()
     assert hosts(rounds) == ["a", "b"]
-    rounds.train()
+    rounds.note_first_step()
     assert rounds.end() is None  # three can do no more than two
 
 
@@ -92,15 +92,15 @@ def test_a_silent_node_is_left_out_and_one_that_waits_takes_its_part(clock: Cloc
     pass_s(rounds, clock, 0.1, two, spare)
     assert rounds.end() == ("kill", "node a (ranks 0 to 1) was silent for 5 s: it is left out")
     assert not rounds.have_left()
-    rounds.hear(two, waits=True)
+    rounds.update(two, waits=True)
     assert rounds.have_left()
     rounds.close()
     assert rounds.begin()
     assert hosts(rounds) == ["b", "c"]
-    rounds.hear(one, waits=True)  # its cable is back: it waits, as there are two
-    rounds.train()
+    rounds.update(one, waits=True)  # its cable is back: it waits, as there are two
+    rounds.note_first_step()
     assert rounds.end() is None
-    rounds.hear(spare, left="asked to stop")
+    rounds.update(spare, left="asked to stop")
     assert rounds.end() == ("stop", "node c (ranks 2 to 3) leaves: asked to stop")
 
 
@@ -108,15 +108,15 @@ def test_ranks_that_have_ended_say_why_themselves(clock: Clock) -> None:
     rounds = rounds_of(clock, nodes="2", lanes=None)
     one, two = come(rounds, *"ab")
     assert rounds.begin()
-    rounds.hear(two, waits=True)
+    rounds.update(two, waits=True)
     assert rounds.end() == ("stop", "")
-    rounds.hear(one, waits=True)
+    rounds.update(one, waits=True)
     rounds.close()
     assert rounds.begin()
     assert hosts(rounds) == ["a", "b"]
     assert rounds.end() is None
-    rounds.hear(one, left="asked to stop")
-    rounds.hear(two, waits=True)
+    rounds.update(one, left="asked to stop")
+    rounds.update(two, waits=True)
     rounds.close()
     assert not rounds.begin()  # it needs two
 
@@ -129,9 +129,9 @@ def test_a_round_grows_when_it_has_trained_for_a_while(clock: Clock) -> None:
     [two] = come(rounds, "b")
     pass_s(rounds, clock, 100.0, one, two)
     assert rounds.end() is None  # it has not trained: there would be nothing to keep
-    rounds.train()
+    rounds.note_first_step()
     pass_s(rounds, clock, 59.0, one, two)
-    rounds.train()
+    rounds.note_first_step()
     assert rounds.end() is None
     pass_s(rounds, clock, 1.0, one, two)
     assert rounds.end() == ("stop", "b can train as well")
@@ -142,7 +142,7 @@ def test_a_round_never_grows_where_the_job_says_so(clock: Clock) -> None:
     [one] = come(rounds, "a")
     pass_s(rounds, clock, 5.0, one)
     assert rounds.begin()
-    rounds.train()
+    rounds.note_first_step()
     [two] = come(rounds, "b")
     pass_s(rounds, clock, 1e6, one, two)
     assert rounds.end() is None
@@ -152,9 +152,9 @@ def test_ranks_that_are_done_let_the_others_come_to_the_end_too(clock: Clock) ->
     rounds = rounds_of(clock, nodes="1:2")
     one, two = come(rounds, *"ab")
     assert rounds.begin()
-    rounds.hear(one, waits=True, is_done=True)
+    rounds.update(one, waits=True, is_done=True)
     assert rounds.end() is None
-    rounds.hear(two, waits=True, is_done=True)
+    rounds.update(two, waits=True, is_done=True)
     assert rounds.end() == ("stop", "")
 
 
@@ -163,7 +163,7 @@ def test_a_node_that_is_lost_behind_one_that_is_done_costs_another_round(clock: 
     one, _ = come(rounds, *"ab")
     assert rounds.begin()
     pass_s(rounds, clock, 5.1, one)
-    rounds.hear(one, waits=True, is_done=True)
+    rounds.update(one, waits=True, is_done=True)
     assert rounds.end() == ("kill", "node b (ranks 2 to 3) was silent for 5 s: it is left out")
     rounds.close()
     assert rounds.begin()
@@ -176,23 +176,23 @@ def test_a_node_that_ended_two_rounds_waits_while_there_are_enough_without_it(cl
     for last in (False, True):
         assert rounds.begin()
         assert hosts(rounds) == ["a", "b"]
-        rounds.blame(rounds.member_of(3))
-        assert rounds.is_blamed(two) == last
-        rounds.hear(one, waits=True)
-        rounds.hear(two, waits=True)
+        rounds.count_failure(rounds.member_of(3))
+        assert rounds.fails_too_often(two) == last
+        rounds.update(one, waits=True)
+        rounds.update(two, waits=True)
         rounds.close()
-    assert rounds.blame_words(two) == "node b has ended 2 of the last 10 rounds: it waits while others are enough"
+    assert rounds.failure_message(two) == "node b has ended 2 of the last 10 rounds: it waits while others are enough"
     assert rounds.begin()
     assert hosts(rounds) == ["a"]
-    rounds.train()
+    rounds.note_first_step()
     assert rounds.end() is None, "it is not let in"
-    rounds.hear(one, left="asked to stop")
+    rounds.update(one, left="asked to stop")
     rounds.close()
     assert rounds.begin(), "there is no other"
     assert hosts(rounds) == ["b"]
     rounds.close()
     for _ in range(7):
-        rounds.hear(two, waits=True)
+        rounds.update(two, waits=True)
         assert rounds.begin()
         rounds.close()
-    assert not rounds.is_blamed(two), "it has done well since"
+    assert not rounds.fails_too_often(two), "it has done well since"
