@@ -8,7 +8,7 @@ horovodrun_agent  horovodrun, without the traceback it ends with
 job_fork_server   the fork server of a job: one process imports torch, and all that is launched for the job is forked
                   from it
 launch            launch one world, watch it to its end, and leave nothing of it behind
-log_lines         which lines of a world are worth a person's time; the attempt's log file has them all
+log_lines         leaves out what torchrun, gloo and stores print about their own work
 preemption        notices that a spot machine is about to be taken away: a snapshot is asked for while there
                   is time
 rank              what each rank of a world runs: `python -m midstride.engine.launch.rank SESSION`
@@ -17,8 +17,7 @@ spawn_agent       the agent of a world on one machine: `python -m midstride.engi
                   GRACE_S`
 torch_internals   privates of torch's elastic agent, named here alone
 torchrun_agent    torchrun's agent for this machine alone, whose ranks end with it
-watchdog          watch the heartbeats of a world: does it get on, and does one rank hold all the
-                  others up?
+watchdog          finds, by the heartbeats of a world, ranks that hang and ranks for which the others wait
 launchers/        the commands that start a world, by name
 nodes/            a world on several machines: nodes that come and go
 """

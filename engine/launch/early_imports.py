@@ -9,7 +9,7 @@ from midstride.engine.processes.fork_server import forking
 
 __all__ = ["MODULES", "early_imports"]
 
-#: what `job_fork_server` asks for with any launcher of ours; to ask them would be to import them
+#: the modules that `job_fork_server` preloads with the built-in launchers, as a copy: to ask them would import them
 MODULES = (
     "midstride.engine.jobs.build",
     "midstride.engine.jobs.evaluate",
@@ -28,7 +28,7 @@ _COMMANDS = {"fit", "nightly", "train"}
 
 
 def early_imports(arguments: Sequence[str]) -> AbstractContextManager[None]:
-    """Return a block in which a command that trains has its fork server, before it has read its job.
+    """Return a context in which a fork server preloads torch, if the command trains; the job has not been read yet.
 
     Args:
         arguments: of the command line.

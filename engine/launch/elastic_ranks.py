@@ -17,11 +17,10 @@ __all__ = ["ranks_forked"]
 
 
 def ranks_forked(module: str) -> AbstractContextManager[None]:
-    """Return a block in which agents fork ranks that run `module`; it is imported here, with all that they need.
+    """Import `module` and what ranks need; return a context in which torch's agents fork the ranks that run it.
 
-    They leave ranks that are asked to end the grace of the session, if there is one.
-
-    Where a fork could not use CUDA, as after the agent has asked the driver for GPUs, ranks are started afresh.
+    If the session has a grace, agents wait that long for ranks they have asked to end. Where a fork could not use
+    CUDA, for example because the agent has asked the driver for GPUs, ranks are started as new programs instead.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that torchrun asks in a way that does no harm
     preload(*RANK_MODULES, module)

@@ -53,18 +53,17 @@ def launch(
 ) -> Outcome:
     """Run one world of `run` to its end, resuming it if it has been started before.
 
-    Call it in the main thread: it may be interrupted by any exception at any time (a signal turned into
-    one, a timeout), and then stops the world within `grace_s` plus 2 s, writes that down, and lets the
-    exception go on.
+    Call it in the main thread. Any exception may interrupt it at any time, such as a timeout or one that the handler
+    of a signal raises. It then stops the world within `grace_s` plus 2 s, records the attempt and re-raises.
 
     Args:
-        run: a job under a name; one that is done already is done again at once.
-        on_line: gets what the world prints, several lines joined, at most every half second.
-        on_event: gets each event once.
-        grace_s: seconds a world has to take a snapshot and leave when it is asked to.
+        run: what is trained; a run that is done already ends again at once.
+        on_line: called with what the world prints, several lines joined, at most every half second.
+        on_event: called with each event once.
+        grace_s: seconds that a world has to take a snapshot and end when it is asked to stop.
 
     Returns:
-        How it ended. Errors of the world are outcomes, not exceptions.
+        How the world ended. Its errors are outcomes, not exceptions.
 
     Raises:
         JobError: the run's name or store cannot be used; nothing was started.
@@ -116,7 +115,7 @@ def _ensure_writable(run: Run) -> None:
 
 
 class _WorldMonitor:
-    """Hands on what a world prints and reports, and keeps what the attempt log wants to know."""
+    """Passes on what a world prints and its events, and collects what the attempt log records."""
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class _WorldMonitor:
         self._code = code
 
     def _check_progress(self, group: SupervisedProcess) -> None:
-        """End a world that hangs; name a rank that holds the others up."""
+        """End a world that hangs; report a rank for which the others wait."""
         if slow := self._watchdog.straggler():
             self._take(Event("slow", time.time(), {"rank": slow.rank, "words": str(slow)}))
             self._on_line(str(slow))
@@ -177,7 +176,7 @@ class _WorldMonitor:
             group.kill()
 
     def outcome(self, processes: int, grace_s: float) -> Outcome:
-        """Return how the world ended, once what is left of its words is handed on."""
+        """Return how the world ended, after its last lines and events were passed on."""
         for hand_on in (self._events, self._lines):
             try:
                 hand_on()

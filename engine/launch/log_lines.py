@@ -1,14 +1,14 @@
-"""Which lines of a world are worth a person's time; the attempt's log file has them all."""
+"""Leaves out what torchrun, gloo and stores print about their own work; the attempt's log file keeps all lines."""
 
 import re
 from collections.abc import Iterable
 
 __all__ = ["without_noise"]
 
-#: what torchrun's agent and gloo say of themselves: the cause is said by the rank that met it, and by the outcome
+#: lines of torchrun's agent and of gloo: the rank that failed prints the cause, and the outcome has it
 _NOISE = re.compile(
     r"^([IWEF]\d{4} [\d:.]+ +\d+ .*\btorch/distributed/(elastic|launcher|run)|\[Gloo\] Rank \d+ is connected to |"
-    # Its stores', of a rank that has gone, with the stack in C++
+    # Lines of a TCPStore about a rank that has gone, with the stack in C++
     r"(\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ \w+\.cpp:\d+\] \[c10d\] |Exception raised from \w+ at /|"
     r"frame #\d+: |<omitting python frames>)"
 )

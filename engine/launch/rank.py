@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankProcess", "main", "print_whole_lines", "train_as_rank"]
 
-#: what a rank that is done gives the others to be so too
+#: seconds that a rank which is done waits for the others to be done too
 _TOGETHER_S = 5.0
 #: the path of a socket has at most 107 characters
 _LONGEST_FOLDER = 80
@@ -48,13 +48,13 @@ def _ignore_stops() -> None:
 
 
 def _put_sockets_into(folder: Path) -> None:
-    """Have multiprocessing keep its sockets in `folder`, which goes with the world however this process ends."""
+    """Make multiprocessing create its sockets in `folder`, which is removed with the session however ranks end."""
     if len(str(folder)) <= _LONGEST_FOLDER:
         multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 
 def print_whole_lines() -> None:
-    """Have every line printed here leave in one piece: several ranks share one pipe."""
+    """Flush after every line, and only then: several ranks print to one pipe."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
@@ -108,7 +108,7 @@ class RankProcess:
         return outcome.code
 
     def _wait_for_peers(self) -> None:
-        """Wait until the others here have spoken: they are stopped, should this process fall on its way out."""
+        """Wait for the outcomes of the ranks on this machine: if this process crashes as it exits, they are stopped."""
         deadline = time.monotonic() + _TOGETHER_S
         while len(self.session.outcomes()) < self.world.local_size and time.monotonic() < deadline:
             time.sleep(0.02)

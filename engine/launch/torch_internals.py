@@ -15,11 +15,11 @@ _API: Any = import_module("torch.distributed.elastic.multiprocessing.api")
 
 @contextmanager
 def ranks_started_by(start: Callable[[tuple[str, ...], dict[str, str]], Any]) -> Iterator[None]:
-    """Have agents start their ranks by `start` until the block ends.
+    """Make torch's agents start their ranks with `start` until the block ends.
 
     Args:
-        start: takes the command of a rank and its environment. Returns what has the `pid`, `poll` and `wait` of a
-            `subprocess.Popen` and leads a session; or None to have the command started.
+        start: takes the command of a rank and its environment. Returns the process, which leads a session and has the
+            `pid`, `poll` and `wait` of a `subprocess.Popen`; or None, and the agent starts the command as usual.
     """
 
     class Handler(SubprocessHandler):
@@ -36,7 +36,7 @@ def ranks_started_by(start: Callable[[tuple[str, ...], dict[str, str]], Any]) ->
 
 
 def end_ranks_within(shutdown_s: float) -> None:
-    """Have agents that this process starts wait so long for ranks they have asked to end, before they kill them."""
+    """Set how many seconds agents of this process wait for ranks they have asked to end before they kill them."""
     seconds = max(1, round(shutdown_s))
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(seconds)
     _API.PContext.close.__defaults__ = (None, seconds)  # before 2.13 torch has neither that variable nor an option

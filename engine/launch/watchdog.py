@@ -1,4 +1,4 @@
-"""Watch the heartbeats of a world: does it get on, and does one rank hold all the others up?"""
+"""Finds, by the heartbeats of a world, ranks that hang and ranks for which the others wait."""
 
 import os
 import signal
@@ -22,10 +22,10 @@ __all__ = ["DUMP_STACKS", "Hang", "Straggler", "Watchdog", "write_stacks"]
 DUMP_STACKS = signal.SIGUSR2
 
 WINDOW_S = 30.0  # over which ranks are compared
-_BATCHES = 20  # in it, at least
-_SLOWER = 1.5  # times as slow as the others,
-_SHARE = 0.1  # and for so much of the time
-_WRITING_S = 0.5  # a rank's stacks, each
+_BATCHES = 20  # that every rank must have done in it
+_SLOW_FACTOR = 1.5  # a straggler takes so many times as long as the others,
+_SLOW_SHARE = 0.1  # and they wait for it for this share of the time
+_STACKS_S = 0.5  # that a rank gets to write its stacks
 
 _DOING = {
     Phase.STARTING: ("came to a first step", "startup_timeout_s"),
@@ -40,9 +40,9 @@ class Straggler:
     """A rank for which the others wait.
 
     Args:
-        rank: which.
-        own_s: seconds it needs to read a batch and for its training step.
-        others_s: the median of the others.
+        rank: its number.
+        own_s: seconds that it takes to read a batch and to run its training step.
+        others_s: the median of the same over the other ranks.
     """
 
     rank: int
@@ -58,12 +58,12 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Hang:
-    """A world that does not get on.
+    """A world that makes no progress.
 
     Args:
-        words: what has not happened, for how long.
-        ranks: those that the others wait for, as far as heartbeats tell.
-        why: what is known of these; "" if there are none.
+        words: a message: what has not happened, and for how long.
+        ranks: the ranks that the others wait for, as far as heartbeats tell.
+        why: what is known about these ranks; "" if there are none.
     """
 
     words: str
@@ -71,22 +71,22 @@ class Hang:
     why: str = ""
 
     def message(self, name: Callable[[int], str] = "rank {}".format) -> str:
-        """Return it as a sentence.
+        """Return the message for people.
 
         Args:
-            name: says what a rank is called.
+            name: returns the name of a rank.
         """
         who = f" The others wait for {' and '.join(map(name, self.ranks))}: {self.why}." if self.ranks else ""
         return f"{self.words}: the world hung and was ended.{who} The stack of every rank is in the log."
 
 
 class Watchdog:
-    """Looks at the heartbeats of one world.
+    """Reads the heartbeats of one world.
 
     Args:
         session: of the world.
         options: how many ranks there are, and how long they may take.
-        patience_s: how much longer a hang is left to the process that watches the nodes.
+        patience_s: seconds to wait beyond the limits: the process that watches the nodes ends a hang first.
         clock: seconds, for tests.
     """
 
@@ -112,7 +112,7 @@ class Watchdog:
         return self._session.ranks or self._options.processes
 
     def hang(self) -> Hang | None:
-        """Return what has not happened for too long; None while the world gets on, or waits for a store."""
+        """Return the hang, if the limit for a hang is over; None while ranks make progress or wait for a store."""
         readings, now = self.heartbeats(), self._clock()
         if self._options.hosts and not any(reading.pid for reading in readings):
             return None  # all ranks are on other machines: their heartbeats are not seen here
@@ -134,7 +134,7 @@ class Watchdog:
         return float("inf") if limit is None else limit
 
     def straggler(self) -> Straggler | None:
-        """Return the rank that is much slower than the others, if there is one that was not named before."""
+        """Return a rank that is much slower than the others; each rank is returned once."""
         if self._ranks == 1 or self._clock() - self._window < WINDOW_S:
             return None
         readings, before, self._window = self.heartbeats(), self._before, self._clock()
@@ -147,8 +147,8 @@ class Watchdog:
         own = [(now.worked_s - then.worked_s) / n for now, then, n in zip(readings, before, batches, strict=True)]
         rank = max(range(len(own)), key=own.__getitem__)
         others = statistics.median(own[:rank] + own[rank + 1 :])
-        waits = (own[rank] - others) * batches[rank] > _SHARE * WINDOW_S
-        if rank in self._named or own[rank] < _SLOWER * others or not waits:
+        waits = (own[rank] - others) * batches[rank] > _SLOW_SHARE * WINDOW_S
+        if rank in self._named or own[rank] < _SLOW_FACTOR * others or not waits:
             return None
         self._named.add(rank)
         return Straggler(rank, own[rank], others)
@@ -162,12 +162,12 @@ class Watchdog:
         return max(reading.step for reading in self.heartbeats())
 
     def write_stacks(self) -> None:
-        """Have every rank write its stacks to the world's log."""
+        """Make every rank write the Python stacks of its threads to the world's log."""
         write_stacks(dict(enumerate(self.heartbeats())), self._session.log)
 
 
 def _waited_for(readings: list[HeartbeatReading]) -> tuple[tuple[int, ...], str]:
-    """Return the ranks for which the others wait, and what is known of them; none where all are alike."""
+    """Return the ranks for which the others wait, and what is known about them; none if nothing tells ranks apart."""
     least = min(reading.beats for reading in readings)
     signs = {
         "suspended, by SIGSTOP or a debugger": [
@@ -183,7 +183,7 @@ def _waited_for(readings: list[HeartbeatReading]) -> tuple[tuple[int, ...], str]
 
 
 def write_stacks(ranks: Mapping[int, HeartbeatReading], log: Path) -> None:
-    """Have ranks on this machine write the Python stacks of their every thread to `log`, where they print."""
+    """Make ranks on this machine write the Python stacks of all their threads to `log`, the file that they print to."""
     for rank, reading in ranks.items():
         doing = "suspended: it writes nothing" if is_suspended(reading.pid) else reading.phase.name.lower()
         with log.open("ab") as file:
@@ -191,6 +191,6 @@ def write_stacks(ranks: Mapping[int, HeartbeatReading], log: Path) -> None:
         try:
             if reading.pid:
                 os.kill(reading.pid, DUMP_STACKS)
-                time.sleep(_WRITING_S)
+                time.sleep(_STACKS_S)
         except ProcessLookupError:
             continue

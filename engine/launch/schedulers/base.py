@@ -14,20 +14,20 @@ from midstride.engine.session.signals import SignalRequests
 
 __all__ = ["NodeRequest", "Scheduler", "join_command", "node_environment"]
 
-#: for a launcher that has gone, before a node that was started for it ends
+#: seconds that a node waits for its launcher before it ends by itself
 _WAIT_S = 30
-#: what the launcher has said to its own processes; OMP_NUM_THREADS is that of this machine
+#: variables that a launcher sets for its own processes; OMP_NUM_THREADS fits this machine only
 _OURS = (Session.VARIABLE, PARENT, SignalRequests.VARIABLE, "OMP_NUM_THREADS", "PYTHONHASHSEED")
 
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What machines are asked for.
+    """What a scheduler is asked to start.
 
     Args:
-        run: its name; jobs are called after it.
-        url: of its folder in the store, which all nodes reach.
-        nodes: how many, at least and at most, and how many processes each has.
+        run: name of the run, from which the names of jobs are made.
+        url: of the run's folder in the store, which all nodes reach.
+        nodes: the smallest and the largest number of nodes, and the processes of each.
         arguments: the job's `on_args`.
         grace_s: seconds that a node has to take a snapshot and leave, once it is asked to.
     """
@@ -40,7 +40,7 @@ class NodeRequest:
 
 
 class Scheduler(ABC):
-    """Who gives a world its machines. An object asks for those of one attempt, once.
+    """Starts the nodes of one attempt on a cluster, and ends them.
 
     Args:
         request: what is asked for.
@@ -53,7 +53,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def describe(self, address: str) -> str:
-        """Return in a line what `start` would ask for, without asking."""
+        """Return in one line what `start` would submit; nothing is submitted."""
 
     @abstractmethod
     def start(self, address: str) -> str:
@@ -70,14 +70,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def end_reason(self) -> str:
-        """Return why no node will come any more, "" as long as one is running or waiting for its turn.
+        """Return why no node will join any more; "" while one is running or queued.
 
-        It may take its time, and may raise: then it is asked again.
+        It may be slow and may raise; then it is called again later.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """End all that was started, that which waits for its turn too. Called once, also when all has ended."""
+        """End all nodes, queued ones included. Called once, even if all have ended."""
 
 
 def join_command(address: str) -> list[str]:
@@ -86,5 +86,5 @@ def join_command(address: str) -> list[str]:
 
 
 def node_environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return `base` without what the launcher has said to its own processes."""
+    """Return `base` without the variables that the launcher sets for its own processes."""
     return {name: value for name, value in base.items() if name not in _OURS}
