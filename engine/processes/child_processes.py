@@ -19,15 +19,15 @@ __all__ = ["ChildProcesses", "end_within"]
 
 
 class ChildProcesses:
-    """One call in several processes: the ranks of a world on this machine, mostly.
+    """Processes that each call one function, such as the ranks of a world on this machine.
 
-    They run inside the `with` block; whatever ends it ends them. If this process is killed, they end too.
+    They run inside the `with` block; whatever ends the block ends them. If this process is killed, they end too.
 
     Args:
-        target: called in each. What it prints is flushed and its process ends without tearing down what it inherited:
-            with 0 when it returns, with the code of a SystemExit, else with 1 and a traceback.
-        arguments: of the call; pickled, unless forked.
-        environments: one process for each; its whole environment.
+        target: the function. When it returns, its process flushes what was printed and exits with 0, without tearing
+            down what it inherited; after a SystemExit with its code, after any other exception with 1 and a traceback.
+        arguments: of the call; pickled, unless processes are forked.
+        environments: the whole environment of each process; there are as many processes.
         method: as `multiprocessing` starts a process.
     """
 
@@ -88,8 +88,8 @@ class ChildProcesses:
 
 
 def _run(starter: int, environment: dict[str, str], target: Callable[..., object], arguments: Any) -> NoReturn:
-    # First of all: after a fork, the parent's threads are gone, and a wait for one hangs. So would the destructor of
-    # what the parent has left to its garbage collector, such as the store of an earlier fit.
+    # First of all: a fork has none of the parent's threads, and to wait for one would hang. Destructors of objects that
+    # the parent has left to its garbage collector may do so, such as that of the store of an earlier fit.
     gc.freeze()
     die_with(starter)
     os.environ.clear()

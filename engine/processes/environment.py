@@ -1,4 +1,4 @@
-"""The environment of a program of ours: what is part of its bits is said, not left to chance."""
+"""The environment of our own programs: the variables that decide bits are always set."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,28 +15,28 @@ def cores() -> int:
 
 
 def program_environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return the environment of a program that computes; what a person has set in `base` stands.
+    """Return the environment of a program that computes; variables that are set in `base` keep their values.
 
     Args:
-        base: of this process.
-        threads: in which torch computes.
+        base: the environment of this process.
+        threads: number of threads in which torch computes.
     """
-    # The order of a set of text is another in each interpreter unless this is fixed.
+    # Without a fixed hash seed the order of a set of text differs from interpreter to interpreter.
     fixed = {"OMP_NUM_THREADS": str(threads), _HASH_SEED: "0"}
     return {**fixed, **base, "PYTHONUNBUFFERED": "1"}
 
 
 def hash_seed() -> dict[str, str]:
-    """Return the variable by which all fresh processes of this one hash text alike, unless it is set.
+    """Return a variable with which all interpreters that this process starts hash text alike, unless it is set.
 
-    As this process does they cannot: Python tells no seed. Those of another process that hashes otherwise do, too.
+    They cannot hash as this process does: Python does not reveal its seed. The value follows from the hash of a text.
     """
     return {} if _HASH_SEED in os.environ else {_HASH_SEED: str(hash("midstride") % 2**32)}
 
 
 @contextmanager
 def hash_seed_set(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have interpreters that `multiprocessing` starts within the block hash text as `environment` says."""
+    """Make interpreters that `multiprocessing` starts within the block hash text as `environment` says."""
     is_other = _HASH_SEED in environment and _HASH_SEED not in os.environ
     if is_other:
         os.environ[_HASH_SEED] = environment[_HASH_SEED]

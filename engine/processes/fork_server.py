@@ -31,10 +31,10 @@ __all__ = ["ForkServer", "ForkedSupervisor", "ForkingSupervisor", "forking", "ru
 
 _SESSION_BYTES = 256
 _REQUEST_BYTES = 1 << 17
-_LOOKS_EVERY_S = 0.5  # for an end, where it waits without a limit
-#: what is read when Python, torch or what they load starts: where one of these differs, a fork would not be the same
+_POLL_S = 0.5  # between checks whether a process has ended, while waiting without a limit
+#: prefixes of variables that Python, torch or their libraries read as they start: a fork keeps the values of its server
 _READ_EARLY = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_", "ATEN_", "LD_", "MALLOC_")
-#: of these, what is read late, or applied in the fork
+#: of these, variables that are read later, or that the fork applies
 _READ_LATE = {"OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
 
 _servers: list["ForkServer"] = []
@@ -42,11 +42,11 @@ _servers: list["ForkServer"] = []
 
 @contextmanager
 def forking(environment: Mapping[str, str], *modules: str) -> Iterator[None]:
-    """Have what is supervised until the block ends forked from one process, which starts to import at once.
+    """Start a fork server: supervised processes are forked from it until the block ends.
 
     Args:
-        environment: of that process.
-        modules: of ours that it imports. What is called by `python -m` is called in a fork if it is among them.
+        environment: of the server.
+        modules: our modules that it imports at once. A command `python -m MODULE` runs in a fork if it is one of them.
     """
     has_one = any(server.suits(environment) and server.modules >= {*modules} for server in _servers)
     if has_one or sys.platform != "linux":  # only there is a fork found and ended as a process of its own
@@ -62,16 +62,16 @@ def forking(environment: Mapping[str, str], *modules: str) -> Iterator[None]:
 
 
 def running_server(environment: Mapping[str, str]) -> "ForkServer | None":
-    """Return a server whose forks are as a process that starts in `environment`, if there is one."""
+    """Return a running server whose forks are like processes started in `environment`; None if there is none."""
     return next((server for server in reversed(_servers) if server.suits(environment)), None)
 
 
 class ForkServer:
-    """Starts such a process, and asks it for supervisors; closed, it ends with all that it has forked.
+    """The client of a fork server: starts the server and asks it for supervisors; closing ends all that was forked.
 
     Args:
-        environment: in which it starts.
-        modules: that it imports.
+        environment: of the server.
+        modules: that the server imports.
     """
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
@@ -93,15 +93,15 @@ class ForkServer:
             )
 
     def suits(self, environment: Mapping[str, str]) -> bool:
-        """Whether the server runs, and a fork of it is as a process that starts in `environment`."""
+        """Whether the server runs, and its forks are like processes started in `environment`."""
         return self._process.poll() is None and self._early == _early(environment)
 
     def start_supervisor(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float
     ) -> "ForkedSupervisor | None":
-        """Return a supervisor as `supervised_process.start_supervisor` does; None if the server has gone.
+        """Return a supervisor as `supervised_process.start_supervisor` does.
 
-        The same if the request, its environment mostly, is longer than a message may be.
+        Returns None if the server has ended, or if the request, mostly the environment, is too long for a message.
         """
         request = {
             "command": [*command],
@@ -127,7 +127,7 @@ class ForkServer:
             raise
 
     def code_of(self, pid: int) -> int | None:
-        """Return the exit code of the supervisor `pid` if the server has told it."""
+        """Return the exit code of the supervisor `pid`; None if the server has not reported it."""
         with self._lock:
             try:
                 while pid not in self._codes:
@@ -138,11 +138,11 @@ class ForkServer:
             return self._codes.get(pid)
 
     def has_gone(self) -> bool:
-        """Whether the server has ended, so that it tells nothing any more."""
+        """Whether the server has ended, and reports nothing any more."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End the server; what it has forked is asked to stop by the kernel."""
+        """End the server; the kernel then asks the processes that it has forked to stop."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -156,11 +156,11 @@ class ForkServer:
 
 
 class ForkedSupervisor:
-    """A supervisor that a fork server has started, with the part of `subprocess.Popen` that its owner needs.
+    """A supervisor that a fork server has started, with the methods of `subprocess.Popen` that its owner needs.
 
     Args:
-        server: whose child it is.
-        pid: of the supervisor.
+        server: its parent.
+        pid: process id of the supervisor.
     """
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -193,7 +193,7 @@ class ForkedSupervisor:
         while (code := self.poll()) is None:
             if (left_s := until - time.monotonic()) <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            if self._has_ended(min(left_s, _LOOKS_EVERY_S)):
+            if self._has_ended(min(left_s, _POLL_S)):
                 time.sleep(0.002)  # until the server has told it
         return code
 
@@ -218,7 +218,7 @@ class ForkedSupervisor:
 
 
 class ForkingSupervisor(Supervisor):
-    """Calls, in the process that it forks for its command, what the process that it was forked from has imported."""
+    """Runs a command `python -m MODULE` as a call in a fork, if the fork server has imported the module."""
 
     def execute(self) -> None:
         """Become the command."""

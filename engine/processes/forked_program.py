@@ -1,4 +1,4 @@
-"""A program that runs in a fork of this process: a session, an environment and an end of its own, no imports."""
+"""A program that runs in a fork of this process: with its own session, environment and exit, and nothing to import."""
 
 import atexit
 import gc
@@ -18,13 +18,13 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class ForkedProgram:
-    """A child that runs `main` as `python -m` would, with the part of `subprocess.Popen` that its owner needs.
+    """A child process that runs `main` as `python -m` would, with the methods of `subprocess.Popen` that are needed.
 
-    Fork in the main thread, before anything has been computed on several threads: a fork has none of them.
+    Fork in the main thread, and before anything was computed on several threads: a fork has none of these threads.
 
     Args:
         main: the program.
-        environment: the whole of it.
+        environment: its whole environment.
     """
 
     def __init__(self, main: Callable[[], object], environment: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ def _begin(main: Callable[[], object], environment: Mapping[str, str]) -> None:
 
 
 def take_environment(environment: Mapping[str, str]) -> None:
-    """Have `environment`, and as many threads as it says: libraries have read it when they were loaded."""
+    """Set the environment of this process, and the threads of torch, which has read the old one when it was loaded."""
     os.environ.clear()
     os.environ.update(environment)
     threads = environment.get("OMP_NUM_THREADS", "")
@@ -83,7 +83,7 @@ def take_environment(environment: Mapping[str, str]) -> None:
 
 
 def end_with(main: Callable[[], object]) -> NoReturn:
-    """End this process as an interpreter does whose program is `main`, without taking down what it has loaded."""
+    """Run `main` and exit as an interpreter does after its program, but without unloading libraries."""
     code: object = 0
     try:
         main()

@@ -1,9 +1,10 @@
 """Processes that do not outlive the one that started them, and how to find those that did.
 
-Three ties hold a world together, so that any one of them may be cut (by SIGKILL, even):
-a child asks the kernel to be signalled when its parent dies; a supervisor adopts whatever its
-descendants leave behind; and every process of a world carries the world's session in its
-environment, by which it can be found wherever it went.
+Three mechanisms end all processes of a world, even if one of them is killed by SIGKILL:
+
+- a child asks the kernel for a signal when its parent dies;
+- a supervisor becomes the parent of orphaned descendants;
+- every process of a world has the session of the world in its environment, and can be found by it.
 
 Linux has all three. Elsewhere only the process group is left.
 """
@@ -36,7 +37,7 @@ __all__ = [
 
 #: environment variable by which the processes of a world are found: the folder of its session
 SESSION = "MIDSTRIDE_SESSION"
-#: environment variable in which a parent tells its children who it is
+#: environment variable in which a parent gives its children its process id
 PARENT = "MIDSTRIDE_PARENT"
 
 _PR_SET_PDEATHSIG = 1
@@ -52,12 +53,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process the signal `by` when its parent dies; leave now if it is dead.
+    """Make the kernel send this process the signal `by` when its parent dies; exit now if it is dead already.
 
     Args:
-        parent: the process that started this one. A parent that died before the kernel was asked
-            would never be noticed; another parent's pid gives it away.
-        by: the signal. It is kept over `exec`, not over `fork`.
+        parent: the process that started this one. The kernel does not report a parent that died before this call; then
+            this process has another parent by now, and exits.
+        by: the signal. The request survives `exec`, not `fork`.
     """
     _prctl(_PR_SET_PDEATHSIG, by)
     if _LINUX and os.getppid() != parent:
@@ -73,7 +74,7 @@ def die_with(process: int) -> None:
 
 
 def tie_to_parent() -> None:
-    """Die with the parent that has named itself in `PARENT`, if one has; what this process starts is not told."""
+    """End with the parent that `PARENT` names, if it is set; it is removed for the children of this process."""
     if parent := os.environ.pop(PARENT, None):
         die_with_parent(int(parent))
 
@@ -95,14 +96,14 @@ def exit_with(*processes: int) -> None:
 
 
 def exit_with_ancestors(variable: str) -> None:
-    """End this process when one of those that it comes from ends.
+    """End this process when one of its ancestors ends.
 
-    For a launcher that starts ranks through processes of its own: the kernel's word to a child reaches no further
-    than one of them.
+    For launchers with processes of their own between them and the ranks: the kernel signals only the children of a
+    process that dies.
 
     Args:
-        variable: all ancestors count that have the same value of it in their environment as this process. If the
-            parent has not (this process came over a network), the parent and what started it there.
+        variable: the ancestors that count have the same value of it in their environment as this process. If its
+            parent has another (this process was started over a network), its two nearest ancestors count.
     """
     if not _LINUX:
         return
@@ -166,7 +167,7 @@ def is_suspended(process: int) -> bool:
 
 
 def _ancestors(process: int) -> list[int]:
-    """Return the processes above `process`, its parent first, without the first process of all."""
+    """Return the ancestors of `process`, its parent first, without process 1."""
     above: list[int] = []
     while (found := _parent_and_state(Path(f"/proc/{process}"))) is not None and found[0] > 1:
         process = found[0]
@@ -189,7 +190,7 @@ def processes_with_env(variable: str, value: str) -> list[int]:
 
 
 def signal_all(pids: list[int], by: signal.Signals = signal.SIGKILL) -> None:
-    """Send every process of `pids` the signal `by`; those that are gone are gone."""
+    """Send the signal `by` to every process of `pids` that still runs."""
     for pid in pids:
         try:
             os.kill(pid, by)

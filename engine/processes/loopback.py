@@ -1,6 +1,6 @@
-"""What a world of one machine listens on: the loopback, where no other machine reaches it.
+"""The loopback address, on which a world on one machine listens: no other machine reaches it.
 
-Neither torch's store nor gloo ask who is there: a process that reaches them takes part.
+Neither torch's store nor gloo authenticate their peers: every process that reaches them takes part.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def interfaces(environment: Mapping[str, str] = os.environ, by: str | None = None) -> dict[str, str]:
-    """Return the variables that have ranks talk over the loopback, or over `by`, but for those that are set."""
+    """Return variables that make ranks use the loopback, or the interface `by`, without those that are set already."""
     names = [name for _, name in socket.if_nameindex()]
     chosen = by or next((name for name in names if name in ("lo", "lo0")), None)
     return {name: chosen for name in _VARIABLES if name not in environment} if chosen else {}
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that is free now; who needs it tries again with another, should it be taken meanwhile."""
+    """Return a port that is free now; callers retry with another if it is taken in the meantime."""
     with socket.socket() as probe:
         probe.bind((ADDRESS, 0))
         return int(probe.getsockname()[1])

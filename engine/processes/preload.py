@@ -1,4 +1,4 @@
-"""Imports of what is large: torch makes a million objects that stay, and the collector counts them again and again."""
+"""Imports of large libraries: torch creates a million objects, and the garbage collector would visit them again."""
 
 import gc
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ __all__ = ["collector_paused", "importing", "preload"]
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Collect no garbage within: a fifth of the time in which torch is imported goes there, and nothing is found."""
+    """Pause the garbage collector in the block: it takes a fifth of the time to import torch, and finds nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -22,10 +22,10 @@ def collector_paused() -> Iterator[None]:
 
 
 def preload(*modules: str) -> None:
-    """Import `modules` in a process of ours, and keep all there is by then out of the collector's sight.
+    """Import `modules` in a process of ours, and exclude all objects so far from garbage collection.
 
-    A collection in a fork would touch every object, and so copy its page; the one at the end of a process that has
-    loaded torch takes a second. Not for a user's process: what is garbage there by now would stay.
+    A collection in a fork would touch every object, and so copy its page; at the end of a process that has loaded
+    torch it takes a second. Not for a user's process: its garbage so far would never be freed.
     """
     with collector_paused():
         for module in modules:
@@ -35,7 +35,7 @@ def preload(*modules: str) -> None:
 
 @contextmanager
 def importing(module: str) -> Iterator[None]:
-    """Import `module`, if it is installed, on a thread beside the block, which mostly waits; it ends no sooner."""
+    """Import `module`, if it is installed, on a thread while the block runs; the block ends after the import."""
 
     def load() -> None:
         with suppress(ImportError):

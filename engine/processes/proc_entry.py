@@ -1,6 +1,6 @@
-"""How a fork stands in `/proc`: there the kernel shows what its ancestor was started with, unless that is written over.
+"""Sets the command line and variables that `/proc` shows of a fork; the kernel shows those of its ancestor.
 
-Linux keeps both in the memory of the process; elsewhere nothing is done.
+Linux reads both from the memory of the process, where they are overwritten. Elsewhere nothing is done.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _PROC = Path("/proc/self")
 
 
 def show_command(command: Sequence[str]) -> None:
-    """Have `/proc`, and so `ps`, show this process with `command`, or as much of it as there is room for."""
+    """Make `/proc`, and so `ps`, show `command` for this process, or as much of it as there is room for."""
     if _LINUX:
         start, end = _bounds(48)
         text = b"".join(part.encode() + b"\0" for part in command)[: end - start - 1]
@@ -23,11 +23,11 @@ def show_command(command: Sequence[str]) -> None:
 
 
 def show_variable(name: str, value: str) -> None:
-    """Have `/proc` show this process with `value` of the variable `name`.
+    """Make `/proc` show `value` as the variable `name` of this process.
 
     Args:
         name: of a variable that the ancestor was started with.
-        value: no longer than its value then.
+        value: no longer than the ancestor's value.
 
     Raises:
         ValueError: there was none, or it is longer.

@@ -1,4 +1,4 @@
-"""Which process this is, on which machine and since when: by that it can be told later whether it lives."""
+"""Identifies a process by machine, number and start, to tell later whether it still runs."""
 
 import os
 import sys

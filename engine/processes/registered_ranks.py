@@ -1,4 +1,4 @@
-"""Ranks that have said who they are: what a supervisor does for them where their launcher does it badly."""
+"""Ranks known by their heartbeats, which a supervisor stops itself where their launcher does it badly."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ from midstride.engine.processes.lifetime import SESSION, descendants, signal_all
 
 __all__ = ["RegisteredRanks"]
 
-_LEFTOVERS_S = 1.0  # for what a dead rank left behind
-_HANGS_S = 60.0  # a launcher does not need so long when its ranks have ended
+_LEFTOVERS_S = 1.0  # that children of a dead rank have to end by themselves
+_HANGS_S = 60.0  # after the end of all ranks, after which their launcher counts as hung
 
 
 class RegisteredRanks:
@@ -23,7 +23,7 @@ class RegisteredRanks:
 
     Args:
         folder: of the session.
-        all_here: no rank is on another machine, so that one which is not below this process has ended.
+        all_here: whether all ranks are on this machine; then a rank that is no descendant of this process has ended.
     """
 
     #: environment variable of a world whose ranks are looked after so: those that are "here", or "all" as all are here
@@ -46,7 +46,7 @@ class RegisteredRanks:
         return sorted(self._registered() & set(descendants(os.getpid())))
 
     def end_leftovers(self, launcher: int) -> None:
-        """End what dead ranks left behind, and a launcher that has no process left to wait for."""
+        """End children that dead ranks left behind, and a launcher that runs on without ranks."""
         below = descendants(os.getpid())
         said = self._registered()
         self._seen |= said if self._all_here else said & set(below)  # a rank may end before it was ever looked for
@@ -58,7 +58,7 @@ class RegisteredRanks:
             signal_all([launcher], signal.SIGKILL)
 
     def _seconds(self, what: str, is_so: bool) -> float:
-        """Return for how many seconds it has been so."""
+        """Return for how many seconds `what` has been so."""
         if not is_so:
             self._since.pop(what, None)
             return 0.0

@@ -14,7 +14,7 @@ SignalHandler: TypeAlias = Callable[[int, FrameType | None], Any] | signal.Handl
 
 @contextmanager
 def signal_handlers(handlers: Mapping[int, SignalHandler]) -> Iterator[None]:
-    """Have signals handled as `handlers` says until the block ends, and then as before.
+    """Set handlers of signals until the block ends, and then the previous ones again.
 
     Outside the main thread, where Python sets no handlers, nothing is changed.
 

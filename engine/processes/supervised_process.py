@@ -16,14 +16,14 @@ from midstride.engine.processes.signal_handlers import signal_handlers
 __all__ = ["SupervisedProcess", "start_supervisor"]
 
 _AFTER_GRACE_S = 2.0  # for the supervisor to end what did not stop on request
-_UNKILLABLE_S = 5.0  # a process in the kernel's hands dies when the kernel lets go of it
+_UNKILLABLE_S = 5.0  # to wait for a process inside a system call, which dies only once that returns
 
 
 class SupervisedProcess:
-    """A command running in a session of its own under a supervisor, its output in a file.
+    """A command that runs under a supervisor, in a session of its own, with its output in a file.
 
-    Whatever ends the `with` block ends every process of the group. If this process is killed
-    outright, the supervisor does it.
+    Whatever ends the `with` block ends the command and all processes that it has started, the group. If this process
+    is killed, the supervisor ends them.
 
     Args:
         command: what to run.
@@ -81,12 +81,12 @@ class SupervisedProcess:
         return text.removesuffix("\n").split("\n") if text else []
 
     def stop(self) -> int:
-        """Ask the group to stop, make it stop after the grace, and return its exit code.
+        """Ask the group to stop, kill it after the grace, and return its exit code.
 
-        To be asked again, as by a signal to a whole group, changes nothing: it is being done.
+        SIGTERM and SIGHUP to this process are ignored meanwhile.
 
         Raises:
-            BaseException: whatever else interrupts the wait, a Ctrl-C say; the group is then ended at once.
+            BaseException: what else interrupts the wait, such as Ctrl-C; the group is then killed at once.
         """
         with signal_handlers(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
             try:

@@ -1,13 +1,13 @@
-"""Agreements: how ranks find a boundary that all of them have still before them, silent until one of them has to.
+"""Agreements: the ranks agree on the next boundary that all of them can still reach; until a request they send nothing.
 
-All ranks pass the same boundaries, but not at the same time: in a validation they may be far apart. A rank that is
-asked for something proposes, in the store in which the ranks met. A thread in every rank sees it, says which boundary
-that rank can still make, and has it wait at the next one; the largest of these numbers is the agreed one. No rank
-waits for one that waits for another: the answers come from threads, and a rank that waits at a boundary before the
-agreed one goes on as soon as all have answered.
+All ranks pass the same boundaries, but not at the same time: in a validation they may be far apart. A rank with a
+request writes a proposal to the store in which the ranks met. A thread of every rank reads it, answers with the first
+boundary that its rank can still reach, and makes the rank wait at its next one; the largest answer is the agreed
+boundary. There is no deadlock: the answers come from threads, and a rank that waits at an earlier boundary goes on as
+soon as all have answered.
 
-It costs a few small questions to the store a second, and nothing in a step. The same thread tells the others where
-its rank is, for when it is lost.
+It costs a few small requests to the store per second, and nothing in a step. The same thread publishes where its rank
+is, for the message when the rank is lost.
 """
 
 import json
@@ -24,18 +24,18 @@ from midstride.engine.world import World
 __all__ = ["BoundaryAgreement"]
 
 _POLL_S = 0.1
-_ANSWER_S = 5.0  # a rank that has not answered by then is dead, or as good as dead
+_ANSWER_S = 5.0  # after which a rank that has not answered counts as dead
 
 
 class BoundaryAgreement:
-    """One rank's side.
+    """The part of one rank in the agreements.
 
     Args:
-        pending: whether something is asked of this rank.
-        take: returns it.
-        store: torch's key-value store; used under its own connections.
+        pending: returns whether this rank has a request.
+        take: returns the request.
+        store: torch's key-value store; it is used over connections of its own.
         world: this rank among the others.
-        seen: tells them where this one is, if anything does.
+        seen: publishes where this rank is; None if that is not wanted.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BoundaryAgreement:
         self._thread.start()
 
     def boundary(self) -> Request | None:
-        """Count one boundary; return what all ranks do at it."""
+        """Count one boundary; return the request that all ranks answer at it, if there is one."""
         self._boundaries_passed += 1
         if self._pending() and not self._is_open:
             self._store.set(f"proposal/{self._round}", "")
@@ -84,7 +84,7 @@ class BoundaryAgreement:
                 return  # the store's host is gone, and with it the world
 
     def _answer(self, store: Any, number: int, here: int | None) -> None:
-        """Say which boundary this rank can still make: where it stands, or the next one if it may be leaving it."""
+        """Answer which boundary this rank can still reach: `here`; if that is None, the one after the last passed."""
         with self._lock:
             if self._is_open or number != self._round:
                 return  # the other thread was faster

@@ -1,7 +1,7 @@
 """Heartbeats: what a rank is doing, in a few numbers of shared memory that its launcher reads. Needs no torch.
 
-A beat costs a quarter of a microsecond. It is written where a rank makes progress (the end of a batch), so what stops
-beating is stuck, whatever it is stuck in.
+A beat costs a quarter of a microsecond. It is written where a rank makes progress, at the end of a batch: a rank whose
+beats stop is stuck, whatever it is stuck in.
 """
 
 import mmap
@@ -25,7 +25,7 @@ _PID, _BEATS, _PHASE, _STEP, _BATCHES, _WORKED, _WORKS, _SUSPENDED = range(_FIEL
 
 
 class Phase(IntEnum):
-    """What a rank is doing, as far as it decides how long that may take."""
+    """What a rank is doing; each phase has its own limit for a hang."""
 
     STARTING = 0  #: until its first step is done
     TRAINING = 1
@@ -45,7 +45,7 @@ class HeartbeatReading:
         step: optimizer steps taken.
         batches: training batches done in this attempt.
         worked_s: seconds spent on reading them and in the training step: its own, not those spent waiting for others.
-        works: whether it reads a batch or is in the training step now.
+        works: whether it is reading a batch or running the training step now.
         is_suspended: whether its process is stopped, by SIGSTOP or a debugger; told of ranks on other machines alone.
     """
 
@@ -60,7 +60,7 @@ class HeartbeatReading:
 
     @classmethod
     def read(cls, path: Path) -> "HeartbeatReading":
-        """Return what stands at `path`; that of a rank which has not started, if nothing does."""
+        """Return the heartbeat in the file at `path`; without a file, that of a rank which has not started."""
         try:
             data = memoryview(path.read_bytes()).cast("q")
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class HeartbeatReading:
         )
 
     def write(self, path: Path) -> None:
-        """Put this reading at `path`, where a launcher looks: that of a rank on another machine."""
+        """Write this reading, of a rank on another machine, to `path`, where a launcher reads it."""
         numbers = (self.pid, self.beats, self.phase, self.step, self.batches, round(self.worked_s * 1e9))
         path.write_bytes(struct.pack(f"={_FIELDS}q", *numbers, self.works, self.is_suspended))
 
@@ -103,7 +103,7 @@ class Heartbeat:
 
     @classmethod
     def of(cls, world: World) -> "Heartbeat":
-        """Return that of this rank, for its launcher if it has one."""
+        """Return the heartbeat of this rank; it is written to the session, if there is one."""
         session = Session.from_environment()
         return cls(session.heartbeat(world.rank) if session else None)
 
@@ -113,11 +113,11 @@ class Heartbeat:
         return Phase(self._cells[_PHASE])
 
     def enter(self, phase: Phase) -> None:
-        """Say what this rank does from now on."""
+        """Set what this rank does from now on."""
         self._cells[_PHASE] = phase
 
     def beat(self, step: int) -> None:
-        """Say that a batch is done, and where the run stands."""
+        """Count a batch, and set how many optimizer steps the run has taken."""
         cells = self._cells
         cells[_BEATS] += 1
         cells[_STEP] = step
@@ -130,7 +130,7 @@ class Heartbeat:
         self._began = time.perf_counter_ns()
 
     def end_work(self, batches: int = 0) -> None:
-        """Add the time since `begin_work`, and so many training batches as were read in it."""
+        """Add the time since `begin_work`, and the number of training batches that were read in it."""
         cells = self._cells
         cells[_WORKED] += time.perf_counter_ns() - self._began
         cells[_BATCHES] += batches

@@ -1,4 +1,4 @@
-"""Standard output for as long as it takes what is written: a training does not end with its reader or its disk."""
+"""Standard output that a closed pipe or a full disk does not turn into an error: a training goes on without it."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ __all__ = ["LastingOutput"]
 
 
 class LastingOutput:
-    """Standard output; what it refuses is written nowhere from then on, and said once on standard error.
+    """Standard output; after an error the rest is dropped, which standard error says once.
 
-    It refuses where its reader has gone, the disk behind it is full or the terminal is closed. A character that its
-    encoding does not have is written as its escape.
+    An error comes when its reader has ended, its disk is full or its terminal is closed. A character that is not in
+    its encoding is written as an escape.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ class Session:
         return session
 
     def fullness(self) -> str:
-        """Return a message that no room is left for what ranks have to say; nothing while there is."""
+        """Return a message if no space is left for the outcomes of ranks, else an empty text."""
         if shutil.disk_usage(self.folder.parent).free >= _ROOM_BYTES:
             return ""
         return (
@@ -69,7 +69,7 @@ class Session:
         )
 
     def begin(self, document: Mapping[str, Any]) -> None:
-        """Hold `document` as job.json, in the folder that is made if it is not there."""
+        """Write `document` as job.json; the folder is made if it is missing."""
         self.folder.mkdir(exist_ok=True)
         _write(self.folder / "job.json", json.dumps(document, indent=2))
 
@@ -85,7 +85,7 @@ class Session:
         return self.folder / "events.jsonl"
 
     def has_started(self) -> bool:
-        """Return whether a rank has: each begins its heartbeat before anything else."""
+        """Return whether a rank has started: its heartbeat is the first thing that a rank writes."""
         return any(self.folder.glob("*-rank-*"))
 
     def heartbeat(self, rank: int) -> Path:
@@ -106,7 +106,7 @@ class Session:
         return document
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """Write how this rank ended. The first word is the last: a second outcome of a rank is not written."""
+        """Write how a rank ended; only the first outcome of each rank is written."""
         path = self.folder / f"outcome-rank-{outcome.rank:05d}.json"
         if not path.exists():
             _write(path, outcome.to_json())
@@ -116,11 +116,11 @@ class Session:
         return [Outcome.from_json(read_own(path).decode()) for path in sorted(self.folder.glob("outcome-rank-*.json"))]
 
     def keep_unrecorded(self, outcome: Outcome, why: str) -> None:
-        """Hold how the world ended, which the store did not take down, and `why`, for the next launch to record."""
+        """Keep an outcome that could not be recorded in the store, and `why`; the next launch records it."""
         _write(self.folder / _UNRECORDED, json.dumps({"outcome": outcome.to_json(), "why": why}))
 
     def unrecorded(self) -> tuple[Outcome, str] | None:
-        """Return what `keep_unrecorded` holds; None where the launcher was killed before it knew."""
+        """Return what `keep_unrecorded` has written; None if it was never called."""
         try:
             kept = json.loads(read_own(self.folder / _UNRECORDED))
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class Session:
             return None
 
     def begin_round(self, ranks: int) -> None:
-        """Forget what the ranks before have written: the world has `ranks` new ones."""
+        """Remove what the ranks of the last round have written: the world has `ranks` new ones."""
         _write(self.folder / "ranks", str(ranks))
         for pattern in ("outcome-rank-*.json", "heartbeat-rank-*"):
             for path in self.folder.glob(pattern):
@@ -144,7 +144,7 @@ class Session:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Have the session known as this process's until the block, or the process, ends."""
+        """Lock the session for this process until the block, or the process, ends."""
         with self._lock.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -3,8 +3,8 @@
 SIGTERM   take a snapshot and stop, within the grace (and SIGINT, in a world that a launcher started)
 SIGUSR1   take a snapshot and go on
 
-Nothing is done in a signal's handler but noting it. What was asked is done at the next boundary (the end of a batch)
-that all ranks have still before them: `agreement.py` finds it.
+The handler of a signal only notes it. The request is answered at the next boundary (the end of a batch) that all ranks
+can still reach, which `agreement.py` finds.
 """
 
 import os
@@ -28,11 +28,11 @@ __all__ = ["GRACE_S", "SignalRequests"]
 #: seconds between being asked to stop and being killed: an orchestrator kills at 30 s
 GRACE_S = 20.0
 
-_LEAVE_S = 2.0  # of the grace, to take processes down
+_EXIT_S = 2.0  # of the grace that are left for processes to exit
 
 
 class SignalRequests:
-    """What this process was asked, and when all ranks do it."""
+    """The requests to this process by signals, and at which boundary all ranks answer them."""
 
     #: environment variable by which a launcher tells its ranks how many seconds of grace they have
     VARIABLE = "MIDSTRIDE_GRACE_S"
@@ -65,7 +65,7 @@ class SignalRequests:
         return Request(RequestKind.SNAPSHOT)
 
     def boundary(self) -> Request | None:
-        """Return what all ranks do here; every rank calls this at the same boundaries. Costs nothing unasked."""
+        """Return the request that all ranks answer at this boundary; every rank calls this at the same boundaries."""
         if self._agreement is not None:
             return self._agreement.boundary()
         return self.take_pending()
@@ -77,7 +77,7 @@ class SignalRequests:
         Args:
             store: torch's key-value store that all ranks share; None for a world of one.
             world: this process among the others.
-            seen: tells the other ranks where this one is.
+            seen: publishes to the other ranks where this one is.
 
         Raises:
             StopRequested: something went wrong in the block after this process was asked to stop: ranks that stop
@@ -119,7 +119,7 @@ class SignalRequests:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._deadline is None:
-            self._deadline = time.time() + max(0.0, self.grace_s - _LEAVE_S)
+            self._deadline = time.time() + max(0.0, self.grace_s - _EXIT_S)
 
     def _snapshot(self, number: int, frame: FrameType | None) -> None:
         self._snapshots += 1
