@@ -1,10 +1,10 @@
-"""The champions of a job: the one promoted last is the champion. Needs no torch.
+"""The champions of a job: the weights that are in use, and those before them. Needs no torch.
 
     <store>/_champions/<job>/000001.json       created exclusively: of two that are promoted at once one wins
     <store>/_champions/<job>/weights/<run>/    a copy of the run's weights: a champion outlives its run
 
-The name of a run begins with a letter or a digit, so none is in the way. A roll-back promotes the one before again;
-nothing is ever overwritten.
+The name of a run begins with a letter or a digit, so no run has the name of that folder. The champion with the highest
+number is in use. A roll-back promotes the one before again; no file is ever overwritten.
 """
 
 import logging
@@ -30,9 +30,9 @@ __all__ = ["FOLDER", "Champion", "ModelRegistry", "champion_weights_explained"]
 log = logging.getLogger(__name__)
 
 FOLDER = "_champions"
-#: what a champion's file says, beside the decision
+#: the keys of a champion's file, beside the decision
 _KEYS = ("number", "run", "module", "module_args", "before", "time")
-#: where one is damaged or gone
+#: what to do if the file of a champion is damaged or missing
 _WAYS_OUT = (
     "put it back from a copy; or remove it, if it has the highest number, and the champion before is in charge again"
 )
@@ -40,12 +40,12 @@ _WAYS_OUT = (
 
 @dataclass(frozen=True)
 class Champion:
-    """Whose weights are in charge of a job.
+    """A promotion: from which run the weights of a job are taken.
 
     Args:
-        number: from 1; the highest is the champion.
-        run: the run its weights came from.
-        module: the run's module, as its job named it.
+        number: from 1; the champion with the highest number is in use.
+        run: name of the run that trained the weights.
+        module: the module of the run, as its job names it.
         module_args: the module's arguments.
         before: number of the champion to which a roll-back returns.
         decision: why it was promoted; None if a roll-back brought it back.
@@ -121,7 +121,7 @@ class ModelRegistry:
         return f"{self._store.url}/weights/{champion.run}"
 
     def download_weights(self, champion: Champion, folder: Path) -> Path:
-        """Write its weights into a folder of this machine; return the file.
+        """Write the weights of a champion into a local folder; return the path of the file.
 
         Raises:
             SnapshotMissing: they are gone.
@@ -135,22 +135,22 @@ class ModelRegistry:
         return path
 
     def promoted(self, run: str) -> Champion | None:
-        """Return the champion that `run` was made, if it was."""
+        """Return the champion that a promotion of `run` made; None if it was never promoted."""
         found = [one for one in self.champions() if one.run == run and one.decision]
         return found[-1] if found else None
 
     def promote(self, run: Run, weights: str, decision: PromotionDecision) -> Champion:
-        """Make `run` the champion, in one step: no reader sees none or two.
+        """Make `run` the champion, atomically.
 
         Args:
             run: of the same job.
             weights: which of its folders, "best" or "last".
-            decision: why; it also says over whom.
+            decision: why it is promoted, and the number of the champion that it replaces.
 
         Raises:
             Overtaken: another run was promoted since `decision` was made.
         """
-        # First, so that a champion has weights; those of a loser of the race lie there for nothing.
+        # First, so that a champion always has weights. If another run is promoted meanwhile, this copy stays unused.
         self._copy_weights(run.store, weights, run.name)
         return self._commit(
             Champion(
@@ -207,7 +207,7 @@ class ModelRegistry:
 
 @contextmanager
 def champion_weights_explained(url: str) -> Iterator[None]:
-    """Say what to do in the error that the block raises of weights, where those at `url` are a champion's."""
+    """Add what to do to errors about weights in the block, if the weights at `url` are those of a champion."""
     try:
         yield
     except (SnapshotMissing, SnapshotDamaged) as error:

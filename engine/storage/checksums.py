@@ -1,4 +1,4 @@
-"""Checksums: what a file must be, and JSON documents that guard themselves."""
+"""Checksums of files, and JSON documents that end with a checksum of themselves."""
 
 import json
 from collections.abc import Iterable
@@ -66,7 +66,7 @@ def _in_lines(document: dict[str, Any]) -> bytes:
 
 
 def _indented(document: dict[str, Any]) -> bytes:
-    """As earlier versions wrote documents; json indents in Python, thirty times as slow."""
+    """Return the document as earlier versions wrote it, by json's indentation: thirty times as slow."""
     return json.dumps(document, indent=1).encode() + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""A local file that is written beside its place, so that what stands there is whole, or the one before."""
+"""A local file that is written to a draft first, so that the path always holds a whole file, the new or the old one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ __all__ = ["draft_of"]
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """Yield a hidden path to write to, beside `path`; what is there when the block ends replaces `path`, in one step.
+    """Yield a hidden path beside `path` to write to; when the block ends, that file replaces `path` atomically.
 
-    If the block raises, the draft is removed and `path` stays as it was. One process writes a path at a time, and no
-    fsync makes it last: a `Store` is for files that several write, or that outlive a machine.
+    If the block raises, the draft is removed and `path` stays as it was. Only one process may write a path at a time,
+    and without an fsync the file may not survive a power cut: for more than that there is `Store`.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:

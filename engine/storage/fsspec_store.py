@@ -1,4 +1,4 @@
-"""Any fsspec URL as a store. Whether it creates exclusively is unknown: it takes `lease: none` to use one."""
+"""Any fsspec URL as a store. Whether it can create files exclusively is unknown, so it needs `lease: none`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ __all__ = ["RemoteStore"]
 T = TypeVar("T")
 
 _CHUNK_BYTES = 8 * 2**20
-_PROBE_RETRY_S = 3.0
+_PROBE_PATIENCE_S = 3.0
 
 
 class RemoteStore(Store):
@@ -43,7 +43,7 @@ class RemoteStore(Store):
         return f"{self.url}/{path}" if path else self.url
 
     def _retried(self, act: Callable[[], T]) -> T:
-        """Return what `act` returns, waiting for a store that does not answer."""
+        """Call `act`, and again while the store does not answer; return what it returns."""
         return self._retry.call(act, self.url, self.is_transient)
 
     def write(  # noqa: D102
@@ -113,7 +113,7 @@ class RemoteStore(Store):
             return
 
     def ensure_writable(self) -> None:  # noqa: D102
-        if self.options.patience_s > _PROBE_RETRY_S:  # nothing runs yet that would be worth a longer wait
-            type(self)(self.url, replace(self.options, patience_s=_PROBE_RETRY_S)).ensure_writable()
+        if self.options.patience_s > _PROBE_PATIENCE_S:  # nothing runs yet that would be worth a longer wait
+            type(self)(self.url, replace(self.options, patience_s=_PROBE_PATIENCE_S)).ensure_writable()
         else:
             super().ensure_writable()

@@ -1,4 +1,4 @@
-"""Local folders as a store: rename and link are atomic, fsync makes them last."""
+"""Local folders as a store: rename and link are atomic, and fsync makes them durable."""
 
 import contextlib
 import errno
@@ -103,7 +103,7 @@ class LocalStore(Store):
                 yield buffer[:count]
 
     def _at(self, path: str) -> Path:
-        """Return where `path` is; a document that was read may have named it."""
+        """Return the path of a file; one that leads out of the store, as a damaged document may name, is refused."""
         if path.startswith("/") or ".." in path.split("/"):
             raise SnapshotDamaged(f"{path!r} leads out of {self.url}")
         return self._folder / path
@@ -212,14 +212,14 @@ def _draft(target: Path, data: bytes | memoryview) -> Path:
 
 
 def _give_name(draft: Path, target: Path) -> None:
-    """Have `draft` stand at `target`, in place of what is there."""
+    """Rename `draft` to `target`, replacing what is there."""
     if target.is_dir() and not target.is_symlink():
         target.rmdir()  # in the way, and refused if anything is in it
     draft.replace(target)
 
 
 def _write_all(handle: int, data: memoryview) -> None:
-    """Write `data`, and if it is long and lies right, past the page cache: two to five times as fast."""
+    """Write `data`; if it is long and aligned to pages, bypass the page cache, which is two to five times as fast."""
     direct = len(data) >= _DIRECT_BYTES and _address(data) % _PAGE_BYTES == 0 and _bypass_cache(handle, True)
     while data:
         if direct and len(data) < _PAGE_BYTES:
@@ -249,7 +249,7 @@ def _address(data: memoryview) -> int:
 
 
 def _ensure_no_link(missing: Path) -> None:
-    """Tell a folder that was never made from a link to one on a disk that is not there: a run would start over."""
+    """Raise if a missing folder is a link to a disk that is not mounted: the run would start over."""
     if missing.is_symlink():
         raise OSError(errno.ENOLINK, "a link that leads nowhere", str(missing))
 

@@ -1,4 +1,4 @@
-"""Retries: a store that does not answer is asked again, ever more slowly, until it has been waited for long enough."""
+"""Retries: a call to a store that does not answer is repeated, with growing pauses, for a limited time."""
 
 import errno
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 10.0
-#: of its own: the global generator belongs to the training, and a single number drawn from it would change its bits
+#: a generator of our own: the global one belongs to the training, whose bits a single number drawn here would change
 _JITTER = random.Random()
 _TRANSIENT = (
     errno.ENETDOWN,
@@ -28,7 +28,7 @@ _TRANSIENT = (
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error` and what it came from."""
+    """Yield `error` and its causes."""
     link: BaseException | None = error
     while link is not None:
         yield link
@@ -36,7 +36,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether `error` says that no answer came, which may be otherwise later."""
+    """Whether `error` says that no answer came, so that a retry may help."""
     return any(
         isinstance(link, (ConnectionError, TimeoutError)) or (isinstance(link, OSError) and link.errno in _TRANSIENT)
         for link in chain_of(error)
@@ -44,13 +44,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 class RetryPolicy:
-    """How long a call is tried again that fails with transient errors.
+    """Repeats calls that fail with transient errors, for a limited time.
 
     Args:
         total_s: seconds from the first failure to the last try.
-        clock: seconds; for tests.
+        clock: returns seconds; for tests.
         sleep: waits so many seconds; for tests.
-        on_wait: told before each pause how many seconds were waited so far, and why.
+        on_wait: called before each pause, with the seconds waited so far and the error.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class RetryPolicy:
         """Return what `act` returns; while its errors are transient, call it again with growing, jittered pauses.
 
         Args:
-            act: may be called any number of times.
-            whom: who is waited for, for the log.
-            transient: whether an error may be otherwise later; any other is raised at once.
+            act: the call; it may be made any number of times.
+            whom: name of the store, for the log.
+            transient: whether a retry may help after an error; any other error is raised at once.
 
         Raises:
             Exception: the last error of `act`, after `total_s`.

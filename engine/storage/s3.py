@@ -33,13 +33,13 @@ _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
 #: who created a file, in its metadata
 _WRITER = "midstride-writer"
-#: what a server answers to the losers of a conditional put
+#: codes with which a server answers the losers of a conditional put
 _LOST = ("PreconditionFailed", "ConditionalRequestConflict")
-#: what a server answers that is too busy, or not quite up yet
+#: codes of a server that is too busy or is starting
 _BUSY = ("SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException")
-#: what a server answers that has no room: MinIO's disks, MinIO's quota, Ceph's quota
+#: codes of a server without space: MinIO's disks, MinIO's quota, Ceph's quota
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
-#: what a server answers -> the way out
+#: code of a server -> what to do about it
 _WAYS_OUT = {
     "NoSuchBucket": "Create the bucket",
     "AccessDenied": "Allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket there",
@@ -116,9 +116,9 @@ class S3Store(RemoteStore):
         files.call_s3("complete_multipart_upload", MultipartUpload={"Parts": parts}, **upload)
 
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
-        """Put a whole file; with `check`, only over what stood there before `check` was asked.
+        """Write a whole file; with `check`, only if the file has not been changed since before `check` was called.
 
-        So a late request of a world that has been superseded meanwhile does not undo what the newer one wrote.
+        So a delayed request of a superseded world cannot overwrite what the newer world has written.
         """
         if check is None or self.options.lease == "none":
             super().write(path, data, check=check)
@@ -133,7 +133,7 @@ class S3Store(RemoteStore):
         self._retried(put)
 
     def _put_over(self, full: str, data: bytes, before: str | None) -> None:
-        """Put a file where nothing has been put since it was `before`; None: where there was none."""
+        """Write a file if its ETag is still `before`; with None, if there is still no file."""
         bucket, key, _ = self._files.split_path(full)
         condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": before}
         try:
@@ -275,7 +275,7 @@ def _has_endpoint(configured: dict[str, Any]) -> bool:
 
 
 def _code(error: BaseException) -> str:
-    """The server's own word for what is wrong; empty if the error is not the server's."""
+    """Return the error code of the server; an empty text if the error is not the server's."""
     for link in chain_of(error):
         response = getattr(link, "response", None)
         if isinstance(response, dict):
@@ -284,7 +284,7 @@ def _code(error: BaseException) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """What `error` came from in the end; botocore hands its causes on in an attribute."""
+    """Return the first cause of `error`; botocore keeps causes in an attribute."""
     while (cause := error.__cause__ or getattr(error, "kwargs", {}).get("error")) is not None:
         if not isinstance(cause, BaseException):
             break
@@ -293,7 +293,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _as_os_error(error: Exception) -> OSError:
-    """Return `error` of s3fs or botocore as the built-in error it amounts to."""
+    """Return the built-in error that corresponds to `error`, of s3fs or botocore."""
     from botocore.exceptions import BotoCoreError, HTTPClientError
     from botocore.exceptions import ConnectionError as NotConnected
 
@@ -309,7 +309,7 @@ def _as_os_error(error: Exception) -> OSError:
 
 
 def _unanswered(error: Any) -> str:
-    """Who did not answer, and how."""
+    """Return a message with the endpoint that did not answer, and why."""
     endpoint = urlsplit(str(error.kwargs.get("endpoint_url", "")))
     if not endpoint.hostname:
         return str(error)
@@ -325,7 +325,7 @@ def _may_be_found_later(error: socket.gaierror) -> bool:
 
 
 def _named(error: OSError) -> OSError:
-    """Return `error` with the server's own word for it in front."""
+    """Return `error` with the error code of the server in front of its message."""
     code = _code(error)
     if code == "NoSuchBucket":  # not a file that is missing
         return OSError(f"{code}: the bucket does not exist")

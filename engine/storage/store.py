@@ -65,12 +65,12 @@ def _ignore(waited_s: float, why: str) -> None:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What is asked of a store.
+    """How a store is used.
 
     Args:
-        lease: "exclusive": of many worlds one wins; "none": the caller promises that there is only one.
-        patience_s: seconds a store that does not answer is waited for, at each operation.
-        on_wait: told again and again, while it is waited for, for how many seconds by then and why; in any thread.
+        lease: "exclusive": the store must ensure that only one world advances a run; "none": the caller ensures it.
+        patience_s: seconds for which each operation waits for a store that does not answer.
+        on_wait: called repeatedly during such a wait, in any thread, with the seconds waited so far and the reason.
     """
 
     lease: Literal["exclusive", "none"] = "exclusive"
@@ -83,7 +83,7 @@ class Store(ABC):
 
     Args:
         url: where it is, absolute, without a slash at the end.
-        options: what is asked of it.
+        options: how it is used.
     """
 
     def __init__(self, url: str, options: StoreOptions | None = None) -> None:
@@ -114,29 +114,29 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
-        """Put a whole file, replacing what was there; when this returns it survives a power cut.
+        """Write a whole file, replacing what was there; when this returns, it survives a power cut.
 
-        `check` is called as late as the store can, and at every try: what it raises leaves there what was there.
+        `check` is called at every try, as late as the store can; if it raises, the old file stays.
         """
 
     def write_all(self, folder: str, files: Iterable[tuple[str, bytes | memoryview]]) -> None:
-        """Put several whole files into a folder; when this returns they survive a power cut.
+        """Write several whole files into a folder; when this returns, they survive a power cut.
 
-        One may be asked for only after the one before was written, and of those some may be there if one fails.
+        Each is taken from `files` only after the one before was written. If one fails, some of the others may be there.
 
         Args:
-            folder: where they go.
-            files: name and content of each.
+            folder: path of the folder.
+            files: name and content of each file.
         """
         for name, data in files:
             self.write(f"{folder}/{name}", data)
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> bool:
-        """Put a whole file unless one is there; False if it was. Of many callers exactly one gets True.
+        """Write a whole file unless there is one; return whether it was written. Of many callers only one gets True.
 
         Raises:
-            StoreUnsafe: the store cannot promise that, and its options ask for it.
+            StoreUnsafe: the store cannot ensure that, and its options require it.
         """
 
     @abstractmethod
@@ -145,44 +145,44 @@ class Store(ABC):
 
     @abstractmethod
     def stream(self, path: str) -> Iterator[bytes | memoryview]:
-        """Return a file in chunks, each there until the next is asked for; FileNotFoundError if there is none."""
+        """Yield a file in chunks, each valid until the next one is taken; FileNotFoundError if there is none."""
 
     @abstractmethod
     def list(self, path: str = "") -> list[str]:
-        """Return the names directly below the folder `path`, sorted; none if it is not there.
+        """Return the sorted names directly below the folder `path`; an empty list if it does not exist.
 
-        A folder whose last file was removed may be among them: an object store has no folders, only names.
+        A folder whose last file was removed may still be listed: an object store has no folders, only names.
         """
 
     @abstractmethod
     def find(self, path: str = "") -> dict[str, int]:
-        """Return the bytes of every file in the folder `path`, however deep, by its path in there."""
+        """Return the sizes in bytes of all files in the folder `path` and its subfolders, by their paths in it."""
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """Return the bytes of a file; FileNotFoundError if there is none."""
+        """Return the size of a file in bytes; FileNotFoundError if there is none."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with all that is in it, unfinished writes too; no error if it is gone already."""
+        """Remove a file, or a folder with its content and unfinished writes; no error if there is none."""
 
     def remove_known(self, path: str, *files: Sequence[str]) -> None:
-        """Remove a folder of which it is known which files are in it, one group of them after another."""
+        """Remove a folder whose files are known, one group of files after another."""
         for group in files[:-1]:
             for file in group:
                 self.remove(f"{path}/{file}")
         self.remove(path)
 
     def remove_drafts(self, *folders: str, upto: str | None = None) -> None:
-        """Remove what was begun directly in `folders` and not ended; its writer, if it lives, then fails.
+        """Remove unfinished writes of files directly in `folders`; a writer that still runs then fails.
 
-        With `upto`, only what would have become a file whose name sorts up to that one.
+        With `upto`, only those of files whose names do not sort after it.
         """
 
     def unfinished(self, path: str) -> Sequence[str]:
-        """Return the names directly below the folder `path` in which a write was begun and not ended, sorted.
+        """Return the sorted names directly below the folder `path` that have unfinished writes.
 
-        They are in no `list`; `remove` removes them.
+        `list` does not return these; `remove` removes them.
         """
         return []
 
@@ -195,7 +195,7 @@ class Store(ABC):
         return True
 
     def ensure_writable(self) -> None:
-        """Prove that files can be put here, and created exclusively; within seconds.
+        """Check, within seconds, that files can be written here and created exclusively.
 
         Raises:
             StoreUnsafe: they cannot; the message says why and what to do.
@@ -213,10 +213,10 @@ class Store(ABC):
 
     @contextmanager
     def errors_explained(self, done: str) -> Iterator[None]:
-        """Turn what the store says in the block into errors that a person can use.
+        """Turn errors of the store in the block into errors that say what to do.
 
         Args:
-            done: what is done with it there: "read" or "written".
+            done: what the block does with the store: "read" or "written".
 
         Raises:
             StoreUnsafe: it refuses; the message says what to do.
@@ -234,7 +234,7 @@ class Store(ABC):
             raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
 
     def advice(self, error: BaseException, done: str = "written") -> SnapshotError | None:
-        """Return what a person can use of `error`, which the store raised; None where there is nothing to add."""
+        """Return an error that says what to do about `error`, which the store raised; None if nothing is known."""
         if not isinstance(error, OSError) or error.errno not in _ADVICE:
             return None
         kind, way_out = _ADVICE[error.errno]
@@ -242,7 +242,7 @@ class Store(ABC):
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:
-        """Turn what keeps a file or folder at `path` from being read in the block into an error that names it.
+        """Turn errors of reading a file or folder at `path` in the block into errors that name it.
 
         Raises:
             StoreUnsafe: the store refuses, which says nothing of what lies there; the message says what to do.
@@ -261,11 +261,11 @@ class Store(ABC):
             raise SnapshotUnreadable(f"{self.url}/{path} cannot be read: {error.strerror or error}") from error
 
     def is_transient(self, error: BaseException) -> bool:
-        """Whether `error` may be otherwise later."""
+        """Whether a retry may help after `error`."""
         return is_transient(error)
 
     def _way_out(self, error: OSError) -> str:
-        """What to do about `error`, which kept this store from being read or written."""
+        """Return what to do about `error`, with which this store could not be read or written."""
         return "Name a folder" if isinstance(error, NotADirectoryError) else "Allow it"
 
 
@@ -281,7 +281,7 @@ def absolute_url(url: str, folder: Path | str = "") -> str:
 
 
 def holds_password(url: str) -> bool:
-    """Whether a secret would be written down with `url`."""
+    """Whether `url` contains a password."""
     try:
         return urlsplit(url).password is not None
     except ValueError:
