@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.layers import owner_of
-from midstride.engine.modules.structure import is_expanded
 from midstride.engine.modules.torch_internals import buffers_of, transient_buffers
 from midstride.engine.state.stateful import AlikeOnRanks
+from midstride.engine.state.tensors import is_expanded
 
 if TYPE_CHECKING:
     from midstride.engine.modules.module import TrainingModule

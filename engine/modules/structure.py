@@ -25,8 +25,9 @@ from midstride.engine.objects.unwritable import shown
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.nodes import Instance
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
+from midstride.engine.state.tensors import is_expanded
 
-__all__ = ["ModuleStructure", "is_expanded"]
+__all__ = ["ModuleStructure"]
 
 log = logging.getLogger(__name__)
 
@@ -292,13 +293,6 @@ def _same(tensors: dict[str, Tensor]) -> list[list[str]]:
 def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:
     kind = kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer")
     return kind, tensor.shape, tensor.dtype, _strides(tensor), is_distributed(tensor)
-
-
-def is_expanded(tensor: Tensor) -> bool:
-    """Return whether numbers of `tensor` share memory, as `expand` makes them."""
-    if tensor.layout != torch.strided:
-        return False
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:

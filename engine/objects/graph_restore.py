@@ -22,6 +22,7 @@ from midstride.engine.objects.restored_memory import RestoredMemory
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.state.nodes import Instance, kind_text
 from midstride.engine.state.row_shards import is_distributed
+from midstride.engine.state.tensors import is_expanded
 
 __all__ = ["GraphRestore"]
 
@@ -94,8 +95,7 @@ class GraphRestore:
             return False
         if live.is_cpu != was_on_host:
             return False
-        overlaps = any(stride == 0 and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True))
-        if overlaps or (live.shape, live.dtype, live.layout) != (node.shape, node.dtype, node.layout):
+        if is_expanded(live) or (live.shape, live.dtype, live.layout) != (node.shape, node.dtype, node.layout):
             return False
         if self._walk.base_of(live) is not None:  # a parameter's memory, and the node is apart from it
             return False

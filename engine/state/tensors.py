@@ -24,6 +24,7 @@ __all__ = [
     "TensorEntry",
     "TensorRegion",
     "copy_tensors",
+    "is_expanded",
     "is_freed",
     "other_kind",
     "rebuild",
@@ -163,6 +164,13 @@ def is_freed(tensor: Tensor) -> bool:
     """Return whether the memory of `tensor` was given back: of sharded training's whole weights, between steps."""
     has_memory = tensor.layout == torch.strided and (tensor.is_cpu or tensor.is_cuda) and tensor.numel() > 0
     return has_memory and not tensor.untyped_storage().nbytes()
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Return whether elements of `tensor` share memory, as `expand` makes them."""
+    if tensor.layout != torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def other_kind(tensor: Tensor) -> str | None:
