@@ -104,7 +104,7 @@ class SnapshotCatalog:
             return None  # pruned while it was read
 
     def _ensure_folder(self, name: str) -> None:
-        """Raise why what lies in the place of a snapshot's folder is none."""
+        """Raise an error if the path of a snapshot's folder is no folder."""
         path = f"{SNAPSHOTS}/{name}"
         with contextlib.suppress(FileNotFoundError), self._store.reading(path):
             self._store.list(path)
@@ -141,9 +141,8 @@ class SnapshotCatalog:
         """
         verify_files(self._store, f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}", snapshot.manifest["files"])
 
-    def set_aside(self, snapshot: Snapshot | str, reason: str) -> None:
-        """Mark a snapshot as not to be used again; its files are kept for inspection."""
-        name = snapshot if isinstance(snapshot, str) else snapshot.name
+    def set_aside(self, name: str, reason: str) -> None:
+        """Mark the snapshot called `name` as not to be used again; its files are kept for inspection."""
         marker = json.dumps({"reason": reason, "time": time.time()}, indent=1)
         self._store.write(f"{SNAPSHOTS}/{name}/{_ASIDE}", marker.encode())
 
@@ -225,7 +224,7 @@ class SnapshotCatalog:
             rows = self._rows_of(snapshot) if rows is None else rows
         except SnapshotDamaged as error:
             log.warning("snapshot %s is set aside instead of removed: %s", snapshot.name, error)
-            self.set_aside(snapshot, str(error))
+            self.set_aside(snapshot.name, str(error))
             return
         self._metric_segments.add(snapshot.name, rows)
         # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.

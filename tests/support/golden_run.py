@@ -45,7 +45,7 @@ def live(folder: Path) -> Documents:
         ("done", 0, ""),
     ]
     history = SnapshotCatalog(Store.open(job.run_url("run")))
-    history.set_aside(history.snapshots()[0], "damaged")
+    history.set_aside(history.snapshots()[0].name, "damaged")
     decision = PromotionDecision(promoted=True, why="", metric="val/error", mode="min", margin=0, challenger={})
     ModelRegistry.of(job).promote(Run(job, "run"), "best", decision)
     session = Session.create(Run(job, "run").document(3))

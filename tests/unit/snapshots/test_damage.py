@@ -245,7 +245,7 @@ def test_a_newer_format_is_not_damage(store: Store):
 
 def test_one_set_aside_by_hand_is_not_taken_but_its_rows_count(store: Store):
     first, second, third = take(alone(store), 1, 2, 3)
-    SnapshotCatalog(store).set_aside(second, "two resumes died")
+    SnapshotCatalog(store).set_aside(second.name, "two resumes died")
     assert SnapshotCatalog(store).aside() == [(second.name, "two resumes died")]
     assert SnapshotCatalog(store).snapshots() == [first, third]
     assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
